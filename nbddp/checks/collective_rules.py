@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from bisect import bisect_right
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 
 from nbddp.checks.conditions import (
@@ -182,10 +181,11 @@ def _collective_on_some_ranks(source: CellSource) -> Iterator[Hit]:
         ]
         for call, _ in calls
     ]
-    partners = _MatchingConditions(source, [each for of_call in conditions for each in of_call])
+    all_conditions = [each for of_call in conditions for each in of_call]
     for (call, name), of_call in zip(calls, conditions, strict=True):
         for each in of_call:
-            if not partners.has(each) and not _other_ranks_match_below(source, call, each.node):
+            has_partner = _other_ranks_match(source, each, all_conditions)
+            if not has_partner and not _other_ranks_match_below(source, call, each.node):
                 yield (
                     call,
                     f"{short_name(name)} is under {each} (line {source.line(each.node)}): the "
@@ -204,41 +204,26 @@ def _other_ranks_match_below(source: CellSource, call: ast.Call, outer: ast.AST)
     if target is None:
         return False
     first, last = source.last_line(outer), source.last_line(target)
-    candidates = _collective_lines(source).get(source.function(call), [])
-    position = bisect_right(candidates, first)
-    return position < len(candidates) and candidates[position] <= last
+    function = source.function(call)
+    return any(
+        first < source.line(each) <= last and source.function(each) is function
+        for each, _ in collective_calls(source)
+    )
 
 
-@cached_per_source
-def _collective_lines(source: CellSource) -> dict[ast.AST, list[int]]:
-    found: dict[ast.AST, list[int]] = {}
-    for call, _ in collective_calls(source):
-        found.setdefault(source.function(call), []).append(source.line(call))
-    return {function: sorted(lines) for function, lines in found.items()}
-
-
-class _MatchingConditions:
-    """Finds out whether the other ranks make a collective under another condition."""
-
-    def __init__(self, source: CellSource, conditions: list[RankCondition]) -> None:
-        self._branches: dict[ast.AST, set[int]] = {}
-        self._keys: dict[ast.AST, str] = {}
-        for each in conditions:
-            self._branches.setdefault(each.node, set()).add(each.branch)
-            if each.node not in self._keys:
-                self._keys[each.node] = each.key
-        self._alike = Counter(self._keys.values())
-        self._related: Counter[ast.AST] = Counter()  # different conditions around it or in it
-        for inner, key in self._keys.items():
-            for outer in source.ancestors(inner):
-                if self._keys.get(outer, key) != key:
-                    self._related.update((inner, outer))
-
-    def has(self, condition: RankCondition) -> bool:
-        """Return whether the other ranks make a collective in another branch or condition."""
-        node = condition.node
-        others = len(self._keys) - self._alike[self._keys[node]] - self._related[node]
-        return others > 0 or len(self._branches[node]) > 1
+def _other_ranks_match(
+    source: CellSource, condition: RankCondition, conditions: list[RankCondition]
+) -> bool:
+    """Return whether the other ranks make a collective in another branch or condition."""
+    around = {*source.ancestors(condition.node)}
+    return any(
+        each.branch != condition.branch
+        if each.node is condition.node
+        else each.key != condition.key
+        and each.node not in around
+        and condition.node not in source.ancestors(each.node)
+        for each in conditions
+    )
 
 
 @rule("ND103")
@@ -246,21 +231,18 @@ def _after_early_exit(source: CellSource) -> Iterator[Hit]:
     sharded_calls = shard_calls(source)
     calls = collective_calls(source) + list(sharded_calls.items())
     ancestors_of_calls = _all_ancestors(source, calls)
-    by_function: dict[ast.AST, list[tuple[int, str, ast.Call]]] = {}
+    by_function: dict[ast.AST, list[tuple[int, str, ast.Call]]] = defaultdict(list)
     for call, name in calls:
         if not any(rank_conditions(source, call)):
-            by_function.setdefault(source.function(call), []).append(
-                (source.line(call), name, call)
-            )
-    for each in by_function.values():
-        each.sort(key=lambda entry: entry[:2])
+            by_function[source.function(call)].append((source.line(call), name, call))
     for condition, target in early_exits(source):
-        last = max(source.line(each) for each in condition.body)
-        candidates = by_function.get(source.function(condition), [])
-        later = candidates[bisect_right(candidates, last, key=lambda entry: entry[0]) :]
-        for line, name, call in () if condition in ancestors_of_calls else later:
+        if condition in ancestors_of_calls:
+            continue
+        first, last = source.line(condition.body[-1]), source.last_line(target)
+        candidates = by_function[source.function(condition)]
+        for line, name, call in sorted(candidates, key=lambda each: each[:2]):
             if (
-                line <= source.last_line(target)
+                first < line <= last
                 and (call not in sharded_calls or picks_one_of_all(condition.test))
                 and not may_exclude(source, condition.body[-1], call)
             ):
@@ -283,9 +265,7 @@ def _collective_in_except(source: CellSource) -> Iterator[Hit]:
     calls = collective_calls(source)
     ancestors_of_calls = _all_ancestors(source, calls)
     for call, name in calls:
-        for outer in source.ancestors(call):
-            if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                break
+        for outer in source.ancestors_in_function(call):
             if isinstance(outer, ast.ExceptHandler):
                 attempt = source.parents[outer]
                 is_tried = isinstance(attempt, ast.Try) and any(

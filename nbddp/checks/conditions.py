@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
@@ -256,7 +257,7 @@ def may_exclude(source: CellSource, one: ast.AST, other: ast.AST) -> bool:
     return bool(mine - others and others - mine)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RankCondition:
     """A condition on the rank, and the branch that contains some code.
 
@@ -270,7 +271,7 @@ class RankCondition:
     tests: tuple[ast.AST, ...]
     branch: int = 0
 
-    @property
+    @cached_property
     def key(self) -> str:
         """A key that is equal for equal conditions."""
         return " ".join(map(ast.dump, self.tests))
