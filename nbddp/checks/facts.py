@@ -205,5 +205,5 @@ def kinds_by_name(rank: RankFacts) -> dict[str, str]:
         elif isinstance(each, LoaderFacts):
             found[name] = "loader divided" if each.sampler == "dealt" else "loader plain"
         else:
-            found[name] = type(each).__name__.lower()
+            found[name] = "optimizer" if isinstance(each, OptimizerFacts) else "scaler"
     return found

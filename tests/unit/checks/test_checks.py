@@ -27,7 +27,15 @@ from nbddp.checks.checker import (
     find_rule,
     needs_check,
 )
-from nbddp.checks.facts import GroupFacts, LoaderFacts, ModelFacts, OptimizerFacts, RankFacts
+from nbddp.checks.facts import (
+    GroupFacts,
+    LoaderFacts,
+    ModelFacts,
+    OptimizerFacts,
+    RankFacts,
+    ScalerFacts,
+    kinds_by_name,
+)
 from nbddp.checks.registry import Finding, Rule
 from nbddp.checks.source import CellSource
 from nbddp.errors import RequestError
@@ -304,6 +312,14 @@ def test_check_refuses_files_that_are_not_scripts(
 
 
 # ---- findings in rank facts
+
+
+def test_rules_over_code_know_optimizers_and_scalers_from_other_cells_by_any_name() -> None:
+    facts = RankFacts(objects={"adam": OptimizerFacts(), "amp": ScalerFacts()})
+    step = "for i in range(9):\n    net(x).backward()\n    if i % 4 == 0:\n        adam.step()"
+    scaled = "amp.scale(loss).backward()\nadam.step()"
+    assert_found("ND121", step, kinds=kinds_by_name(facts))
+    assert_found("ND124", scaled, kinds=kinds_by_name(facts))
 
 
 @pytest.mark.parametrize(
