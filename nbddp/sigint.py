@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, Generic, TypeVar
@@ -90,6 +91,15 @@ class Future(Generic[T]):
     def set_exception(self, error: BaseException) -> None:
         """Set an exception instead of a result. Only one thread may do this, and only once."""
         self._complete((None, error))
+
+    def complete_with(self, act: Callable[[], T]) -> None:
+        """Set the result of ``act()``, or the exception that it raises."""
+        try:
+            result = act()
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
+            self.set_exception(error)
+        else:
+            self.set_result(result)
 
     def _complete(self, outcome: tuple[T, None] | tuple[None, BaseException]) -> None:
         if self._outcome:
@@ -202,15 +212,7 @@ def import_interruptibly(name: str) -> None:
     interrupted import of matplotlib leaves a broken module in ``sys.modules``, and no later import
     works.
     """
-    imported: Future[None] = Future()
-
-    def load() -> None:
-        try:
-            importlib.import_module(name)
-        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
-            imported.set_exception(error)
-        else:
-            imported.set_result(None)
-
+    imported: Future[object] = Future()
+    load = partial(imported.complete_with, partial(importlib.import_module, name))
     start_thread(threading.Thread(target=load, name="nbddp-import", daemon=True))
     wait_for_result(imported)

@@ -1,8 +1,8 @@
 """A fake launcher, a fake link and threads that a test steps by hand, for the controller.
 
 With :class:`FakeLauncher` and :class:`FakeLink` a session has all its threads and no process. With
-:class:`ManualEventThread` and :class:`ManualExitWatcher` it has no thread either: the test runs
-each event in the order of its choice, and can make each of them fail.
+:class:`ManualEventThread` it has no thread either: the test runs each event in the order of its
+choice, and can make each of them fail.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from nbddp.controller.threads import EventThread, ExitWatcher, Runtime
+from nbddp.controller.threads import EventThread, Runtime
 from nbddp.launch.local_launcher import Launcher, RankHandle
 from nbddp.sigint import Future
 from nbddp.wire.envelope import Envelope
@@ -255,18 +255,13 @@ class ManualEventThread(EventThread):
         self.inbox: deque[Callable[[], Any]] = deque()
         self.urgent_inbox: deque[Callable[[], Any]] = deque()
         self.due: list[tuple[float, Callable[[], Any]]] = []
+        self.watched: list[tuple[RankHandle, Callable[[], Any]]] = []
+        self.watch_faults: deque[Exception | None] = deque()
 
     def run(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Queue a call after all earlier calls."""
         done: Future[Any] = Future()
-
-        def work() -> None:
-            try:
-                done.set_result(act(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - raised in the caller
-                done.set_exception(error)
-
-        self.inbox.append(work)
+        self.submit(done.complete_with, lambda: act(*args, **kwargs))
         while not done.done():
             self.run_next()
         return done.result()
@@ -300,16 +295,8 @@ class ManualEventThread(EventThread):
         """Run one delayed call now."""
         self.due.pop(number)[1]()
 
-
-class ManualExitWatcher(ExitWatcher):
-    """Report ended processes when the test calls ``report_exit``."""
-
-    def __init__(self) -> None:
-        self.watched: list[tuple[RankHandle, Callable[[RankHandle], Any]]] = []
-        self.faults: deque[Exception | None] = deque()
-
-    def watch(self, handle: RankHandle, on_exit: Callable[[RankHandle], Any]) -> None:
-        if fault := self.faults.popleft() if self.faults else None:
+    def watch(self, handle: RankHandle, on_exit: Callable[[], Any]) -> None:
+        if fault := self.watch_faults.popleft() if self.watch_faults else None:
             raise fault
         self.watched.append((handle, on_exit))
 
@@ -319,21 +306,19 @@ class ManualExitWatcher(ExitWatcher):
             handle, on_exit = watched
             if handle.exitcode is not None:
                 self.watched.remove(watched)
-                on_exit(handle)
+                self.inbox.append(on_exit)
                 return True
         return False
-
-    def close(self) -> None: ...
 
 
 def manual_runtime(link: FakeLink) -> Runtime:
     """Return a runtime without threads."""
-    return Runtime(link, ManualEventThread(), ManualEventThread(), ManualExitWatcher())
+    return Runtime(link, ManualEventThread(), ManualEventThread())
 
 
 def with_threads(link: FakeLink) -> Runtime:
     """Return a runtime with all threads."""
-    return Runtime(link, EventThread("nbddp-session"), EventThread("nbddp-launch"), ExitWatcher())
+    return Runtime(link, EventThread("nbddp-session"), EventThread("nbddp-launch"))
 
 
 def answer_commands(launcher: FakeLauncher, link: FakeLink) -> None:

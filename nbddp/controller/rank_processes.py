@@ -7,6 +7,7 @@ abandoned: it counts as exited, so that nothing waits for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -110,8 +111,8 @@ class RankProcesses:
             self._watch_exit(rank, each.handle)
 
     def _watch_exit(self, rank: int, handle: RankHandle) -> None:
-        submit, on_exit = self._runtime.event_thread.submit, self._owner.on_exit
-        self._runtime.exit_watcher.watch(handle, lambda it: submit(on_exit, self.attempt, rank, it))
+        on_exit = partial(self._owner.on_exit, self.attempt, rank, handle)
+        self._runtime.event_thread.watch(handle, on_exit)
 
     def _launch(self, start: RankStart) -> None:
         rank, submit = start.topology.rank, self._runtime.event_thread.submit

@@ -1,7 +1,7 @@
 """The session: one worker group that any thread may use; the executor runs on the session's thread.
 
-Four more threads only do I/O: two read ordinary and urgent messages from the store, one waits for
-processes to exit, and one starts processes.
+Three more threads only do I/O: two read ordinary and urgent messages from the store, and one starts
+processes.
 """
 
 from __future__ import annotations

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
+import asyncio
 import logging
-import multiprocessing
-import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from nbddp.launch.local_launcher import RankHandle
@@ -40,6 +36,9 @@ class ClosedError(RuntimeError):
 class EventThread:
     """A thread that owns state: only this thread may use it.
 
+    It has an event loop of asyncio, for timers and exits, and queues of calls. The loop runs one
+    queued call at a time, so that many messages do not delay timers.
+
     >>> thread = EventThread("demo")
     >>> thread.run(max, 2, 3)
     3
@@ -47,15 +46,13 @@ class EventThread:
     """
 
     def __init__(self, name: str) -> None:
-        # the only queue that is safe to put into from a signal handler
-        self._inbox: queue.SimpleQueue[tuple[bool, Work | None]] = queue.SimpleQueue()
-        self._queue: deque[Work | None] = deque()
-        self._timers: list[tuple[float, int, Work]] = []
-        self._postponed: set[int] = set()  # timers that were postponed once, by order
-        self._order = itertools.count()
-        self._is_closed = False
+        self._urgent: deque[Work] = deque()
+        self._queue: deque[Work] = deque()
+        self._watched: dict[int, Work] = {}
+        self._is_scheduled = self._is_closing = self._is_closed = False
         self._lock = threading.RLock()  # reentrant: a signal handler may interrupt its holder
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._loop = asyncio.SelectorEventLoop()
+        self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
         self._thread.start()
 
     def run(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -67,30 +64,31 @@ class EventThread:
         if threading.current_thread() is self._thread:
             return act(*args, **kwargs)  # waiting here would be a deadlock
         done: Future[T] = Future()
-
-        def work() -> None:
-            try:
-                done.set_result(act(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - raised in the caller
-                done.set_exception(error)
-
-        if not self._put(work):
+        if not self.submit(done.complete_with, lambda: act(*args, **kwargs)):
             raise ClosedError("this thread was closed")
         return wait_for_result(done)
 
     def submit(self, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> bool:
         """Run a function on the thread later. Return whether it will run."""
-        return self._put(lambda: act(*args, **kwargs))
+        return self._put(self._queue, lambda: act(*args, **kwargs))
 
     def submit_urgent(self, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> bool:
         """Like :meth:`submit`, but before all functions that are queued."""
-        return self._put(lambda: act(*args, **kwargs), comes_first=True)
+        return self._put(self._urgent, lambda: act(*args, **kwargs))
 
-    def _put(self, work: Work, *, comes_first: bool = False) -> bool:
+    def _put(self, queue: deque[Work], work: Work) -> bool:
         with self._lock:  # work after the end would never run
             if not self._is_closed:
-                self._inbox.put((comes_first, work))
+                self._schedule(queue, work)
             return not self._is_closed
+
+    def _schedule(self, queue: deque[Work], work: Work) -> None:
+        with self._lock:
+            queue.append(work)
+            if not self._is_scheduled:
+                self._loop.call_soon_threadsafe(self._run_next)
+                # last: after an interrupt before this line, the next call schedules both
+                self._is_scheduled = True
 
     def call_later(
         self, seconds: float, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs
@@ -100,95 +98,68 @@ class EventThread:
         The function may judge ranks that were silent. If the process was stopped when the function
         was due, no message could be read, so the function is postponed once.
         """
-        due = time.monotonic() + seconds
-        heapq.heappush(self._timers, (due, next(self._order), lambda: act(*args, **kwargs)))
+        due = self._loop.time() + seconds
+
+        def run_or_postpone() -> None:
+            if self._loop.time() - due > STALL:
+                self._loop.call_later(STALL_GRACE, _run, lambda: act(*args, **kwargs))
+            else:
+                _run(lambda: act(*args, **kwargs))
+
+        self._loop.call_later(seconds, run_or_postpone)
+
+    def watch(self, handle: RankHandle, on_exit: Callable[[], Any]) -> None:
+        """Run a function once when a process has exited; call this on the thread itself.
+
+        It runs after the functions that are queued at that moment.
+        """
+        self._loop.add_reader(handle.sentinel, self._on_exit, handle.sentinel)
+        self._watched[handle.sentinel] = on_exit
+
+    def _on_exit(self, sentinel: int) -> None:
+        self._loop.remove_reader(sentinel)
+        self._schedule(self._queue, self._watched.pop(sentinel))
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Run what was submitted before, then end the thread; wait at most ``timeout`` seconds."""
+        """Run what was submitted before, report the exits of killed processes, end the thread.
+
+        Wait at most ``timeout`` seconds for that.
+        """
         with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                self._inbox.put((False, None))
+            if not self._is_closing:
+                end_wait = partial(self._loop.call_later, CLOSE_TIMEOUT, self._stop_watching)
+                self._schedule(self._queue, end_wait)
+                self._is_closing = True
         self._thread.join(timeout)
 
-    def _run(self) -> None:
-        while (work := self._next_work()) is not None:
-            try:
-                work()
-            except BaseException:  # the thread must go on: others wait for it
-                logger.exception("nbddp could not handle an event")
+    def _stop_watching(self) -> None:
+        self._watched.clear()
+        self._run_next()
 
-    def _next_work(self) -> Work | None:
-        while True:
-            # timers come first: many messages must not delay them
-            if self._timers and self._timers[0][0] <= time.monotonic():
-                work = self._pop_timer()
-                if work is not None:
-                    return work
-            try:
-                comes_first, work = self._receive()
-            except queue.Empty:
-                if self._queue:
-                    return self._queue.popleft()
-                continue
-            if comes_first:
-                return work
-            self._queue.append(work)
+    def _run_loop(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
 
-    def _pop_timer(self) -> Work | None:
-        due, order, work = heapq.heappop(self._timers)
-        now = time.monotonic()
-        if now - due > STALL and order not in self._postponed:
-            self._postponed.add(order)
-            heapq.heappush(self._timers, (now + STALL_GRACE, order, work))
-            return None
-        self._postponed.discard(order)
-        return work
-
-    def _receive(self) -> tuple[bool, Work | None]:
-        """Return the next submitted work; block only if nothing else is queued."""
-        if self._queue:
-            return self._inbox.get_nowait()
-        if not self._timers:
-            return self._inbox.get()
-        return self._inbox.get(timeout=max(0.0, self._timers[0][0] - time.monotonic()))
+    def _run_next(self) -> None:
+        with self._lock:
+            queue = self._urgent or self._queue
+            work = queue.popleft() if queue else None
+            self._is_scheduled = bool(self._urgent or self._queue)
+            if self._is_scheduled:
+                self._loop.call_soon(self._run_next)
+        if work is not None:
+            _run(work)
+        with self._lock:
+            if self._is_closing and not (self._watched or self._is_scheduled):
+                self._is_closed = True
+                self._loop.stop()
 
 
-class ExitWatcher:
-    """Calls a callback once for each process that exits."""
-
-    def __init__(self) -> None:
-        self._reader, self._writer = multiprocessing.Pipe(duplex=False)
-        self._watched: dict[int, tuple[RankHandle, Callable[[RankHandle], Any]]] = {}
-        self._thread = threading.Thread(target=self._run, name="nbddp-exits", daemon=True)
-        self._thread.start()
-
-    def watch(self, handle: RankHandle, on_exit: Callable[[RankHandle], Any]) -> None:
-        """Call ``on_exit(handle)`` on the watcher's thread when the process exits."""
-        self._watched[handle.sentinel] = (handle, on_exit)
-        self._writer.send("watch")  # wakes the thread, so that it watches the new entry
-
-    def close(self) -> None:
-        """End the thread after the killed processes have exited."""
-        self._writer.send("close")
-        self._thread.join()
-        self._reader.close()
-        self._writer.close()
-
-    def _run(self) -> None:
-        closes_at: float | None = None
-        while closes_at is None or (self._watched and time.monotonic() < closes_at):
-            left = None if closes_at is None else max(0.0, closes_at - time.monotonic())
-            for ready in wait([self._reader, *list(self._watched)], left):
-                if isinstance(ready, int):
-                    handle, on_exit = self._watched.pop(ready)
-                    try:
-                        on_exit(handle)
-                    except Exception:  # the watcher must go on with the others
-                        pid = handle.pid
-                        logger.exception("nbddp could not report the exit of process %s", pid)
-                elif self._reader.recv() == "close":
-                    closes_at = time.monotonic() + CLOSE_TIMEOUT
+def _run(work: Work) -> None:
+    try:
+        work()
+    except BaseException:  # the thread must go on: others wait for it
+        logger.exception("nbddp could not handle an event")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,16 +168,14 @@ class Runtime:
 
     Attributes:
         link: the connection to the ranks.
-        event_thread: the session's thread, which owns all state.
+        event_thread: the session's thread, which owns all state and sees processes exit.
         launch_thread: starts processes; it may have to wait for the forkserver.
-        exit_watcher: reports processes that exit.
         readers: two threads that read ordinary and urgent messages.
     """
 
     link: StoreLink
     event_thread: EventThread
     launch_thread: EventThread
-    exit_watcher: ExitWatcher
     readers: list[threading.Thread] = field(default_factory=list)
 
     def start_readers(
@@ -239,8 +208,6 @@ class Runtime:
             logger.exception("nbddp could not close its link to the store")
         for reader in self.readers:
             reader.join(CLOSE_TIMEOUT)
-        self.event_thread.run(lambda: None)  # now a late launch is watched, too
-        self.exit_watcher.close()
         self.event_thread.close()
 
 
@@ -250,6 +217,4 @@ def open_runtime(make_link: Callable[[], StoreLink] | None = None) -> Runtime:
         from nbddp.controller.store_link import StoreLink
 
         make_link = StoreLink
-    return Runtime(
-        make_link(), EventThread("nbddp-session"), EventThread("nbddp-launch"), ExitWatcher()
-    )
+    return Runtime(make_link(), EventThread("nbddp-session"), EventThread("nbddp-launch"))

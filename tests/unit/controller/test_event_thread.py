@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from fakes import FakeHandle
+from processes import wait_until
 
 from nbddp.controller import threads as actor_module
 from nbddp.controller.threads import ClosedError, EventThread
@@ -21,16 +24,17 @@ def actor() -> Iterator[EventThread]:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def clock(actor: EventThread, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The event thread's clock, which only tests advance."""
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(actor_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(actor._loop, "time", lambda: clock.now)
     return clock
 
 
 def settle(actor: EventThread) -> None:
-    """Wait until all that was asked before is done."""
+    """Wait until all submitted and due calls have run."""
     actor.run(lambda: None)
+    actor.run(lambda: None)  # due calls run after a call that was submitted before
 
 
 def fail(words: str) -> None:
@@ -79,18 +83,17 @@ def test_an_error_is_raised_in_the_caller_or_logged_and_the_thread_continues(
     assert f"{kind.__name__}: no such thing" in caplog.text
 
 
-def test_due_calls_run_by_time_then_in_the_order_of_scheduling(
+def test_due_calls_run_in_the_order_of_their_times(
     actor: EventThread, clock: SimpleNamespace
 ) -> None:
-    done: list[object] = []
-    for seconds in (0.3, 0.2, 0.1):
-        for number in range(20):
-            actor.run(actor.call_later, seconds, done.append, (seconds, number))
+    done: list[float] = []
+    for seconds in (0.3, 0.1, 0.2):
+        actor.run(actor.call_later, seconds, done.append, seconds)
     settle(actor)
     assert not done
     clock.now += 0.5
     settle(actor)
-    assert done == [(seconds, number) for seconds in (0.1, 0.2, 0.3) for number in range(20)]
+    assert done == [0.1, 0.2, 0.3]
 
 
 def test_a_distant_timer_does_not_delay_a_call(actor: EventThread) -> None:
@@ -156,6 +159,52 @@ def test_calls_due_during_a_stall_wait_for_delayed_messages(
     clock.now += actor_module.STALL_GRACE + actor_module.STALL + 1
     settle(actor)
     assert done == ["heard", "judged"]
+
+
+# ---- exits of processes
+
+
+class Exits:
+    """Fake processes whose exits an event thread watches."""
+
+    def __init__(self, actor: EventThread, count: int) -> None:
+        self.handles = [FakeHandle() for _ in range(count)]
+        self.seen: list[int] = []
+        for number in range(count):
+            actor.run(actor.watch, self.handles[number], partial(self.note, number))
+
+    def note(self, number: int) -> None:
+        self.handles[number].join()
+        self.seen.append(number)
+
+
+def test_the_exit_of_each_process_is_reported_once(actor: EventThread) -> None:
+    exits = Exits(actor, 4)
+    for number in (3, 1, 0, 2):
+        exits.handles[number].end(0)
+        assert wait_until(lambda number=number: exits.seen[-1:] == [number])
+    settle(actor)
+    assert exits.seen == [3, 1, 0, 2]
+
+
+def test_close_waits_for_processes_that_are_still_exiting() -> None:
+    actor = EventThread("test-actor")
+    exits = Exits(actor, 1)
+    timer = threading.Timer(0.05, exits.handles[0].end, (-9,))
+    timer.start()
+    actor.close()
+    assert exits.seen == [0]
+    timer.join()
+
+
+def test_close_does_not_wait_forever_for_an_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor_module, "CLOSE_TIMEOUT", 0.01)
+    actor = EventThread("test-actor")
+    exits = Exits(actor, 1)
+    actor.close()
+    assert not exits.seen
+    exits.handles[0].end(0)
+    exits.handles[0].join()
 
 
 # ---- the end

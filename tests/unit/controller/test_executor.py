@@ -9,13 +9,13 @@ import errno
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 from fakes import (
     FakeLauncher,
     ManualEventThread,
-    ManualExitWatcher,
     SilentLink,
     manual_runtime,
     ready,
@@ -59,11 +59,6 @@ class Stage:
         return self.runtime.event_thread
 
     @property
-    def watcher(self) -> ManualExitWatcher:
-        assert isinstance(self.runtime.exit_watcher, ManualExitWatcher)
-        return self.runtime.exit_watcher
-
-    @property
     def state(self) -> GroupState:
         return self.executor.life.state
 
@@ -82,7 +77,7 @@ class Stage:
             if actor.inbox:
                 actor.run_next()
                 return True
-        return self.watcher.report_exit()
+        return self.actor.report_exit()
 
     def ask_start(self) -> Future[None]:
         return self.session._request_start(TWO, TWO.start_event())
@@ -238,17 +233,17 @@ def test_a_restart_on_a_full_disk_ends_the_old_ranks_and_fails_with_the_reason(
 
 
 @pytest.mark.parametrize(
-    ("what", "fault"),
+    ("faults", "fault"),
     [
-        ("launcher", OSError(errno.EAGAIN, "Resource temporarily unavailable")),
-        ("watcher", OSError(errno.EMFILE, "Too many open files")),
+        ("launcher.faults", OSError(errno.EAGAIN, "Resource temporarily unavailable")),
+        ("actor.watch_faults", OSError(errno.EMFILE, "Too many open files")),
     ],
     ids=["not started", "not watched"],
 )
 def test_a_rank_that_cannot_be_started_is_named_and_the_others_are_ended(
-    empty: Stage, what: str, fault: OSError
+    empty: Stage, faults: str, fault: OSError
 ) -> None:
-    getattr(empty, what).faults.extend([None, fault])
+    attrgetter(faults)(empty).extend([None, fault])
     started = empty.ask_start()
     empty.handle_all_events()
     assert str(started.exception()) == empty.words

@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -104,11 +105,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.link = SilentLink()
         self.link.on_send = self.handle_command
         runtime = manual_runtime(self.link)
-        self.actor, self.launching, self.watcher = (
-            runtime.event_thread,
-            runtime.launch_thread,
-            runtime.exit_watcher,
-        )
+        self.actor, self.launching = runtime.event_thread, runtime.launch_thread
         return runtime
 
     def add_rank(self, start: Any) -> None:
@@ -147,10 +144,10 @@ class AnyOrder(RuleBasedStateMachine):
     def a_process_is_started(self) -> None:
         self.turn(self.launching)
 
-    @precondition(lambda self: self.is_open() and self.watcher.watched)
+    @precondition(lambda self: self.is_open() and self.actor.watched)
     @rule()
     def exits_are_noticed(self) -> None:
-        self.watcher.report_exit()
+        self.actor.report_exit()
 
     @precondition(lambda self: self.is_open() and self.actor.due)
     @rule(number=NUMBER)
@@ -247,7 +244,7 @@ class AnyOrder(RuleBasedStateMachine):
         for each in lost:
             each.handle.end(-9)
         if not is_first:
-            self.watcher.report_exit()
+            self.actor.report_exit()
         ranks = tuple(each.rank for each in lost)
         event = NodeLost(name="near", address="10.0.0.7", reason="no sign", ranks=ranks)
         self.session.on_node_event(event)
@@ -362,14 +359,14 @@ class AnyOrder(RuleBasedStateMachine):
             if actor.inbox or actor.urgent_inbox:
                 self.turn(actor)
                 yield True
-        yield self.watcher.report_exit()
+        yield self.actor.report_exit()
 
     # ---- the faults
 
     @precondition(lambda self: self.is_open())
-    @rule(where=st.sampled_from(["launcher", "watcher", "link"]))
+    @rule(where=st.sampled_from(["launcher.faults", "actor.watch_faults", "link.faults"]))
     def one_call_will_fail(self, where: str) -> None:
-        getattr(self, where).faults.append(INJECTED)
+        attrgetter(where)(self).append(INJECTED)
 
     @precondition(lambda self: self.is_open())
     @rule()
@@ -409,7 +406,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.cannot_connect = False
         self.patch.setattr(run_folder, "_create_folder", BEGIN)
         if self.is_open():
-            self.watcher.faults.clear()
+            self.actor.watch_faults.clear()
             self.link.faults.clear()
             self.link.is_broken = False
         for rank in self.living():
