@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class NbddpError(Exception):
@@ -162,6 +162,18 @@ def format_ranks(ranks: Sequence[int]) -> str:
     """
     word = "rank" if len(ranks) == 1 else "ranks"
     return f"{word} {format_number_ranges(ranks)}"
+
+
+def ranks_by_text(texts: Mapping[int, str]) -> dict[str, list[int]]:
+    """Return the ranks of each text.
+
+    >>> ranks_by_text({0: "a", 1: "b", 2: "a"})
+    {'a': [0, 2], 'b': [1]}
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        ranks.setdefault(text, []).append(rank)
+    return ranks
 
 
 def format_number_ranges(numbers: Sequence[int]) -> str:

@@ -51,3 +51,13 @@ def format_few(names: Sequence[str], count: int = 0) -> str:
     shown = ", ".join(names[:MAX_SHOWN])
     more = (count or len(names)) - MAX_SHOWN
     return f"{shown} and {more} more" if shown and more > 0 else shown
+
+
+def list_some(names: Sequence[str], most: int, *, more: int = 0) -> str:
+    """Return the first names, and the number of the others together with ``more``.
+
+    >>> list_some(["a", "b"], 2), list_some(["a", "b", "c"], 2, more=1000)
+    ('a, b', 'a, b, 1,001 more')
+    """
+    others = max(0, len(names) - most) + more
+    return ", ".join([*names[:most], *([f"{others:,} more"] if others else [])])

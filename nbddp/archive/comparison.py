@@ -15,6 +15,7 @@ from nbddp.archive.find import short_names
 from nbddp.archive.stored_run import StoredRun
 from nbddp.archive.summary import UNREADABLE, summarize
 from nbddp.errors import ArgumentError, RequestError
+from nbddp.formatting import list_some
 from nbddp.record.metrics import Curve, MetricStore, Pairs, spread
 
 MAX_RUNS = 8  # as many as there are distinct colours
@@ -230,9 +231,7 @@ def no_such_metric(patterns: str, known: Sequence[str], *, of: str, more: int = 
         of: the owner of these metrics, such as ``"run"``.
         more: number of other metrics.
     """
-    others = max(0, len(known) - MAX_NAMED_METRICS) + more
-    listed = [*known[:MAX_NAMED_METRICS], *([f"{others:,} more"] if others else [])]
-    names = ", ".join(listed) or "none"
+    names = list_some(known, MAX_NAMED_METRICS, more=more) or "none"
     return ArgumentError(f"there is no metric {patterns}; the metrics of the {of} are: {names}")
 
 

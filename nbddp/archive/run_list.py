@@ -26,6 +26,7 @@ from nbddp.archive.summary import (
     value_of,
 )
 from nbddp.errors import ArgumentError, RequestError
+from nbddp.formatting import list_some
 from nbddp.record.metrics import Pairs
 from nbddp.record.run_folder import write_atomic
 
@@ -256,6 +257,5 @@ def describe_left_out(left_out: Mapping[str, str]) -> str:
     >>> describe_left_out({"x": "it has no events.jsonl"})
     'left out: x (it has no events.jsonl)'
     """
-    shown = [f"{name} ({why})" for name, why in [*left_out.items()][:MAX_SHOWN_NAMES]]
-    more = [f"{len(left_out) - MAX_SHOWN_NAMES} more"] if len(left_out) > MAX_SHOWN_NAMES else []
-    return f"left out: {', '.join([*shown, *more])}" if left_out else ""
+    named = [f"{name} ({why})" for name, why in left_out.items()]
+    return f"left out: {list_some(named, MAX_SHOWN_NAMES)}" if named else ""

@@ -11,7 +11,7 @@ from typing import Any
 from nbddp.checks.facts import GroupFacts, LoaderFacts, ModelFacts, OptimizerFacts
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.training_rules import backward_calls
-from nbddp.errors import format_ranks
+from nbddp.errors import format_ranks, ranks_by_text
 from nbddp.formatting import format_few, plural
 
 SAME = 1e-6  # relative tolerance: larger than rounding errors
@@ -34,9 +34,7 @@ def _trains(facts: GroupFacts) -> bool:
 
 def _describe_by_value(by_rank: Mapping[int, Any]) -> str:
     """Format the values of ranks, grouped by value: ``rank 0 has 1, rank 1 has 2``."""
-    by_value: dict[str, list[int]] = {}
-    for rank, value in by_rank.items():
-        by_value.setdefault(str(value), []).append(rank)
+    by_value = ranks_by_text({rank: str(value) for rank, value in by_rank.items()})
     return ", ".join(
         f"{format_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {value}"
         for value, ranks in by_value.items()
@@ -214,9 +212,7 @@ def _shared_gpu(facts: GroupFacts) -> Iterator[Hit]:
 
 @rule("ND212")
 def _too_many_threads(facts: GroupFacts) -> Iterator[Hit]:
-    hosts: dict[str, list[int]] = {}
-    for rank, each in facts.ranks.items():
-        hosts.setdefault(each.host, []).append(rank)
+    hosts = ranks_by_text({rank: each.host for rank, each in facts.ranks.items()})
     for ranks in hosts.values():
         first = facts.ranks[ranks[0]]
         total = sum(facts.ranks[rank].threads for rank in ranks)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,11 +136,3 @@ def write_merged(
         file.write(b",\n".join(each for each in pieces if each))
         file.write(b"\n]}\n")
     return path
-
-
-def ranks_by_reason(missing: Mapping[int, str]) -> dict[str, Sequence[int]]:
-    """Return the ranks without a trace, by reason."""
-    by_reason: dict[str, list[int]] = defaultdict(list)
-    for rank, why in sorted(missing.items()):
-        by_reason[why].append(rank)
-    return dict(by_reason)

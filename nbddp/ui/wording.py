@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import format_line, format_ranks
-from nbddp.formatting import format_bytes, plural
+from nbddp.formatting import format_bytes, list_some, plural
 from nbddp.lifecycle.retries import describe_recovery
 from nbddp.record.event_log import RunEvent
 from nbddp.record.rank_monitor import LoopProgress
@@ -50,8 +50,8 @@ def format_rate(per_second: float) -> str:
 
 def describe_hidden_metrics(named: Sequence[str], count: int, *, does: str) -> str:
     """Say which metrics are not shown, and how to show them."""
-    more = [f"{count - len(named):,} more"] if count > len(named) else []
-    names, many = ", ".join([*named, *more]), plural(count, "more metric")
+    names = list_some(named, len(named), more=count - len(named))
+    many = plural(count, "more metric")
     return f"{many} ({names}): `%ddp show --metrics NAME` {does}, metrics.jsonl has them all"
 
 
@@ -215,9 +215,8 @@ def describe_refused(count: int) -> str:
 def _describe_not_carried(facts: Mapping[str, Any]) -> str:
     """List some of the variables that a heal could not transfer. The heal printed more of them."""
     names = [*facts["left"]]
-    more = len(names[MAX_NOT_CARRIED:]) + sum(facts.get("more", {}).values())
-    shown = [*names[:MAX_NOT_CARRIED], *([f"{more:,} more"] if more else [])]
-    return f"; not carried: {', '.join(shown)}" if shown else ""
+    shown = list_some(names, MAX_NOT_CARRIED, more=sum(facts.get("more", {}).values()))
+    return f"; not carried: {shown}" if shown else ""
 
 
 def relative_path(path: str) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nbddp.errors import format_ranks
-from nbddp.formatting import format_bytes, plural
+from nbddp.formatting import format_bytes, list_some, plural
 from nbddp.wire.request_messages import MADE_BY_ALL
 
 MAX_SHOWN_PLACES = 20  # paths in the report
@@ -63,13 +63,15 @@ class Healed:
             f"{self.seconds:.2f} s ({plural(self.names, 'variable')}, {format_bytes(self.size)})"
         ]
         if self.places:
-            lines.append(f"set to the new rank's own number: {_join_few(self.places)}")
+            lines.append(
+                f"set to the new rank's own number: {list_some(self.places, MAX_SHOWN_PLACES)}"
+            )
         if self.own:
             have = "has its" if len(self.ranks) == 1 else "have their"
-            own = _join_few(self.own, MAX_SHOWN_VALUES)
+            own = list_some(self.own, MAX_SHOWN_VALUES)
             lines.append(f"{format_ranks(self.ranks)} {have} own values, not the donor's: {own}")
         if self.unknown:
-            unknown = _join_few(self.unknown, MAX_SHOWN_VALUES)
+            unknown = list_some(self.unknown, MAX_SHOWN_VALUES)
             lines.append(
                 f"copied from rank {self.donor}, although {format_ranks(self.ranks)} had or may "
                 f"have had other values: {unknown}; set them {self._on_which_ranks('')} if they "
@@ -93,9 +95,3 @@ class Healed:
         if not self.cells.get(name):
             return ""
         return f"; a line of cell [{self.cells[name]}] makes it: run that line again {ranks}"
-
-
-def _join_few(paths: Sequence[str], most: int = MAX_SHOWN_PLACES) -> str:
-    more = len(paths) - most
-    rest = [f"{more:,} more"] if more > 0 else []
-    return ", ".join([*paths[:most], *rest])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from nbddp.errors import format_line, format_ranks
+from nbddp.errors import format_line, format_ranks, ranks_by_text
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import RankStatus
 
@@ -107,7 +107,7 @@ class HangDetector:
         if not is_stuck or is_asked or not any(status.collective for status in statuses.values()):
             return ""
         ended = {rank: self.heartbeats[rank].status for rank in ranks if rank not in statuses}
-        waits = _group_by_text(
+        waits = ranks_by_text(
             {rank: _describe_position(status) for rank, status in statuses.items()}
         )
         lines = [
@@ -118,14 +118,6 @@ class HangDetector:
             lines.append(f"  {format_ranks(list(ended))} done with the cell: will not come")
         lines.append("  the cell keeps waiting; interrupt it to end it and keep all variables")
         return "\n".join(lines)
-
-
-def _group_by_text(by_rank: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the ranks of each text."""
-    groups: dict[str, list[int]] = {}
-    for rank, text in by_rank.items():
-        groups.setdefault(text, []).append(rank)
-    return groups
 
 
 def _describe_position(status: RankStatus) -> str:
@@ -186,7 +178,7 @@ def _sizes_differ(calls: Iterable[Collective]) -> bool:
 
 def _describe_calls(calls: Mapping[int, Collective]) -> str:
     is_uneven, ordered = _sizes_differ(calls.values()), sorted(calls.items())
-    groups = _group_by_text(
+    groups = ranks_by_text(
         {rank: call.shape if is_uneven else call.title for rank, call in ordered}
     )
     if is_uneven:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 
-from nbddp.errors import format_ranks
+from nbddp.errors import format_ranks, ranks_by_text
 from nbddp.formatting import format_bytes, plural
 from nbddp.record.trace import (
     OUTSIDE_OPERATORS,
     Trace,
     TraceRow,
     is_different,
-    ranks_by_reason,
     trace_rows,
 )
 from nbddp.ui.html_pieces import escape
@@ -28,7 +27,7 @@ def trace_report(trace: Trace) -> Report:
     """Report the trace of a cell."""
     missing = [
         f"no trace of {format_ranks(ranks)}: {why}"
-        for why, ranks in ranks_by_reason(trace.missing).items()
+        for why, ranks in ranks_by_text(dict(sorted(trace.missing.items()))).items()
     ]
     if trace.path is None:
         return Report(f"no trace of cell {trace.cell}", [*map(Text, missing)])
