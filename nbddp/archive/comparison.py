@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
 from enum import Enum
@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 
 from nbddp.archive.find import short_names
-from nbddp.archive.stored_run import StoredRun
+from nbddp.archive.stored_run import StoredCell, StoredRun
 from nbddp.archive.summary import UNREADABLE, summarize
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.formatting import list_some
-from nbddp.record.metrics import Curve, MetricStore, Pairs, spread
+from nbddp.record.metrics import Curve, Pairs, spread
 
 MAX_RUNS = 8  # as many as there are distinct colours
 DEFAULT_CHARTS = 6  # if no metrics are chosen
@@ -34,13 +34,17 @@ class XAxis(Enum):
     TIME = "time"
 
 
-class ComparedRun:
+class ComparedRun(StoredRun):
     """One of the compared runs.
 
     Args:
         path: its folder.
         wanted: the metrics to read; None for the first 64.
         current: the folder of this kernel's running run.
+
+    Attributes:
+        summary: the summary of the run.
+        source: the lines of its cells.
 
     Raises:
         RequestError: the run is damaged, or the folder holds no run.
@@ -53,44 +57,30 @@ class ComparedRun:
         wanted: Callable[[str], bool] | None = None,
         current: Path | None = None,
     ) -> None:
-        self.name = path.name
         try:
-            self.run = StoredRun(path, wanted)
-            self.cells = self.run.cells
+            super().__init__(path, wanted)
             self.summary = summarize(path, current=current)
+            self.source = _source(self.cells)
         except (*UNREADABLE, RequestError) as error:
             raise RequestError(
-                f"{self.name} is damaged, or is not an nbddp run ({error})"
+                f"{path.name} is damaged, or is not an nbddp run ({error})"
             ) from None
         self._curves: dict[str, dict[int, Curve]] = {}
 
     @property
     def samples_per_step(self) -> float | None:
         """The global batch size; None if unknown."""
-        batch = self.run.facts.get("samples_per_step")
+        batch = self.facts.get("samples_per_step")
         return float(batch) if isinstance(batch, int | float) and batch > 0 else None
-
-    @property
-    def source(self) -> list[str]:
-        """The lines of its cells in order, without cells that nbddp ran again."""
-        lines: list[str] = []
-        for number, cell in enumerate((cell for cell in self.cells if not cell.is_again), start=1):
-            lines += [f"# cell {number}", *cell.source.rstrip().splitlines(), ""]
-        return lines
-
-    @property
-    def metrics(self) -> MetricStore:
-        """The metrics that its ranks reported."""
-        return self.run.metrics()
 
     def resume_marks(self, over: XAxis) -> Iterator[tuple[float, bool]]:
         """Yield the positions on this axis at which the run resumed, and whether after a heal."""
-        for event in self.run.events:
+        for event in self.events:
             if event.kind != "resumed":
                 continue
             step, is_heal = event.facts.get("step"), "healed" in event.facts
             if over is XAxis.TIME:
-                yield event.at - self.metrics.began, is_heal
+                yield event.at - self.metrics().began, is_heal
             elif isinstance(step, int | float):
                 yield self._x(step, over), is_heal
 
@@ -101,7 +91,7 @@ class ComparedRun:
         of a curve are seconds since the first number of the run. Over samples, they are samples.
         """
         if name not in self._curves:  # each axis and Comparison.drawn use it
-            self._curves[name] = self.metrics.curves(name)
+            self._curves[name] = self.metrics().curves(name)
         curves = self._curves[name]
         if over is XAxis.STEP:
             return curves
@@ -111,7 +101,7 @@ class ComparedRun:
         for rank, curve in curves.items():
             positions = tuple(self._x(step, over) for step in curve.steps)
             if over is XAxis.TIME:
-                positions = tuple(at - self.metrics.began for at in curve.times)
+                positions = tuple(at - self.metrics().began for at in curve.times)
             curves_on_axis[rank] = replace(curve, steps=positions, resume_points=())
         return curves_on_axis
 
@@ -123,6 +113,14 @@ class ComparedRun:
         """Return the lowest and highest values along the run, of its first rank."""
         curves = self.curves(name, XAxis.STEP)
         return curves[min(curves)].coarse() if curves else ()
+
+
+def _source(cells: Iterable[StoredCell]) -> list[str]:
+    """Return the lines of cells in order, without cells that nbddp ran again."""
+    lines: list[str] = []
+    for number, cell in enumerate((cell for cell in cells if not cell.is_again), start=1):
+        lines += [f"# cell {number}", *cell.source.rstrip().splitlines(), ""]
+    return lines
 
 
 @dataclass(frozen=True)
@@ -182,7 +180,7 @@ class Comparison:
 
     def final_values(self, run: ComparedRun) -> list[str]:
         """Return the last value of each metric in a run: mean, and range over ranks."""
-        return [format_last(run.metrics.last(name)) for name in self.metrics]
+        return [format_last(run.metrics().last(name)) for name in self.metrics]
 
 
 def compare(paths: Sequence[Path], metrics: str = "", *, current: Path | None = None) -> Comparison:
@@ -202,13 +200,13 @@ def compare(paths: Sequence[Path], metrics: str = "", *, current: Path | None = 
         raise ArgumentError(f"compare takes 2 to {MAX_RUNS} runs, got {len(paths)}")
     wanted = metric_filter(metrics) if metrics else None
     runs = tuple(ComparedRun(path, wanted=wanted, current=current) for path in paths)
-    counts = Counter(name for run in runs for name in run.metrics.names())
+    counts = Counter(name for run in runs for name in run.metrics().names())
     if metrics and not counts:
         names = (name for path in paths for name in StoredRun(path).metrics().names())
         raise no_such_metric(metrics, [*dict.fromkeys(names)], of="runs")
     known = [name for name, _ in counts.most_common()]
     shown = tuple(known[: MAX_CHARTS if metrics else DEFAULT_CHARTS])
-    dropped = max(run.metrics.dropped_names for run in runs)
+    dropped = max(run.metrics().dropped_names for run in runs)
     return Comparison(runs, shown, len(known) - len(shown) + dropped)
 
 
@@ -237,7 +235,7 @@ def no_such_metric(patterns: str, known: Sequence[str], *, of: str, more: int = 
 
 def _comparable_facts(run: ComparedRun) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each fact that may differ, settings first."""
-    facts = run.run.facts
+    facts = run.facts
     for name, value in run.summary.config.items():
         yield name, f"{value:.6g}" if isinstance(value, float) else str(value)
     yield "world size", str(run.summary.ranks or "")

@@ -266,16 +266,12 @@ def _is_in(cell: StoredCell, at: float) -> bool:
 
 
 def _rank(rank: int, events: tuple[RunEvent, ...], rate: StepRate | None) -> RankSnapshot:
-    exits, failures, failures_of_others = list[str](), list[str](), set[str]()
-    for event in events:
-        is_own = event.facts.get("rank") == rank
-        if event.kind == "exit" and is_own:
-            exits.append(event.facts["how"])
-        elif event.kind == "failure" and is_own:
-            failures.append(event.facts["what"])
-        elif event.kind == "failure":
-            failures_of_others.add(event.facts["what"])
-    problems = [*exits, *("failed" if what in failures_of_others else what for what in failures)]
+    exits = [event.facts for event in events if event.kind == "exit"]
+    failures = [event.facts for event in events if event.kind == "failure"]
+    own = [facts["what"] for facts in failures if facts.get("rank") == rank]
+    of_others = [facts["what"] for facts in failures if facts.get("rank") != rank]
+    problems = [facts["how"] for facts in exits if facts.get("rank") == rank]
+    problems += ("failed" if what in of_others else what for what in own)
     return RankSnapshot(
         rank=rank,
         state=problems[-1] if problems else "done",
@@ -283,5 +279,5 @@ def _rank(rank: int, events: tuple[RunEvent, ...], rate: StepRate | None) -> Ran
         steps_per_second=rate.per_second if rate else 0.0,
         is_alive=False,
         is_healthy=not problems,
-        is_first_cause=bool(failures),
+        is_first_cause=bool(own),
     )

@@ -161,10 +161,9 @@ def read_note(path: Path) -> str:
 def folder_size(path: Path) -> int:
     """Return the bytes of the readable files in a run folder."""
     total = 0
-    for folder in (path, *(each for each in path.iterdir() if each.is_dir())):
-        for each in folder.iterdir():
-            with suppress(OSError):
-                total += each.lstat().st_size
+    for each in path.rglob("*"):
+        with suppress(OSError):
+            total += each.lstat().st_size
     return total
 
 

@@ -56,7 +56,7 @@ def _final_values(comparison: Comparison) -> Table:
 def _totals(run: ComparedRun) -> list[str]:
     summary = run.summary
     steps = "" if summary.steps is None else f"{summary.steps:,}"
-    seconds = run.metrics.ended - run.metrics.began
+    seconds = run.metrics().ended - run.metrics().began
     duration = format_seconds(seconds) if seconds > 0 else ""
     return [steps, describe_pace(summary), duration, describe_outcome(summary)]
 
@@ -136,5 +136,5 @@ def _notes(comparison: Comparison) -> list[str]:
     if comparison.left_out:
         more = plural(comparison.left_out, "metric")
         notes.append(f"{more} more: choose them with --metrics NAME,...")
-    unreadable = [run.name for run in comparison.runs if run.run.unreadable]
+    unreadable = [run.name for run in comparison.runs if run.unreadable]
     return [*notes, *(f"some lines of run {name} are not readable" for name in unreadable)]

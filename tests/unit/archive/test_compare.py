@@ -158,7 +158,7 @@ def test_time_counts_from_the_first_metric_of_a_run_for_any_requested_metric(
     paths = [make_run(folder, name, rows=rows) for name in "ab"]
     run = compare(paths, "val").runs[0]
     assert run.curves("val", XAxis.TIME)[0].steps == (100.0,)
-    assert run.metrics.ended - run.metrics.began == 100.0
+    assert run.metrics().ended - run.metrics().began == 100.0
 
 
 def test_the_line_of_a_run_is_the_mean_over_ranks_and_the_band_is_the_spread(folder: Path) -> None:
