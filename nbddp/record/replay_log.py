@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import symtable
 from collections.abc import Sequence
+from contextlib import suppress
 
 from nbddp.errors import format_number_ranges
 from nbddp.formatting import plural
@@ -80,16 +81,10 @@ def cell_that_assigned(name: str, entries: Sequence[ReplayEntry]) -> int:
     (4, 0)
     """
     for entry in reversed(entries):
-        if isinstance(entry, CellRequest) and _assigns(entry.source, name):
-            return entry.execution_count
+        with suppress(SyntaxError):  # it contains a magic
+            if isinstance(entry, CellRequest) and name in assigned_names(entry.source):
+                return entry.execution_count
     return 0
-
-
-def _assigns(source: str, name: str) -> bool:
-    try:
-        return name in assigned_names(source)
-    except SyntaxError:  # it contains a magic
-        return False
 
 
 def describe_entries(entries: Sequence[ReplayEntry]) -> str:

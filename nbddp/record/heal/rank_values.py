@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from nbddp.lifecycle.group_state import CellLife
@@ -108,13 +109,8 @@ class RankValues:
         """
         cell, source = self._deaths.get(rank, (0, ""))
         known_of_rank, known_of_donor = self._known.get(rank, {}), self._known_before(donor, cell)
-        derivation = _Derivation(
-            {each: _texts(self._known_before(each, cell)) for each in {*alive, donor}},
-            _texts(known_of_rank),
-            rank,
-            topologies,
-            source,
-        )
+        living = {each: _texts(self._known_before(each, cell)) for each in {*alive, donor}}
+        derivation = _Derivation(living, _texts(known_of_rank), rank, topologies, source)
         own: dict[str, tuple[str, str]] = {}
         unknown: list[str] = []
         missing = [
@@ -152,10 +148,11 @@ def _texts(known: Mapping[str, _KnownValue]) -> dict[str, str]:
     return {path: value.text for path, value in known.items()}
 
 
+@dataclass(frozen=True)
 class _Derivation:
     """Derives a dead rank's value from the values of the living ranks, if only one is possible.
 
-    Args:
+    Attributes:
         living: texts of the living ranks' values.
         before: texts of the dead rank's values before the cell in which it died.
         rank: the dead rank.
@@ -163,33 +160,32 @@ class _Derivation:
         source: the cell in which it died.
     """
 
-    def __init__(
-        self,
-        living: Mapping[int, Mapping[str, str]],
-        before: Mapping[str, str],
-        rank: int,
-        topologies: Sequence[Topology],
-        source: str,
-    ) -> None:
-        self._living = living
-        self._rank = rank
-        self._topologies = topologies
-        self._by_code = {
-            each: _evaluated_texts(source, topologies[each], texts)
-            for each, texts in {**living, rank: before}.items()
+    living: Mapping[int, Mapping[str, str]]
+    before: Mapping[str, str]
+    rank: int
+    topologies: Sequence[Topology]
+    source: str
+
+    @cached_property
+    def _by_code(self) -> dict[int, dict[str, str]]:
+        """The values that the cell assigns, by rank."""
+        before = {**self.living, self.rank: self.before}
+        return {
+            rank: _evaluated_texts(self.source, self.topologies[rank], texts)
+            for rank, texts in before.items()
         }
 
     def own(self, path: str) -> str:
         """Return the text of the rank's own value; empty if it is uncertain."""
-        texts = {rank: values[path] for rank, values in self._living.items() if path in values}
-        if len(texts) < len(self._living):
+        texts = {rank: values[path] for rank, values in self.living.items() if path in values}
+        if len(texts) < len(self.living):
             return ""
         if all(self._by_code[rank].get(path) == text for rank, text in texts.items()):
-            return self._by_code[self._rank].get(path, "")
+            return self._by_code[self.rank].get(path, "")
         candidates = {
-            _text_of(rule(self._topologies[self._rank]))
+            _text_of(rule(self.topologies[self.rank]))
             for rule in _rules(path)
-            if all(_text_of(rule(self._topologies[rank])) == text for rank, text in texts.items())
+            if all(_text_of(rule(self.topologies[rank])) == text for rank, text in texts.items())
         }
         return candidates.pop() if len(candidates) == 1 else ""
 
@@ -199,8 +195,8 @@ class _Derivation:
         If two living ranks have the same value, all ranks are assumed to have it. A bool is the
         exception: it may be true only on the dead rank.
         """
-        texts = {values.get(path, "") for values in self._living.values()}
-        is_alone = len(self._living) == 1 and path.isidentifier()
+        texts = {values.get(path, "") for values in self.living.values()}
+        is_alone = len(self.living) == 1 and path.isidentifier()
         return is_alone or len(texts) > 1 or texts <= {"True", "False"}
 
 

@@ -7,6 +7,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from nbddp.wire.collective import Collective
 from nbddp.wire.timing_messages import CollectiveArrivals
@@ -15,6 +17,7 @@ MAX_TRACK_ENTRIES = 5000  # of a rank's waits for data, its samples, and its ste
 MAX_KINDS = 200  # of collectives with stored GPU times
 
 Place = tuple[int, str]  # a line, and its script; "" for a cell
+_newest = partial(deque[Any], maxlen=MAX_TRACK_ENTRIES)
 
 
 def chunks(flat: Iterable[int], size: int) -> Iterator[tuple[int, ...]]:
@@ -90,15 +93,9 @@ class RankTrack:
         is_over: whether the cell is over on this rank.
     """
 
-    samples: deque[tuple[float, Place]] = field(
-        default_factory=lambda: deque(maxlen=MAX_TRACK_ENTRIES)
-    )
-    loads: deque[tuple[float, float]] = field(
-        default_factory=lambda: deque(maxlen=MAX_TRACK_ENTRIES)
-    )
-    steps: deque[tuple[float, float]] = field(
-        default_factory=lambda: deque(maxlen=MAX_TRACK_ENTRIES)
-    )
+    samples: deque[tuple[float, Place]] = field(default_factory=_newest)
+    loads: deque[tuple[float, float]] = field(default_factory=_newest)
+    steps: deque[tuple[float, float]] = field(default_factory=_newest)
     cpu_starvation: deque[tuple[float, float, float]] = field(
         default_factory=lambda: deque(maxlen=100)
     )

@@ -272,13 +272,8 @@ def build_timeline(
     steps = sorted((at, step) for step, at in first.items())
     began, end = _span(history, meetings, steps, last)
     died = died or {}
-    end = max(
-        [
-            end,
-            *(at for unfinished in unmet for at in unfinished.waited_until.values()),
-            *died.values(),
-        ]
-    )
+    waited_until = [at for unfinished in unmet for at in unfinished.waited_until.values()]
+    end = max([end, *waited_until, *died.values()])
     meetings = [collective for collective in meetings if collective.at >= began]
     waits = defaultdict[tuple[int, int], float](float)
     if last is None and history.count > len(meetings):  # a long cell drops early collectives
