@@ -19,6 +19,7 @@ from nbddp.publish.tracker import Target
 from nbddp.sigint import start_thread
 
 POLL_INTERVAL = 0.5  # seconds between two checks of whether the run goes on
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 EXIT_TIMEOUT = 5.0  # seconds until a process that should have ended is killed
 
 
@@ -163,15 +164,11 @@ class Publication:
 
     def _stop_process(self) -> None:
         """Wait for the process, kill it if it does not end, and close its pipes."""
-        if not self.has_ended:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(EXIT_TIMEOUT)
-        if not self.has_ended:
+        try:
+            self._process.wait(EXIT_TIMEOUT)
+        except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self.close()
         if self._process.stdout is not None:
             self._process.stdout.close()
-
-
-_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND

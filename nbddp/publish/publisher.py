@@ -7,8 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
-from functools import partial
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from nbddp.publish.step_aggregator import AggregatedStep, StepAggregator
 from nbddp.publish.tracker import PublishError, RunIdentity, RunOutcome, Tracker
 from nbddp.record.event_log import RunEvent
 from nbddp.record.json_lines import JsonLinesReader, Row
-from nbddp.record.run_folder import read_facts, write_atomic
+from nbddp.record.run_folder import RunJson, read_facts, write_atomic
 from nbddp.ui.wording import describe_event
 
 STEPS_PER_CALL = 500  # small enough that each call of the tracker returns in time
@@ -30,38 +29,37 @@ PUBLISHED_FACTS = (
 )
 
 
+@dataclass
 class Publisher:
     """Publishes a run; starts the tracker's run when there is something to publish.
 
-    Args:
+    Attributes:
         folder: the folder of the run.
         tracker: the tracker to publish to.
         name, project: as in :class:`RunIdentity`.
-        is_live: whether the run goes on. If so, steps are published as soon as they are complete;
-            otherwise, after the whole run was read.
         limit: returns a context manager that limits the tracker's time for an operation; called
             with the operation's name.
+        is_live: whether the run goes on. If so, steps are published as soon as they are complete;
+            otherwise, after the whole run was read.
+        where: the location of the run in the tracker; empty before its start.
+        steps: the number of published steps.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        tracker: Tracker,
-        *,
-        name: str,
-        project: str,
-        limit: Callable[[str], AbstractContextManager[None]],
-        is_live: bool,
-    ) -> None:
-        self._folder = folder
-        self._tracker = tracker
-        self._name, self._project = name, project
-        self._time_limit = limit
-        self._is_live = is_live
-        self._rows = JsonLinesReader(folder / "metrics.jsonl", "rank", "attempt")
-        self._events = JsonLinesReader(folder / "events.jsonl", "kind")
-        self._steps = StepAggregator()
-        self._config: dict[str, Any] = {}
+    folder: Path
+    tracker: Tracker
+    _: KW_ONLY
+    name: str
+    project: str
+    limit: Callable[[str], AbstractContextManager[None]]
+    is_live: bool
+    where: str = ""
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.aggregator = StepAggregator()
+        self._rows = JsonLinesReader(self.folder / "metrics.jsonl", "rank", "attempt")
+        self._events = JsonLinesReader(self.folder / "events.jsonl", "kind")
+        self._run_json = RunJson()
         self._published_settings: dict[str, Any] = {}
         self._event_lines: list[tuple[float, str]] = []
         self._events_published = 0
@@ -69,13 +67,6 @@ class Publisher:
         self._world_sizes: dict[int, int] = {}  # world sizes by attempt
         self._published_from = -math.inf  # earlier numbers are not published
         self._has_ended_cell = self._is_flush_due = False
-        self.where = ""
-        self.steps = 0
-
-    @property
-    def late(self) -> int:
-        """The number of values that are not published, because their step already was."""
-        return self._steps.late
 
     def publish_new(self, *, is_over: bool = False) -> bool:
         """Read and publish new data; return whether there was any.
@@ -97,13 +88,13 @@ class Publisher:
         now = time.monotonic()
         for row in rows:
             if row["time"] >= self._published_from:
-                self._steps.add(row, now)
+                self.aggregator.add(row, now)
         # the last rows of a cell that has ended are read in the next call at the latest
         self._is_flush_due = self._has_ended_cell
         self._has_ended_cell = False
-        if self._is_live:
+        if self.is_live:
             is_rest = is_flush_due and not rows
-            steps = self._steps.pop_complete(math.inf if is_rest else now)
+            steps = self.aggregator.pop_complete(math.inf if is_rest else now)
             if steps or (self._event_lines and is_flush_due):
                 self._publish(steps)
         return bool(rows or events)
@@ -116,8 +107,8 @@ class Publisher:
         """
         while self.publish_new(is_over=True):
             pass
-        self._publish(self._steps.pop_complete(math.inf))
-        summary, facts = summarize(self._folder), read_facts(self._folder)
+        self._publish(self.aggregator.pop_complete(math.inf))
+        summary, facts = summarize(self.folder), read_facts(self.folder)
         names = ("steps", "restarts", "heals", "failures", "seconds_lost", "steps_per_second")
         outcome = RunOutcome(
             outcome=summary.outcome,
@@ -129,7 +120,7 @@ class Publisher:
             },
             events=tuple(self._event_lines),
         )
-        self._call_tracker("finish", partial(self._tracker.finish, outcome))
+        self._call_tracker("finish", self.tracker.finish, outcome)
         return outcome
 
     # ---- reading
@@ -138,25 +129,23 @@ class Publisher:
         match event["kind"]:
             case "start":
                 self._world_sizes[event["attempt"]] = size = int(event["world_size"])
-                self._steps.ranks = frozenset(range(size))
+                self.aggregator.ranks = frozenset(range(size))
             case "cell":
                 when = float(event.get("began", event["time"]))
                 is_again = event.get("again") is True
-                self._steps.begin_cell(when, is_again=is_again)
+                self.aggregator.begin_cell(when, is_again=is_again)
                 may_be_replay = is_again and self._published_from == -math.inf
                 # a run of a sweep or a scaling is its last cell; earlier cells are replays
-                if may_be_replay and {"sweep", "scale"} & read_facts(self._folder).keys():
+                if may_be_replay and {"sweep", "scale"} & read_facts(self.folder).keys():
                     self._published_from = math.inf
                 elif not is_again and self._published_from == math.inf:
                     self._published_from = when
             case "cell ended":
                 self._has_ended_cell = True
-            case "config":
-                known, values = self._config, dict(event["values"])
-                self._config = known | values if event.get("rank") == 0 else values | known
         facts = {name: value for name, value in event.items() if name not in ("time", "kind")}
         if text := _describe_event(RunEvent(event["time"], event["kind"], facts)):
             self._event_lines.append((event["time"], text))
+        self._run_json.update(event["kind"], facts)
 
     # ---- publishing
 
@@ -165,10 +154,10 @@ class Publisher:
         if not self.where:
             began = float(self._event_lines[0][0]) if self._event_lines else time.time()
             run = RunIdentity(
-                name=self._name, project=self._project, start_time=began, settings=dict(settings)
+                name=self.name, project=self.project, start_time=began, settings=dict(settings)
             )
             self._published_settings = settings
-            self.where = self._call_tracker("start", partial(self._tracker.start, run))
+            self.where = self._call_tracker("start", self.tracker.start, run)
         new = {
             name: value
             for name, value in settings.items()
@@ -176,13 +165,13 @@ class Publisher:
         }
         if new:
             self._published_settings = self._published_settings | new
-            self._call_tracker("settings", partial(self._tracker.update_config, new))
+            self._call_tracker("settings", self.tracker.update_config, new)
         for at, text in self._event_lines[self._events_published : MAX_LIVE_EVENTS]:
-            self._call_tracker("event", partial(self._tracker.log_event, at, text))
+            self._call_tracker("event", self.tracker.log_event, at, text)
         self._events_published = min(len(self._event_lines), MAX_LIVE_EVENTS)
         for first in range(0, len(steps), STEPS_PER_CALL):
             marked = [self._with_attempt(step) for step in steps[first : first + STEPS_PER_CALL]]
-            self._call_tracker("steps", partial(self._tracker.log_steps, marked))
+            self._call_tracker("steps", self.tracker.log_steps, marked)
             self.steps += len(marked)
 
     def _with_attempt(self, step: AggregatedStep) -> AggregatedStep:
@@ -196,22 +185,20 @@ class Publisher:
         return replace(step, values={**step.values, **marks})
 
     def _settings(self) -> dict[str, Any]:
-        facts = read_facts(self._folder)
-        ours = {
-            f"{PREFIX}{name}": _plain_value(facts[name])
-            for name in PUBLISHED_FACTS
-            if name in facts
-        }
-        ours[f"{PREFIX}run"] = self._folder.name
+        facts = read_facts(self.folder)
+        published = {name: facts[name] for name in PUBLISHED_FACTS if name in facts}
+        published["run"] = self.folder.name
         git = facts.get("git")
         if isinstance(git, dict):
-            ours |= {f"{PREFIX}git.{key}": git[key] for key in ("commit", "dirty") if key in git}
-        return {**{name: _plain_value(value) for name, value in self._config.items()}, **ours}
+            published |= {f"git.{key}": git[key] for key in ("commit", "dirty") if key in git}
+        ours = {f"{PREFIX}{name}": value for name, value in published.items()}
+        settings = self._run_json.facts["config"] | ours
+        return {name: _plain_value(value) for name, value in settings.items()}
 
-    def _call_tracker(self, what: str, call: Callable[[], Any]) -> Any:
-        with self._time_limit(what):
+    def _call_tracker(self, what: str, method: Callable[..., Any], *arguments: object) -> Any:
+        with self.limit(what):
             try:
-                return call()
+                return method(*arguments)
             except PublishError:
                 raise
             except Exception as error:

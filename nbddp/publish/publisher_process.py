@@ -109,7 +109,7 @@ def _publish(args: argparse.Namespace, reports: ReportSender) -> None:
         warnings.showwarning = partial(_warn, kind, reports, [])
         _follow(publisher, args, reports)
         outcome = publisher.finish()
-    result = {"where": publisher.where, "steps": publisher.steps, "late": publisher.late}
+    result = {"where": publisher.where, "steps": publisher.steps, "late": publisher.aggregator.late}
     write_published(args.folder, kind, name=args.name, is_whole=not outcome.is_live, **result)
     reports.send(**result, is_over=True)
 
