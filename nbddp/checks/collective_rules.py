@@ -23,7 +23,6 @@ from nbddp.checks.syntax import (
     has_star_arguments,
     is_false,
     is_true,
-    may_be_true,
     names_in,
     plain_names,
 )
@@ -122,12 +121,11 @@ def _takes_shards(source: CellSource, call: ast.Call, *, may_guess: bool) -> boo
 
 def _is_for_all_ranks(call: ast.Call, position: int | None) -> bool:
     """Return whether all ranks must make this call, as far as its arguments tell."""
-    exceptions = ("use_local_synchronization", "no_dist")
-    if has_star_arguments(call) or any(may_be_true(argument(call, each)) for each in exceptions):
+    switches = [argument(call, each) for each in ("use_local_synchronization", "no_dist")]
+    if has_star_arguments(call) or any(each and not is_false(each) for each in switches):
         return False
     group = argument(call, "process_group") or argument(call, "group", position)
-    is_default = isinstance(group, ast.Constant) and group.value is None
-    return group is None or is_default or ast.unparse(group).endswith("group.WORLD")
+    return group is None or ast.unparse(group).endswith(("None", "group.WORLD"))
 
 
 @cached_per_source
@@ -329,10 +327,10 @@ def _model_on_some_ranks(source: CellSource) -> Iterator[Hit]:
         if is_quiet and not _has_buffers(source, name):
             continue
         for condition in rank_conditions(source, call):
-            if is_fsdp and not all(map(picks_one_of_all, condition.tests)):
-                continue
-            if _may_be_in_join(source, condition.node) or _all_branches_call(
-                source, condition, name
+            if (
+                (is_fsdp and not all(map(picks_one_of_all, condition.tests)))
+                or _may_be_in_join(source, condition.node)
+                or _all_branches_call(source, condition, name)
             ):
                 continue
             kind = "an FSDP model" if is_fsdp else "a DDP model"
@@ -400,7 +398,7 @@ def _may_be_in_join(source: CellSource, node: ast.AST, depth: int = 3) -> bool:
     joins = _join_statements(source)
     if not joins or None in joins:
         return bool(joins)
-    if any(outer in joins for outer in source.ancestors(node)):
+    if not joins.isdisjoint(source.ancestors(node)):
         return True
     function = source.function(node)
     if isinstance(function, ast.Module) or not depth:
@@ -413,14 +411,11 @@ def _join_statements(source: CellSource) -> set[ast.AST | None]:
     """Return the ``with`` statements of each ``Join``, and None for a ``Join`` without one."""
     found: set[ast.AST | None] = set()
     for call in source.calls_of("Join") + source.calls_of("join"):
-        item = next(
-            (each for each in source.ancestors(call) if isinstance(each, ast.withitem)), None
-        )
-        is_of_model = source.is_ddp(source.owner(call)) or (item is not None and not call.args)
-        if is_false(argument(call, "enable")):
-            continue
-        if source.method(call) == "Join" or is_of_model:
-            found.add(source.parents[item] if item is not None else None)
+        items = [each for each in source.ancestors(call) if isinstance(each, ast.withitem)]
+        is_of_model = source.is_ddp(source.owner(call)) or (items and not call.args)
+        is_join = source.method(call) == "Join" or is_of_model
+        if is_join and not is_false(argument(call, "enable")):
+            found.add(source.parents[items[0]] if items else None)
     return found
 
 

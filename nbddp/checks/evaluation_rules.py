@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from nbddp.checks.collective_rules import COLLECTIVES, is_without_gradients
 from nbddp.checks.registry import Hit, rule
-from nbddp.checks.source import CellSource, Loop
+from nbddp.checks.source import CellSource
 from nbddp.checks.syntax import argument, names_in, plain_names
 from nbddp.checks.training_rules import training_loops
 
@@ -38,14 +38,12 @@ def _evaluation_sums(source: CellSource) -> Iterator[tuple[str, ast.For, ast.Aug
     """Yield sums in evaluation loops over a loader that divides the data among the ranks."""
     training = training_loops(source)
     for node in source.nodes_of(ast.AugAssign):
-        if not isinstance(node.target, ast.Name):
+        loop = next(iter(source.loops(node)), None)
+        if not isinstance(node.target, ast.Name) or not isinstance(loop, ast.For):
             continue
-        loops = source.loops(node)
-        if not loops or not isinstance(loops[0], ast.For):
-            continue
-        names = plain_names(loops[0].iter)
-        if loops[0] not in training and any(_is_divided_loader(source, each) for each in names):
-            yield node.target.id, loops[0], node
+        names = plain_names(loop.iter)
+        if loop not in training and any(_is_divided_loader(source, each) for each in names):
+            yield node.target.id, loop, node
 
 
 def _is_divided_loader(source: CellSource, name: str) -> bool:
@@ -58,9 +56,7 @@ def _is_divided_loader(source: CellSource, name: str) -> bool:
         return False
     sampler = argument(made, "sampler", 3)
     if isinstance(sampler, ast.Name):
-        if (maker := source.creating_call(sampler.id)) is None:
-            return source.kinds.get(sampler.id, "").startswith("sampler")
-        sampler = maker
+        return source.kinds.get(sampler.id) == "sampler"
     return isinstance(sampler, ast.Call) and source.kind_of_call(sampler) == "sampler"
 
 
@@ -71,8 +67,7 @@ def _count_of_one_rank(source: CellSource) -> Iterator[Hit]:
     for name, loop, added in _evaluation_sums(source):
         if not re.search(r"(?i)right|correct|total|acc|hits|loss|seen", name):
             continue
-        function = source.function(loop)
-        for call in source.calls_in(function):
+        for call in source.calls_in(source.function(loop)):
             is_after = call.lineno > max(loop.lineno, added.lineno)
             says_whose = "rank" in ast.unparse(call)
             if _reports(source, call) and is_after and name in names_in(call) and not says_whose:
@@ -96,13 +91,12 @@ def _may_combine_ranks(source: CellSource) -> bool:
 
 @rule("ND134")
 def _mean_of_means(source: CellSource) -> Iterator[Hit]:
-    added = {name: node for name, _loop, node in _evaluation_sums(source) if _is_of_batch(node)}
-    for node in source.nodes_of(ast.BinOp) if added else ():
-        if not isinstance(node.op, ast.Div):
-            continue
+    loops = {name: loop for name, loop, node in _evaluation_sums(source) if _is_of_batch(node)}
+    for node in source.nodes_of(ast.BinOp):
         name = node.left.id if isinstance(node.left, ast.Name) else ""
-        loops = source.loops(added[name]) if name in added else []
-        if loops and _is_length_of_loop(node.right, loops[0]) and _is_reduced(source, node):
+        if name not in loops or not isinstance(node.op, ast.Div):
+            continue
+        if _is_length_of_loop(node.right, loops[name]) and _is_reduced(source, node):
             yield (
                 node,
                 f"{name} adds up means of batches; `/ {ast.unparse(node.right)}` gives the last, "
@@ -110,11 +104,12 @@ def _mean_of_means(source: CellSource) -> Iterator[Hit]:
             )
 
 
-def _is_length_of_loop(divisor: ast.expr, loop: Loop) -> bool:
+def _is_length_of_loop(divisor: ast.expr, loop: ast.For) -> bool:
     """Return whether a divisor is the ``len()`` of the loop's iterable."""
-    if not isinstance(divisor, ast.Call) or ast.unparse(divisor.func) != "len" or not divisor.args:
-        return False
-    return isinstance(loop, ast.For) and ast.unparse(divisor.args[0]) in ast.unparse(loop.iter)
+    match divisor:
+        case ast.Call(func=ast.Name("len"), args=[measured, *_]):
+            return ast.unparse(measured) in ast.unparse(loop.iter)
+    return False
 
 
 def _is_of_batch(node: ast.AugAssign) -> bool:
@@ -126,15 +121,14 @@ def _is_of_batch(node: ast.AugAssign) -> bool:
 
 def _is_reduced(source: CellSource, node: ast.AST) -> bool:
     """Return whether the mean is reduced over the ranks right away."""
-    outer = source.parents.get(node)
-    if isinstance(outer, ast.Call):
-        return bool(re.search(r"all_reduce|reduce_mean|tensor", source.called_name(outer)))
-    if not isinstance(outer, ast.Assign) or not isinstance(outer.targets[0], ast.Name):
-        return False
-    name = outer.targets[0].id
-    return any(
-        "reduce" in source.called_name(each)
-        and name in names_in(each)
-        and each.lineno >= outer.lineno
-        for each in source.calls
-    )
+    match source.parents[node]:
+        case ast.Call() as outer:
+            return bool(re.search(r"all_reduce|reduce_mean|tensor", source.called_name(outer)))
+        case ast.Assign(targets=[ast.Name(name), *_], lineno=line):
+            return any(
+                "reduce" in source.called_name(each)
+                and name in names_in(each)
+                and each.lineno >= line
+                for each in source.calls
+            )
+    return False

@@ -59,13 +59,10 @@ def _is_rank_specific(source: CellSource, path: ast.expr, depth: int = 3) -> boo
     if source.is_cell and not plain_names(path) <= known:
         return True  # another cell has assigned it, perhaps with the rank in it
     function = source.function(path)
-    parameters = (
-        {each.arg for each in function.args.args}
-        if isinstance(function, ast.FunctionDef)
-        else set()
-    )
-    if parameters & plain_names(path):
-        return True  # the caller decides
+    if isinstance(function, ast.FunctionDef):
+        parameters = {each.arg for each in function.args.args}
+        if parameters & plain_names(path):
+            return True  # the caller decides
     return depth > 0 and any(_is_rank_specific_name(source, name, depth) for name in names_in(path))
 
 

@@ -60,11 +60,6 @@ def is_false(node: ast.AST | None) -> bool:
     return isinstance(node, ast.Constant) and node.value is False
 
 
-def may_be_true(node: ast.AST | None) -> bool:
-    """Return whether an argument that is false by default is given, and not as ``False``."""
-    return node is not None and not is_false(node)
-
-
 def has_star_arguments(call: ast.Call) -> bool:
     """Return whether a call has ``*`` or ``**`` arguments, whose content is unknown."""
     return any(isinstance(each, ast.Starred) for each in call.args) or any(

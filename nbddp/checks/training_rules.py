@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from nbddp.checks.conditions import are_exclusive
 from nbddp.checks.registry import Hit, rule
-from nbddp.checks.source import CellSource, Loop, cached_per_source
-from nbddp.checks.syntax import plain_names
+from nbddp.checks.source import CellSource, cached_per_source
+from nbddp.checks.syntax import last_name, plain_names
 
 
 def backward_calls(source: CellSource) -> list[ast.Call]:
@@ -22,10 +22,6 @@ def training_loops(source: CellSource) -> set[ast.AST]:
     return {loop for each in backward_calls(source) for loop in source.loops(each)[:1]}
 
 
-def _steps_in(source: CellSource, loop: Loop) -> list[ast.Call]:
-    return [each for each in source.calls_inside(loop) if _updates(source, each)]
-
-
 def _updates(source: CellSource, call: ast.Call) -> bool:
     """Return whether a call is the ``step()`` of an optimizer."""
     name = source.owner(call)
@@ -33,11 +29,12 @@ def _updates(source: CellSource, call: ast.Call) -> bool:
     return is_optimizer and source.method(call) == "step"
 
 
-def _micro_step_condition(
-    source: CellSource, step: ast.Call, loop: Loop
-) -> tuple[ast.If, str] | None:
-    """Return the ``if i % K == 0`` around the step in this loop, and K."""
-    for outer in source.ancestors(step):
+def _micro_step_condition(source: CellSource, backward: ast.Call) -> tuple[ast.If, str] | None:
+    """Return the ``if i % K == 0`` around a step in the loop of a backward, and K."""
+    loop = next(iter(source.loops(backward)), None)
+    calls = source.calls_inside(loop) if loop else ()
+    step = next((each for each in calls if _updates(source, each)), None)
+    for outer in source.ancestors(step) if step else ():
         if outer is loop:
             return None
         if isinstance(outer, ast.If) and not _steps_in_both(outer):
@@ -56,7 +53,7 @@ def _steps_in_both(condition: ast.If) -> bool:
 
 
 def _contains(outer: ast.AST, inner: ast.AST) -> bool:
-    return any(each is inner for each in ast.walk(outer))
+    return inner in ast.walk(outer)
 
 
 @rule("ND121")
@@ -65,11 +62,10 @@ def _undivided_loss(source: CellSource) -> Iterator[Hit]:
     if "accelerate" in imported or "deepspeed" in imported:
         return
     for call in backward_calls(source):
-        loop = next(iter(source.loops(call)), None)
-        steps = _steps_in(source, loop) if loop else []
-        found = _micro_step_condition(source, steps[0], loop) if loop and steps else None
-        if not loop or not found or found[1] == "1" or _contains(found[0], call):
+        found = _micro_step_condition(source, call)
+        if not found or found[1] == "1" or _contains(found[0], call):
             continue
+        loop = source.loops(call)[0]
         divides = any(
             isinstance(each, ast.Div) or (isinstance(each, ast.Attribute) and "div" in each.attr)
             for statement in loop.body
@@ -120,7 +116,7 @@ def _is_scaled(source: CellSource, clip: ast.Call, name: str) -> bool:
 @rule("ND124")
 def _incomplete_scaler_calls(source: CellSource) -> Iterator[Hit]:
     for name, calls in _scaler_calls(source).items():
-        methods = {source.method(each) for each in calls}
+        methods = {*map(source.method, calls)}
         if not source.is_cell and any(
             isinstance(given, ast.Name) and given.id == name
             for each in source.calls
@@ -138,29 +134,22 @@ def _incomplete_scaler_calls(source: CellSource) -> Iterator[Hit]:
 
 @rule("ND125")
 def _bypasses_ddp(source: CellSource) -> Iterator[Hit]:
-    inputs = {
-        id(each.func.value)
-        for each in backward_calls(source)
-        if isinstance(each.func, ast.Attribute)
-    }
     for call in source.calls:
-        func = call.func
-        if not (isinstance(func, ast.Attribute) and func.attr == "module"):
+        name = source.owner(call)
+        if source.method(call) != "module" or not source.is_ddp(name):
             continue
-        if not (isinstance(func.value, ast.Name) and source.is_ddp(func.value.id)):
-            continue
-        function = source.function(call)
-        trained = _reaches_backward(source, call, function)
-        if trained or any(id(each) in inputs for each in source.ancestors(call)):
+        is_input = any(last_name(each) == "backward" for each in source.ancestors(call))
+        if is_input or _reaches_backward(source, call):
             yield (
                 call,
-                f"{func.value.id}.module(...) bypasses DDP, and backward() follows: these "
-                "gradients are not averaged over ranks.",
+                f"{name}.module(...) bypasses DDP, and backward() follows: these gradients are "
+                "not averaged over ranks.",
             )
 
 
-def _reaches_backward(source: CellSource, call: ast.Call, function: ast.AST) -> bool:
+def _reaches_backward(source: CellSource, call: ast.Call) -> bool:
     """Return whether backward() follows in the function on a value computed from the result."""
+    function = source.function(call)
     names: set[str] = set()
     for node in source.nodes_of(ast.Assign):
         is_of_it = _contains(node.value, call) or plain_names(node.value) & names
