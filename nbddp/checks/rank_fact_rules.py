@@ -26,9 +26,9 @@ def _trains_with(facts: GroupFacts, name: str) -> bool:
 
 def _trains(facts: GroupFacts) -> bool:
     """Return whether all ranks have a DDP model in training mode."""
-    models = [by_rank for _, by_rank in facts.all_have(ModelFacts)]
     return any(
-        all(each.ranks and each.is_training for each in by_rank.values()) for by_rank in models
+        all(each.ranks and each.is_training for each in by_rank.values())
+        for _, by_rank in facts.all_have(ModelFacts)
     )
 
 
@@ -47,20 +47,16 @@ def _differ(by_rank: Mapping[int, Any]) -> bool:
 
 @rule("ND201")
 def _same_samples(facts: GroupFacts) -> Iterator[Hit]:
-    for name, by_rank in facts.all_have(LoaderFacts):
-        known = {each.data for each in by_rank.values()}
-        is_stream = all(each.sampler == "stream" for each in by_rank.values())
-        is_whole = (
-            all(each.sampler in ("random", "in order") for each in by_rank.values()) or is_stream
-        )
-        if not facts.has_ddp or not is_whole or len(known) != 1 or min(known)[:1] in ("", "?"):
+    for name, by_rank in facts.all_have(LoaderFacts) if facts.has_ddp else ():
+        loaders = by_rank.values()
+        samplers, data = {each.sampler for each in loaders}, {each.data for each in loaders}
+        is_stream = samplers == {"stream"}
+        is_whole = is_stream or samplers <= {"random", "in order"}
+        if not is_whole or len(data) != 1 or min(data)[:1] in ("", "?"):
             continue
-        if _trains_with(facts, name) or (
-            all(each.epochs for each in by_rank.values()) and _trains(facts)
-        ):
-            given = (
-                "the same stream of samples" if is_stream else f"all {by_rank[0].samples} samples"
-            )
+        if _trains_with(facts, name) or (all(each.epochs for each in loaders) and _trains(facts)):
+            whole = f"all {by_rank[0].samples} samples"
+            given = "the same stream of samples" if is_stream else whole
             yield name, f"{name} gives every rank {given}, so all ranks train on the same data."
 
 
@@ -116,23 +112,15 @@ def _different_data(facts: GroupFacts) -> Iterator[Hit]:
         samples = {rank: each.samples for rank, each in by_rank.items()}
         data = {rank: each.data for rank, each in by_rank.items()}
         if _differ(samples):
-            yield (
-                name,
-                f"the dataset of {name} differs between ranks: {_describe_by_value(samples)} "
-                "samples.",
-            )
+            problem = f"differs between ranks: {_describe_by_value(samples)} samples"
         elif "" not in data.values() and _differ(data):
-            yield (
-                name,
-                f"the dataset of {name} differs between ranks, for example because of a random "
-                "split without a seed.",
-            )
+            problem = "differs between ranks, for example because of a random split without a seed"
         elif _is_in_other_order([each.order for each in by_rank.values()]):
-            yield (
-                name,
-                f"the dataset of {name} has a different order on each rank, for example because of "
-                "random.shuffle without a seed.",
-            )
+            example = "for example because of random.shuffle without a seed"
+            problem = f"has a different order on each rank, {example}"
+        else:
+            continue
+        yield name, f"the dataset of {name} {problem}."
 
 
 def _is_in_other_order(orders: list[str]) -> bool:
@@ -252,29 +240,24 @@ def _optimizer_of_replaced_model(facts: GroupFacts) -> Iterator[Hit]:
     for name, by_rank in facts.all_have(OptimizerFacts):
         lost = by_rank[min(by_rank)].replaced_model
         steps = re.search(rf"\b{re.escape(name)}\.step\(", facts.source.text)
-        if (
-            lost
-            and all(each.replaced_model for each in by_rank.values())
-            and (steps or facts.is_requested)
-        ):
-            yield (
-                name,
-                f"{name} updates a model that is gone: {lost} has different parameters.",
-            )
+        is_lost = all(each.replaced_model for each in by_rank.values())
+        if is_lost and (steps or facts.is_requested):
+            yield name, f"{name} updates a model that is gone: {lost} has different parameters."
 
 
 @rule("ND216")
 def _unused_parameters(facts: GroupFacts) -> Iterator[Hit]:
     is_trained = facts.is_ok and bool(backward_calls(facts.source))
     for name, by_rank in facts.all_have(ModelFacts):
-        models = [each for each in by_rank.values() if each.ranks and not each.finds_unused]
-        has_gradients = len(models) == len(by_rank) and all(each.with_gradient for each in models)
-        may_judge = is_trained and has_gradients
-        seen = [each for each in models if each.without_gradient] if may_judge else []
-        refused = [each for each in by_rank.values() if each.is_refused]
-        if not facts.line(name) or not (refused or len(seen) == len(by_rank)):
+        models = list(by_rank.values())
+        refused = [each for each in models if each.is_refused]
+        are_unused = is_trained and all(
+            each.ranks and not each.finds_unused and each.with_gradient and each.without_gradient
+            for each in models
+        )
+        if not facts.line(name) or not (refused or are_unused):
             continue
-        first = (refused or seen)[0]
+        first = (refused or models)[0]
         count, shown = first.without_gradient, format_few(first.unused, first.without_gradient)
         yield (
             name,
