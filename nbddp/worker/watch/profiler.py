@@ -49,17 +49,11 @@ class CellProfiler:
     Args:
         steps: the steps to trace.
         cell: the number of the cell.
-        make: creates torch's profiler; its argument is whether to trace memory.
     """
 
-    def __init__(
-        self, steps: TraceSteps, cell: int, make: Callable[[bool], Any] | None = None
-    ) -> None:
+    def __init__(self, steps: TraceSteps, cell: int) -> None:
         self.cell = cell
         self._steps = steps
-        self._make_profiler = make or (
-            lambda memory: profile(profile_memory=memory, schedule=lambda _: ProfilerAction.RECORD)
-        )
         self._pid = os.getpid()
         self._profile: Any = None
         self._is_tracing = False
@@ -68,9 +62,7 @@ class CellProfiler:
         self._restore: Callable[[], None] = lambda: None
         self._reported: list[int] = []  # the lowest and the highest step
         self._first = self._current = steps.first
-        # the first and the last step that were traced completely
-        self._complete_steps: list[int] = []
-        self._is_incomplete = False
+        self._traced: list[int] = []  # the first and the last step in the trace
         self._seconds = self._started_at = 0.0
 
     def begin_cell(self) -> Callable[[], None]:
@@ -80,12 +72,11 @@ class CellProfiler:
         return log_and_track.on_step(self.on_step)
 
     def end_cell(self, *, is_ok: bool) -> None:
-        """End the trace. The last step is complete if a loader began it and the cell succeeded."""
+        """End the trace, which has the step that a loader began, or in which the cell failed."""
         with sigint_deferred():
-            if self._is_tracing and not is_ok:
-                self._is_incomplete = True
-            elif self._is_tracing and self._reported and not self._has_logged:
-                self._complete_steps = [self._first, self._current]
+            has_begun_step = not is_ok or (self._reported and not self._has_logged)
+            if self._is_tracing and has_begun_step:
+                self._traced = [self._first, self._current]
             self._stop()
 
     def on_step(self, step: int, source: str) -> None:
@@ -102,13 +93,13 @@ class CellProfiler:
     def _advance(self, step: int) -> None:
         """Handle the end of the step before ``step``."""
         is_early = step <= self._steps.first or self._reported[0] > self._steps.last
-        if self._is_tracing and not self._complete_steps and is_early:
+        if self._is_tracing and not self._traced and is_early:
             self._stop()  # the trace has no requested step
             self._profile, self._seconds = None, 0.0
         if self._is_tracing:
             has_gone_back = step <= self._current
             if not has_gone_back:
-                self._complete_steps = [max(self._first, self._reported[0]), step - 1]
+                self._traced = [max(self._first, self._reported[0]), step - 1]
             is_long = time.monotonic() - self._started_at > MAX_SECONDS
             if step > self._steps.last or has_gone_back or is_long:
                 self._stop()
@@ -125,7 +116,9 @@ class CellProfiler:
         if self._reason:
             return
         try:
-            self._profile = self._make_profiler(self._steps.with_memory)
+            self._profile = profile(
+                profile_memory=self._steps.with_memory, schedule=lambda _: ProfilerAction.RECORD
+            )
             self._profile.step_num = step
             self._profile.start()
         except RuntimeError as error:  # from torch: another profiler runs, or none can
@@ -164,11 +157,11 @@ class CellProfiler:
             return self._write(command, Path(command.folder)), []
         with tempfile.TemporaryDirectory(prefix="nbddp-trace-") as folder:
             traced = self._write(command, Path(folder))
-            names = [] if traced.reason else [trace_name(command.rank), part_name(command.rank)]
-            return traced, [(Path(folder) / name).read_bytes() for name in names]
+            files = () if traced.reason else _trace_files(command.rank, Path(folder))
+            return traced, [each.read_bytes() for each in files]
 
     def _explain_missing(self) -> str:
-        if self._profile is not None and (self._complete_steps or self._is_incomplete):
+        if self._profile is not None and self._traced:
             return ""
         if not self._reported:
             return NO_STEPS
@@ -176,13 +169,13 @@ class CellProfiler:
         return f"{format_steps(*self._reported)} {were} reported, none of {self._steps}"
 
     def _write(self, command: SendTrace, folder: Path) -> TraceSent:
-        trace_file = folder / trace_name(command.rank)
+        trace_file, part_file = _trace_files(command.rank, folder)
         try:
             self._profile.export_chrome_trace(str(trace_file))  # torch compresses it
             document = json.loads(gzip.decompress(trace_file.read_bytes()))
             events, left_out = build_merged_part(document, command)
             text = ",\n".join(json.dumps(each, separators=(",", ":")) for each in events)
-            (folder / part_name(command.rank)).write_text(text)
+            part_file.write_text(text)
         except (OSError, RuntimeError, ValueError) as error:  # ValueError: the JSON is cut off
             trace_file.unlink(missing_ok=True)
             reason = getattr(error, "strerror", None) or "the disk may be full"
@@ -190,7 +183,7 @@ class CellProfiler:
                 reason = _torch_error(error)
             return TraceSent(reason=f"its trace could not be written to {folder}: {reason}")
         return TraceSent(
-            steps=[self._first, self._current] if self._is_incomplete else self._complete_steps,
+            steps=self._traced,
             seconds=round(self._seconds, 6),
             events=len(events),
             left_out=left_out,
@@ -199,14 +192,9 @@ class CellProfiler:
         )
 
 
-def trace_name(rank: int) -> str:
-    """Return the name of a rank's trace file, which torch's profiler writes."""
-    return f"rank{rank}.json.gz"
-
-
-def part_name(rank: int) -> str:
-    """Return the name of a rank's part of the merged file."""
-    return f"rank{rank}.part"
+def _trace_files(rank: int, folder: Path) -> tuple[Path, Path]:
+    """Return a rank's trace file, which torch writes, and its part of the merged file."""
+    return folder / f"rank{rank}.json.gz", folder / f"rank{rank}.part"
 
 
 def build_merged_part(

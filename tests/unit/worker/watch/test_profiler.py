@@ -72,9 +72,7 @@ class Rank:
 
     def begin(self, first: int, last: int) -> None:
         """Begin a cell of which these steps are asked for."""
-        self.profiler = CellProfiler(
-            TraceSteps(first=first, last=last), 3, lambda _memory: self.profile
-        )
+        self.profiler = CellProfiler(TraceSteps(first=first, last=last), 3)
         self.forget.append(self.profiler.begin_cell())
 
     def end(self, *, is_ok: bool = True) -> TraceSent:
@@ -90,9 +88,9 @@ def command_to_give(folder: Path | str) -> SendTrace:
 
 
 @pytest.fixture
-def rank(tmp_path: Path) -> Iterator[Rank]:
+def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
     rank = Rank(tmp_path)
-
+    monkeypatch.setattr(profiler, "profile", lambda **_options: rank.profile)
     yield rank
     for each in rank.forget:
         each()
