@@ -17,25 +17,9 @@ import torch.distributed as dist
 from nbddp.train import this_rank
 from nbddp.wire.timing_messages import CollectiveArrivals
 from nbddp.worker.cell.shell import RankShell
+from nbddp.worker.watch import flight_recorder, main_thread
 from nbddp.worker.watch.dataloader_waits import DataLoaderWaits
-from nbddp.worker.watch.flight_recorder import (
-    BUFFER_SIZE,
-    NCCL_OFFSET,
-    Entry,
-    count_started,
-    format_inputs,
-    gpu_microseconds,
-    group_name,
-    is_synchronizing,
-    read_entries,
-)
-from nbddp.worker.watch.main_thread import (
-    innermost_in_cell,
-    line_of,
-    main_cpu_time,
-    main_frame,
-    main_state,
-)
+from nbddp.worker.watch.flight_recorder import BUFFER_SIZE, NCCL_OFFSET, Entry
 
 MAX_ROWS_PER_SECOND = 20_000  # rows of all ranks; above it, each rank leaves some out,
 MIN_ROWS = 100  # but reports at least this number
@@ -75,7 +59,8 @@ class ArrivalRecorder:
         with self._lock:
             self._cell, self._base = cell, int(at * 1e6) * 1000  # nanoseconds
             self.has_collectives = False
-            self._started_before, self._counts_before = count_started(), _count_all_started()
+            self._started_before = flight_recorder.count_started()
+            self._counts_before = _count_all_started()
             # by group: its last number, and how often the cell has created the group again
             self._last_numbers: dict[str, tuple[int, int]] = {}
             self._group_names: dict[Any, str] = {}
@@ -104,7 +89,7 @@ class ArrivalRecorder:
     def report(self, *, is_over: bool = False) -> Sequence[Entry]:
         """Read the flight recorder and send new arrivals. Return all recorded entries."""
         with self._lock:
-            entries = read_entries()
+            entries = flight_recorder.read_entries()
             self._read(entries)
             message = self._complete_message(is_over=is_over) if self._cell else None
             if message is not None:
@@ -117,13 +102,15 @@ class ArrivalRecorder:
         """Record the line of the main thread. Read the recorder before it overwrites entries."""
         with self._lock:
             self._activity.sample()
-            frame, _ = innermost_in_cell(main_frame(), self._shell.is_cell_file)
-            if frame is not None:
-                where = (line_of(frame), self._shell.name_of_file(frame.f_code.co_filename))
+            frame = main_thread.main_frame()
+            here, _ = main_thread.innermost_in_cell(frame, self._shell.is_cell_file)
+            if here is not None:
+                file = self._shell.name_of_file(here.f_code.co_filename)
+                where = main_thread.line_of(here), file
                 number = self._cell_lines.setdefault(where, len(self._cell_lines))
                 self._message.samples.extend([self._microseconds(time.time_ns()), number])
             if (time.monotonic() - self._read_at) * self._records_per_second > BUFFER_SIZE / 2:
-                self._read(read_entries())
+                self._read(flight_recorder.read_entries())
 
     def _microseconds(self, at: int) -> int:
         return (at - self._base) // 1000
@@ -153,7 +140,7 @@ class ArrivalRecorder:
         first = int(new[0]["record_id"])
         if self.has_collectives:
             return 0 if before < NCCL_OFFSET <= first else first - before - 1
-        if len(of_cell) < len(new) or group_name(of_cell[0]):
+        if len(of_cell) < len(new) or flight_recorder.group_name(of_cell[0]):
             return 0
         return max(0, int(of_cell[0]["collective_seq_id"]) - self._started_before - 1)
 
@@ -162,14 +149,15 @@ class ArrivalRecorder:
             return
         key = entry.get("pg_id"), tuple(entry.get("process_group", ()))
         if key not in self._group_names:
-            self._group_names[key] = group_name(entry)
+            self._group_names[key] = flight_recorder.group_name(entry)
         group, number = self._group_names[key], int(entry["collective_seq_id"])
         newest, turn = self._last_numbers.get(group, (0, 0))
         if number <= newest:  # the cell has created the group again
             turn += 1
         self._last_numbers[group] = number, turn
         name = entry["profiling_name"].partition(":")[2]
-        kind = (name, format_inputs(entry), group, is_synchronizing(entry), turn)
+        inputs = flight_recorder.format_inputs(entry)
+        kind = name, inputs, group, flight_recorder.is_synchronizing(entry), turn
         at = self._microseconds(entry["time_created_ns"])
         self._rows.append((number, at, self._kinds.setdefault(kind, len(self._kinds))))
         if int(entry["record_id"]) >= NCCL_OFFSET:
@@ -180,12 +168,13 @@ class ArrivalRecorder:
         if not self._unmeasured:
             return
         for each in entries:
-            duration = gpu_microseconds(each)
-            if duration is not None and (
-                kind := self._unmeasured.pop(int(each["record_id"]), None)
-            ):
+            # NCCL's watchdog adds it after the end, if TORCH_NCCL_ENABLE_TIMING is set
+            milliseconds = each.get("duration_ms")
+            kind = self._unmeasured.get(int(each["record_id"]))
+            if kind is not None and milliseconds is not None:
+                del self._unmeasured[int(each["record_id"])]
                 number = self._kinds.setdefault(kind, len(self._kinds))
-                self._message.durations.extend([duration, number])
+                self._message.durations.extend([round(1000 * milliseconds), number])
         oldest = int(entries[0]["record_id"])
         for record in [each for each in self._unmeasured if each < oldest]:
             del self._unmeasured[record]  # the recorder has overwritten it
@@ -220,15 +209,15 @@ class ThreadActivity:
 
     def __init__(self) -> None:
         self.awake = self.cpu = 0.0
-        self._at, self._cpu = time.monotonic(), main_cpu_time()
+        self._at, self._cpu = time.monotonic(), main_thread.main_cpu_time()
 
     def sample(self) -> None:
         """Count the time since the last sample as spent in the current state.
 
         20 samples a second are enough.
         """
-        at, cpu = time.monotonic(), main_cpu_time()
-        if main_state() == "R":
+        at, cpu = time.monotonic(), main_thread.main_cpu_time()
+        if main_thread.main_state() == "R":
             self.awake += at - self._at
         self.cpu += cpu - self._cpu
         self._at, self._cpu = at, cpu
@@ -237,7 +226,7 @@ class ThreadActivity:
 def _count_all_started() -> dict[tuple[str, int], int]:
     """Return the number of collectives of each group, by the group's name and id."""
     groups = list(dist.distributed_c10d._world.pg_names.items())
-    return {(name, id(group)): count_started(group) for group, name in groups}
+    return {(name, id(group)): flight_recorder.count_started(group) for group, name in groups}
 
 
 def _thin(rows: list[Row], limit: int) -> list[Row]:

@@ -66,15 +66,6 @@ def _load_entries(pickled: bytes, offset: int) -> Sequence[Entry]:
     return sorted(entries, key=lambda entry: int(entry["record_id"]))
 
 
-def gpu_microseconds(entry: Entry) -> int | None:
-    """Return the duration on the GPU, or None if it is not known or not measured.
-
-    NCCL measures it if ``TORCH_NCCL_ENABLE_TIMING`` is set. Its watchdog records it at the end.
-    """
-    milliseconds = entry.get("duration_ms")
-    return None if milliseconds is None else round(1000 * milliseconds)
-
-
 def is_synchronizing(entry: Entry) -> bool:
     """Return whether the collective ends on no rank before all ranks have started it."""
     return entry["profiling_name"] in _SYNCHRONIZING

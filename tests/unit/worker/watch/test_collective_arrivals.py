@@ -10,7 +10,7 @@ import pytest
 
 from nbddp.train import this_rank
 from nbddp.wire.timing_messages import CollectiveArrivals
-from nbddp.worker.watch import collective_arrivals
+from nbddp.worker.watch import collective_arrivals, flight_recorder
 from nbddp.worker.watch.collective_arrivals import BLOCK, MAX_ROWS_PER_SECOND, ArrivalRecorder
 from nbddp.worker.watch.flight_recorder import NCCL_OFFSET, newest_of
 
@@ -59,15 +59,15 @@ class Rank(ArrivalRecorder):
         self.recorder.add(number, at, **facts)
 
     def read(self) -> None:
-        self._read(collective_arrivals.read_entries())
+        self._read(flight_recorder.read_entries())
 
 
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
     rank = Rank()
     recorder = rank.recorder
-    monkeypatch.setattr(collective_arrivals, "read_entries", lambda: list(recorder.entries))
-    monkeypatch.setattr(collective_arrivals, "count_started", lambda: recorder.count)
+    monkeypatch.setattr(flight_recorder, "read_entries", lambda: list(recorder.entries))
+    monkeypatch.setattr(flight_recorder, "count_started", lambda: recorder.count)
     monkeypatch.setattr(
         collective_arrivals, "_count_all_started", lambda: {("0", 1): recorder.count}
     )
@@ -112,7 +112,7 @@ def test_the_recorder_is_read_after_a_short_cell_only_if_it_had_collectives_or_i
 ) -> None:
     rank.begin_cell(1, BEGAN)
     with monkeypatch.context() as patch:
-        patch.setattr(collective_arrivals, "read_entries", lambda: pytest.fail("it was read"))
+        patch.setattr(flight_recorder, "read_entries", lambda: pytest.fail("it was read"))
         rank.end_cell(is_short=True)
     rank.begin_cell(2, BEGAN)
     rank.add(1, 0.1)

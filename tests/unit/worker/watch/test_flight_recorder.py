@@ -10,7 +10,6 @@ import torch
 
 from nbddp.worker.watch.flight_recorder import (
     NCCL_OFFSET,
-    gpu_microseconds,
     is_synchronizing,
     newest_collective,
     read_entries,
@@ -133,9 +132,3 @@ def test_entries_of_the_nccl_recorder_are_read_before_those_of_other_backends(
     )
     dumped["entries"] = []
     assert [each["record_id"] for each in read_entries()] == [9], "of a rank that has not called it"
-
-
-def test_gpu_time_is_read_only_from_entries_with_a_duration() -> None:
-    assert gpu_microseconds(of_nccl(0, duration_ms=0.25)) == 250
-    assert gpu_microseconds(of_nccl(0)) is None
-    assert gpu_microseconds(entry()) is None
