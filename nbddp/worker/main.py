@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from bdb import BdbQuit
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
@@ -59,7 +59,7 @@ from nbddp.worker.watch.flight_recorder import BUFFER_SIZE, count_started
 from nbddp.worker.watch.main_thread import blocking_call, main_frame
 from nbddp.worker.watch.profiler import end_profile
 from nbddp.worker.watch.resource_usage import UsageSampler
-from nbddp.worker.watch.sampler import RankProgress, Sampler
+from nbddp.worker.watch.sampler import Sampler
 
 
 def run_rank(start: RankStart) -> None:
@@ -88,7 +88,7 @@ def run_rank(start: RankStart) -> None:
     log = LogWriter(path, outbox)
     metric_sink = MetricSink(path.with_name("metrics.jsonl"), outbox, rank=sender, attempt=attempt)
     outbox.start(log, metric_sink)
-    log.start_capture()
+    log.capture_output()
     # After a SIGSEGV the log has the Python stacks of all threads. A Gloo thread that aborts the
     # process because of different sizes has no Python stack, but the main thread's shows the line.
     faulthandler.enable(file=2)
@@ -134,8 +134,8 @@ class Rank:
         log: LogWriter,
         metric_sink: MetricSink,
     ) -> None:
+        self._start = start
         self._topology = start.topology
-        self._attempt = start.attempt
         self._cell = 0
         self._clients = clients
         clients.payloads.set_timeout(timedelta(seconds=30))  # the pieces are already in the store
@@ -161,7 +161,7 @@ class Rank:
         )
         self._debuggers = Debuggers(self._stdin, self._topology.rank, self._claim_breakpoint)
         usage = UsageSampler(self._group.device)
-        self._sampler = Sampler(outbox.post, self._shell, usage, self._progress)
+        self._sampler = Sampler(outbox.post, self._shell, usage, log, metric_sink, self._stdin)
         self._interrupter = CellInterrupter(
             is_cell_file=self._is_interruptible,
             cancel_task=self._shell.cancel_task,
@@ -185,17 +185,6 @@ class Rank:
         record_epochs()
         self._stdin.install()
         self._debuggers.install()
-        rank = start.topology.rank
-        commands = command_queue(start.attempt, rank, start.incarnation)
-        reopen = self._reconnect if start.can_rejoin else None
-        self._command_reader = QueueReader(
-            clients.commands, commands, secret=start.secret, reopen=reopen
-        )
-        control = control_queue(start.attempt, rank, start.incarnation)
-        reopen = self._reconnect_control if start.can_rejoin else None
-        self._control_reader = QueueReader(
-            clients.control, control, secret=start.secret, reopen=reopen
-        )
         if start.joins_group:
             self._group.init(0)
             self._group.apply_user_timeout()
@@ -239,7 +228,7 @@ class Rank:
 
     def serve(self) -> None:
         """Handle messages on the main thread, one after the other, until ``Shutdown``."""
-        for message in self._messages_from_controller(self._command_reader):
+        for message in self._messages(self._clients.commands, command_queue, self._reconnect):
             match message:
                 case msg.Shutdown():
                     break
@@ -252,14 +241,22 @@ class Rank:
         if self._group.backend == "nccl":
             self._group.destroy()  # NCCL warns if its communicators still exist at exit
 
-    def _messages_from_controller(self, reader: QueueReader) -> Iterator[Any]:
+    def _messages(
+        self, client: Any, queue: Callable[..., str], reconnect: Callable[[], dist.Store]
+    ) -> Iterator[Any]:
+        """Yield the controller's messages from a queue of this rank."""
+        start = self._start
+        name = queue(start.attempt, start.topology.rank, start.incarnation)
+        reopen = reconnect if start.can_rejoin else None
+        reader = QueueReader(client, name, secret=start.secret, reopen=reopen)
         while True:
             envelope = reader.get()
-            if envelope.sender == CONTROLLER and envelope.attempt == self._attempt:
+            if envelope.sender == CONTROLLER and envelope.attempt == start.attempt:
                 yield envelope.message
 
     def _serve_control_queue(self) -> None:
-        for message in self._messages_from_controller(self._control_reader):
+        clients = self._clients
+        for message in self._messages(clients.control, control_queue, self._reconnect_control):
             match message:
                 case msg.Interrupt() as command:
                     self._interrupt(command)
@@ -320,7 +317,7 @@ class Rank:
         self._sampler.end_cell()
         seconds, at = time.monotonic() - began, time.time()
         end_profile(self._shell.profiler, self._outbox, is_ok=bool(result.success))
-        self._log.restore_python_streams()
+        self._log.capture_output()
         error = result.error_before_exec or result.error_in_exec or self._group.lost_result()
         # The error refers to its frames and so to this one; drop it to free their objects.
         result.error_before_exec = result.error_in_exec = None
@@ -406,17 +403,8 @@ class Rank:
 
         Runs on the main thread.
         """
-        key, mine = f"a{self._attempt}/break/{self._cell}", str(self._topology.rank)
+        key, mine = f"a{self._start.attempt}/break/{self._cell}", str(self._topology.rank)
         return bool(self._clients.commands.compare_set(key, "", mine).decode() == mine)
-
-    def _progress(self) -> RankProgress:
-        report_count = self._metric_sink.report_count + self._log.print_count
-        return RankProgress(
-            report_count,
-            self._log.position(),
-            self._stdin.waiting_for,
-            dict(self._metric_sink.steps),
-        )
 
     def _notify_user(self, line: str) -> None:
         """Show a line that is the same on all ranks; only rank 0 sends it."""
@@ -424,4 +412,4 @@ class Rank:
             self._outbox.post(build_notice(line))
 
     def _payload_key(self, name: str) -> str:
-        return f"a{self._attempt}/payload/{self._topology.rank}/{name}"
+        return f"a{self._start.attempt}/payload/{self._topology.rank}/{name}"

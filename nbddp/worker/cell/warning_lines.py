@@ -9,14 +9,11 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
+from itertools import filterfalse
 from types import FrameType
 from typing import Any
 
-import nbddp
-from nbddp.worker.watch.main_thread import is_called_from, line_of
-
-NBDDP_FOLDER = f"{Path(nbddp.__file__).parent}/"
+from nbddp.worker.watch.main_thread import frames_from, is_called_from, library_of_file, line_of
 
 
 def name_users_lines(is_cell_file: Callable[[str], bool]) -> None:
@@ -39,9 +36,7 @@ def name_users_lines(is_cell_file: Callable[[str], bool]) -> None:
         # Forget that the filters saw nbddp's line: they must decide again for the user's line.
         nbddp_frame.f_globals.pop("__warningregistry__", None)
         module.onceregistry.pop((str(warning.message), warning.category), None)
-        frame: FrameType | None = nbddp_frame
-        while frame is not None and frame.f_code.co_filename.startswith(NBDDP_FOLDER):
-            frame = frame.f_back
+        frame = next(filterfalse(_is_nbddps, frames_from(nbddp_frame)), None)
         if frame is not None and is_called_from(frame, is_cell_file):
             warnings.warn_explicit(
                 warning.message,
@@ -60,11 +55,10 @@ def name_users_lines(is_cell_file: Callable[[str], bool]) -> None:
 
 def _nbddp_frame_of(warning: warnings.WarningMessage) -> FrameType | None:
     """Return the frame of nbddp that a warning names, or None if it names another file."""
-    if not warning.filename.startswith(NBDDP_FOLDER):
-        return None
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if (frame.f_code.co_filename, frame.f_lineno) == (warning.filename, warning.lineno):
-            return frame
-        frame = frame.f_back
-    return None
+    line = warning.filename, warning.lineno
+    own = filter(_is_nbddps, frames_from(sys._getframe(2)))
+    return next((each for each in own if (each.f_code.co_filename, each.f_lineno) == line), None)
+
+
+def _is_nbddps(frame: FrameType) -> bool:
+    return library_of_file(frame.f_code.co_filename) == "nbddp"

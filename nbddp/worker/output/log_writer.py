@@ -59,21 +59,17 @@ class LogWriter:
         self._hidden: deque[tuple[int, int]] = deque()
         self._offset = os.fstat(self._write_fd).st_size  # the end of an earlier attempt's output
 
-    def start_capture(self) -> None:
-        """Make the log file the standard output and error of this process, for Python and C."""
-        for fd in (1, 2):
-            os.dup2(self._write_fd, fd)
-        self.restore_python_streams()
+    def capture_output(self) -> None:
+        """Make the log file the standard output and error of this process, for Python and C.
 
-    def restore_python_streams(self) -> None:
-        """Restore descriptors 1 and 2, ``sys.stdout`` and ``sys.stderr`` after a cell."""
-        for fd in (1, 2):
+        Call this at the start, and after each cell, which may have replaced them.
+        """
+        for fd, name in ((1, "stdout"), (2, "stderr")):
             if not self._is_log(fd):
                 os.dup2(self._write_fd, fd)
-        if sys.stdout not in self._streams.values() or _is_closed(sys.stdout):
-            sys.stdout = sys.__stdout__ = self._text_stream(1)  # type: ignore[misc]
-        if sys.stderr not in self._streams.values() or _is_closed(sys.stderr):
-            sys.stderr = sys.__stderr__ = self._text_stream(2)  # type: ignore[misc]
+            stream = getattr(sys, name)
+            if stream not in self._streams.values() or _is_closed(stream):
+                vars(sys)[name] = vars(sys)[f"__{name}__"] = self._text_stream(fd)
         flush_python_streams()
         self._has_reported_loss = False  # report a loss once in each cell
 

@@ -33,6 +33,7 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 
 from nbddp.topology import Topology
 from nbddp.worker.cell.import_hooks import change_when_imported
+from nbddp.worker.watch.main_thread import frames_from
 
 CONNECT_TIMEOUT = 1.0  # seconds to connect to a store on this machine
 ALREADY_INITIALIZED = (
@@ -227,11 +228,9 @@ def _instead_of_launch(_config: Any, entrypoint: Any, *_args: Any, **_options: A
 
 
 def _instead_of_spawn(fn: Any, *_args: Any, **_options: Any) -> str:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals["__name__"] in (__name__, _SPAWN):
-        frame = frame.f_back
-    caller = "" if frame is None else str(frame.f_globals["__name__"])
-    if caller.partition(".")[0] in _LIGHTNING:
+    frames = frames_from(sys._getframe(1))
+    frame = next(each for each in frames if each.f_globals["__name__"] not in (__name__, _SPAWN))
+    if frame.f_globals["__name__"].partition(".")[0] in _LIGHTNING:
         return (
             "this Lightning strategy starts its own processes, but the ranks are already running: "
             'use strategy="ddp" with devices=world_size'
@@ -240,13 +239,11 @@ def _instead_of_spawn(fn: Any, *_args: Any, **_options: Any) -> str:
     return f"the ranks are already running: call `{call}`"
 
 
-def _call_of_rank(frame: FrameType | None) -> str:
+def _call_of_rank(frame: FrameType) -> str:
     """Return the call in a rank that replaces the ``mp.spawn(main, args=(x,))`` of a frame's line.
 
     It is empty if the source of that line is not known.
     """
-    if frame is None:
-        return ""
     with suppress(SyntaxError):
         lines = linecache.getlines(frame.f_code.co_filename)
         for call in ast.walk(ast.parse("".join(lines))):

@@ -35,7 +35,8 @@ _LIBRARIES = (
     (Path(nbddp.__file__).parents[1], "nbddp"),
     *((Path(sysconfig.get_path(name)), "") for name in ("purelib", "platlib", "stdlib")),
 )
-_STATUS = re.compile(r"^(State|voluntary_ctxt_switches):\s+(\w+)", re.MULTILINE)
+
+_SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)", re.MULTILINE)
 
 
 def main_thread_id() -> int:
@@ -65,13 +66,16 @@ def library_of_file(filename: str) -> str:
     return ""
 
 
+def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and its callers, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def is_called_from(frame: FrameType | None, is_of: Callable[[str], bool]) -> bool:
     """Return whether a frame or one of its callers is in a file that ``is_of`` accepts."""
-    while frame is not None:
-        if is_of(frame.f_code.co_filename):
-            return True
-        frame = frame.f_back
-    return False
+    return any(is_of(each.f_code.co_filename) for each in frames_from(frame))
 
 
 def line_of(frame: FrameType) -> int:
@@ -96,13 +100,12 @@ def innermost_in_cell(
 
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield frames, innermost first, including those of the main task of an event loop."""
-    while frame is not None:
-        is_loop = frame.f_code.co_name == "run_until_complete"
-        task = frame.f_locals.get("future") if is_loop else None
+    for each in frames_from(frame):
+        is_loop = each.f_code.co_name == "run_until_complete"
+        task = each.f_locals.get("future") if is_loop else None
         if isinstance(task, asyncio.Task):
             yield from reversed(list(_task_frames(task)))
-        yield frame
-        frame = frame.f_back
+        yield each
 
 
 def _task_frames(task: asyncio.Task[Any]) -> Iterator[FrameType]:
@@ -146,17 +149,14 @@ def main_state() -> str:
     return text.rpartition(b")")[2][1:2].decode()  # the process name may contain any character
 
 
-def main_switches_and_state() -> tuple[int, str]:
-    """Return the voluntary context switches of the main thread, and its state ("S", "D", ...).
-
-    Return 0 and "" on macOS, which does not report them.
-    """
+def main_switches() -> int:
+    """Return the voluntary context switches of the main thread, or 0 on macOS."""
     try:
         text = Path(f"/proc/self/task/{os.getpid()}/status").read_text()
     except OSError:  # not on Linux
-        return 0, ""
-    fields = dict(_STATUS.findall(text))
-    return int(fields.get("voluntary_ctxt_switches", 0)), fields.get("State", "")
+        return 0
+    found = _SWITCHES.search(text)
+    return int(found[1]) if found else 0
 
 
 _WORKER_FOLDER = Path(nbddp.__file__).parent / "worker"
@@ -198,11 +198,10 @@ def mark_event_wait(frame: FrameType) -> object:
     Return None outside such calls, and if a debugger has set the trace function of the frame.
     """
     call: FrameType | None = None
-    here: FrameType | None = frame
-    while here is not None and _EVENT_WAITS.search(
-        f"{here.f_code.co_filename}:{here.f_code.co_name}"
-    ):
-        call, here = here, here.f_back
+    for each in frames_from(frame):
+        if not _EVENT_WAITS.search(f"{each.f_code.co_filename}:{each.f_code.co_name}"):
+            break
+        call = each
     if call is None:
         return None
     if call.f_trace is None:
@@ -230,14 +229,13 @@ def blocking_call(frame: FrameType, is_cell_file: Callable[[str], bool]) -> str:
 def torch_frames(frame: FrameType | None) -> list[FrameType]:
     """Return the frames of torch.distributed at the end of a stack, from the innermost one."""
     found = []
-    while frame is not None:
-        filename = frame.f_code.co_filename
+    for each in frames_from(frame):
+        filename = each.f_code.co_filename
         if _TORCH_DISTRIBUTED.search(filename):
-            found.append(frame)
+            found.append(each)
         # torch may call nbddp, whose frames are then in between
         elif not Path(filename).is_relative_to(_WORKER_FOLDER):
             break
-        frame = frame.f_back
     return found
 
 

@@ -13,26 +13,18 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from random import Random
 from types import FrameType
-from typing import NamedTuple
 
 from nbddp.errors import format_line
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import JsonDict, RankStatus
 from nbddp.wire.timing_messages import CollectiveArrivals
 from nbddp.worker.cell.shell import RankShell
+from nbddp.worker.cell.stdin import StdinProxy
+from nbddp.worker.output.log_writer import LogWriter
+from nbddp.worker.output.metric_sink import MetricSink
+from nbddp.worker.watch import main_thread
 from nbddp.worker.watch.collective_arrivals import ArrivalRecorder
 from nbddp.worker.watch.flight_recorder import RecordedCollective, newest_of
-from nbddp.worker.watch.main_thread import (
-    blocking_call,
-    functions_in,
-    innermost_in_cell,
-    line_of,
-    main_cpu_time,
-    main_frame,
-    main_switches_and_state,
-    mark_event_wait,
-    waiting_thread,
-)
 from nbddp.worker.watch.resource_usage import ResourceUsage, UsageSampler, read_child_usage
 from nbddp.worker.watch.stall_detector import (
     BlockingCall,
@@ -52,22 +44,6 @@ MIN_CHANGE = 2.0  # percent of a core or of memory; smaller changes are not sent
 MAX_CODE = 100  # characters of a line to show
 
 
-class RankProgress(NamedTuple):
-    """The progress of the rank.
-
-    Attributes:
-        report_count: how often the cell has reported or printed something.
-        log_bytes: the size of the log.
-        waiting_for: the function that waits for user input, or "".
-        steps: the last reported step of each loop.
-    """
-
-    report_count: int = 0
-    log_bytes: int = 0
-    waiting_for: str = ""
-    steps: JsonDict = {}  # noqa: RUF012 - never modified
-
-
 class Sampler:
     """Send a RankStatus once a second while a cell runs, and less often between cells.
 
@@ -75,7 +51,9 @@ class Sampler:
         post: sends a status.
         shell: the shell, for the files of cells and scripts.
         usage: reads the resource usage of the process.
-        progress: returns the progress of the rank.
+        log: shows whether the cell has printed something.
+        metric_sink: shows whether the cell has reported something.
+        stdin: shows whether the cell waits for the user.
     """
 
     def __init__(
@@ -83,12 +61,16 @@ class Sampler:
         post: Callable[[RankStatus | CollectiveArrivals], None],
         shell: RankShell,
         usage: UsageSampler,
-        progress: Callable[[], RankProgress] = RankProgress,
+        log: LogWriter,
+        metric_sink: MetricSink,
+        stdin: StdinProxy,
     ) -> None:
         self._post = post
         self._shell = shell
         self._usage = usage
-        self._progress = progress
+        self._log = log
+        self._metric_sink = metric_sink
+        self._stdin = stdin
         self._stall_detector = StallDetector()
         self._cell = self._last_cell = 0
         self._began_at = 0.0
@@ -176,19 +158,21 @@ class Sampler:
     def sample(self, cell: int = 0) -> RankStatus:
         """Return the current status in a cell, or between cells if ``cell`` is 0."""
         # a separate call: a frame that refers to itself would keep the cell's objects alive
-        return self._build_status(main_frame(), cell)
+        return self._build_status(main_thread.main_frame(), cell)
 
     def _build_status(self, frame: FrameType, cell: int) -> RankStatus:
         entries = self._arrivals.report() if self._last_cell else []
-        newest = newest_of(entries, functions_in(frame))
-        usage, progress = self._usage.read(), self._progress()
+        newest = newest_of(entries, main_thread.functions_in(frame))
+        usage = self._usage.read()
         kind, wait, mark = self._find_wait(cell, frame, newest)
         thread_sample = ThreadSample(
             # the mark, not its id: Python may reuse the id of a deleted mark
             position=(cell, id(frame), frame.f_lasti) if mark is None else (cell, mark),
             collectives=int(entries[-1]["record_id"]) if entries else 0,  # by all threads
-            reports=progress.report_count,
-            written=progress.log_bytes,
+            reports=self._metric_sink.report_count + self._log.print_count,
+            written=self._log.position(),
+            cpu=main_thread.main_cpu_time(),
+            switches=main_thread.main_switches(),
         )
         seconds = self._seconds_stalled(thread_sample, kind, usage)
         is_waited_in = wait is not None and seconds > 0
@@ -203,8 +187,8 @@ class Sampler:
             thread=self._waiting_thread(frame) if is_recorded else "",
             seconds=seconds,
             **asdict(usage),
-            asks=progress.waiting_for,
-            steps=progress.steps,
+            asks=self._stdin.waiting_for,
+            steps=dict(self._metric_sink.steps),
         )
 
     def _find_wait(
@@ -219,23 +203,22 @@ class Sampler:
         if newest is not None and newest.is_in_flight:
             spins = newest.backend == "nccl"  # NCCL waits for its kernels with the CPU
             return BlockingCall.SPINNING if spins else BlockingCall.RECORDED, newest.call, None
-        if name := blocking_call(frame, self._shell.is_cell_file):
+        if name := main_thread.blocking_call(frame, self._shell.is_cell_file):
             return BlockingCall.ON_STACK, Collective(name), None
-        mark = mark_event_wait(frame)
+        mark = main_thread.mark_event_wait(frame)
         return BlockingCall.NONE if mark is None else BlockingCall.ONE_EVENT, None, mark
 
     def _seconds_stalled(
-        self, thread_sample: ThreadSample, kind: BlockingCall, usage: ResourceUsage
+        self, sample: ThreadSample, kind: BlockingCall, usage: ResourceUsage
     ) -> float:
         """Return for how many seconds the main thread has made no progress."""
-        now, cell = time.monotonic(), thread_sample.position[0]
-        switches, state = main_switches_and_state()
+        now, cell = time.monotonic(), sample.position[0]
         waits_for_event = kind is BlockingCall.ONE_EVENT
-        sample = replace(thread_sample, cpu=main_cpu_time(), switches=switches)
         seconds = self._stall_detector.add_thread_sample(sample, kind, now)
         waits_for_others = kind is not BlockingCall.NONE and not waits_for_event
         if not cell or waits_for_others or not self._stall_detector.needs_process_sample(now):
             return seconds
+        state = main_thread.main_state()
         if waits_for_event and state == "R":
             state = "S"  # it has just woken, or waits for a core; neither is work
         children = read_child_usage()
@@ -249,21 +232,21 @@ class Sampler:
 
     def _waiting_thread(self, frame: FrameType) -> str:
         """Name a background thread that waits, or "" if the main thread is in torch.distributed."""
-        other = None if functions_in(frame) else waiting_thread()
+        other = None if main_thread.functions_in(frame) else main_thread.waiting_thread()
         if other is None:
             return ""
-        here, _ = innermost_in_cell(other, self._shell.is_cell_file)
+        here, _ = main_thread.innermost_in_cell(other, self._shell.is_cell_file)
         if here is None:
             return "a background thread"
         file = self._shell.name_of_file(here.f_code.co_filename)
-        return f"a background thread ({format_line(line_of(here), file)})"
+        return f"a background thread ({format_line(main_thread.line_of(here), file)})"
 
     def _line_in_cell(self, frame: FrameType) -> JsonDict:
         """Return the innermost line of a cell, and the name of the function that it called."""
-        here, called = innermost_in_cell(frame, self._shell.is_cell_file)
+        here, called = main_thread.innermost_in_cell(frame, self._shell.is_cell_file)
         if here is None:
             return {"line": 0, "function": called}
-        filename, line = here.f_code.co_filename, line_of(here)
+        filename, line = here.f_code.co_filename, main_thread.line_of(here)
         file, code = self._shell.name_of_file(filename), linecache.getline(filename, line).strip()
         return {"line": line, "file": file, "code": code[:MAX_CODE], "function": called}
 

@@ -30,7 +30,9 @@ class RecordingSampler(Sampler):
         self.posted: list[RankStatus | CollectiveArrivals] = []
         self.usage = FakeUsage()
         shell = Mock(is_cell_file=lambda _file: False)
-        super().__init__(self.posted.append, shell, self.usage)
+        log = Mock(print_count=0, position=lambda: 0)
+        sink, stdin = Mock(report_count=0, steps={}), Mock(waiting_for="")
+        super().__init__(self.posted.append, shell, self.usage, log, sink, stdin)
         self.sample_once()  # the first look between cells has no CPU
         self.posted.clear()
         self.force_next_status()
