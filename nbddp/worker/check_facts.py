@@ -22,16 +22,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer as TorchOptimizer
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    TensorDataset,
-)
+from torch.utils import data
 
 from nbddp.checks import facts
 from nbddp.checks.facts import NamedObject, RankFacts
@@ -54,7 +45,11 @@ _MAY_DIFFER = re.compile(
     r"(?i)rank|world|shard|node|replica|split|partition|islice|dist|rand|shuffle|seed|rng|generator"
     r"|time|environ|socket|pid|uuid|input|stdin|queue|request"
 )
-_SAMPLERS = {DistributedSampler: "dealt", RandomSampler: "random", SequentialSampler: "in order"}
+_SAMPLERS = {
+    data.DistributedSampler: "dealt",
+    data.RandomSampler: "random",
+    data.SequentialSampler: "in order",
+}
 UNSURE = "?"  # prefix of texts that do not identify data: equal texts may have different data
 
 Names = Mapping[str, Any]
@@ -112,12 +107,9 @@ def _collect(
 def _batch_sizes(names: Names, wanted: Iterable[str]) -> dict[str, int]:
     """Return the batch sizes of ``nbddp.loader`` objects that shuffle; no rule needs more."""
     module = sys.modules.get("nbddp.train.loader")  # else no loader exists
-    loaders = {
-        name: names[name] for name in wanted if module and type(names[name]) is module.Loader
-    }
-    return {
-        name: each.batch_size for name, each in loaders.items() if each.shuffles and each.batch_size
-    }
+    loaders = [name for name in wanted if module and type(names[name]) is module.Loader]
+    sizes = {name: names[name].batch_size for name in loaders if names[name].shuffles}
+    return {name: size for name, size in sizes.items() if size}
 
 
 def _import_name(value: object) -> str:
@@ -139,10 +131,8 @@ def _facts_of(name: str, names: Names, failure: Failure | None) -> NamedObject |
     kind = type(value)
     try:
         if issubclass(kind, nn.Module):
-            return _add_refused_parameters(
-                value, _model_facts(value, is_ok=failure is None), failure
-            )
-        if issubclass(kind, DataLoader):
+            return _model_facts(value, failure)
+        if issubclass(kind, data.DataLoader):
             return loader_facts(value)
         if issubclass(kind, TorchOptimizer):
             return _optimizer_facts(value, names)
@@ -153,13 +143,13 @@ def _facts_of(name: str, names: Names, failure: Failure | None) -> NamedObject |
     return None
 
 
-def _model_facts(model: nn.Module, *, is_ok: bool) -> facts.ModelFacts:
+def _model_facts(model: nn.Module, failure: Failure | None) -> facts.ModelFacts:
     parameters = list(islice(model.parameters(), MAX_PARTS))
     kinds = [type(model).__name__, *(type(each).__name__ for each in parameters)]
     trained = [each for each in parameters if each.requires_grad]
     without = sum(each.grad is None for each in trained)
     known = facts.ModelFacts(
-        sample=_sample(parameters) if is_ok else [],
+        sample=_sample(parameters) if failure is None else [],
         shapes=_shapes(parameters),
         device=_gpu_uuid(parameters),
         is_training=model.training,
@@ -173,7 +163,7 @@ def _model_facts(model: nn.Module, *, is_ok: bool) -> facts.ModelFacts:
     is_partly = 0 < without < len(trained)
     named = islice(model.module.named_parameters(), MAX_PARTS if is_partly else 0)
     unused = [name for name, each in named if each.requires_grad and each.grad is None]
-    return replace(
+    known = replace(
         known,
         ranks=model.process_group.size(),
         unused=unused[:MAX_NAMED],
@@ -181,19 +171,12 @@ def _model_facts(model: nn.Module, *, is_ok: bool) -> facts.ModelFacts:
         finds_unused=bool(model.find_unused_parameters or model.static_graph),
         has_buffers=bool(model.broadcast_buffers and model.modules_buffers),
     )
-
-
-def _add_refused_parameters(
-    model: nn.Module, known: facts.ModelFacts, failure: Failure | None
-) -> facts.ModelFacts:
-    """Add the names of the unused parameters, if DDP's error is about this model."""
-    if failure is None or not issubclass(type(model), DistributedDataParallel):
-        return known
-    wrapper: Any = model
-    unused = parameters_without_gradient(wrapper, failure.text)
-    if not unused or failure.because != describe_parameters(wrapper, failure.text):
-        return known
-    return replace(known, unused=unused[:MAX_NAMED], without_gradient=len(unused), is_refused=True)
+    refused = parameters_without_gradient(model, failure.text) if failure else []
+    if not failure or not refused or failure.because != describe_parameters(model, failure.text):
+        return known  # DDP's error, if any, is not about this model
+    return replace(
+        known, unused=refused[:MAX_NAMED], without_gradient=len(refused), is_refused=True
+    )
 
 
 def _shapes(parameters: Sequence[torch.Tensor]) -> str:
@@ -286,10 +269,10 @@ def _lost_model(optimizer: TorchOptimizer, names: Names) -> str:
 # ---- what a DataLoader yields on this rank, as far as torch's own classes show it
 
 
-def loader_facts(loader: DataLoader[Any]) -> facts.LoaderFacts:
+def loader_facts(loader: data.DataLoader[Any]) -> facts.LoaderFacts:
     """Return the facts of a DataLoader; of the user's code it calls only the dataset's length."""
     sampler: Any = loader.sampler
-    if isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader.dataset, data.IterableDataset):
         return facts.LoaderFacts(
             sampler="stream",
             data=_describe_stream(loader.dataset),
@@ -297,19 +280,21 @@ def loader_facts(loader: DataLoader[Any]) -> facts.LoaderFacts:
             batch_size=loader.batch_size or -1,
         )
     kind, samples = type(sampler), _length(loader.dataset)
-    drawn = _sample_count(sampler, samples)
-    is_dealt = kind is DistributedSampler
+    is_dealt = kind is data.DistributedSampler
+    batches: Any = loader.batch_sampler
+    # of other classes, only the user's code knows the number of samples
+    is_torchs = kind in _SAMPLERS and type(batches) is data.BatchSampler
     return facts.LoaderFacts(
         sampler=_SAMPLERS.get(kind, "other"),
         seed=sampler.seed if is_dealt else -1,
         num_replicas=sampler.num_replicas if is_dealt else -1,
         sampler_rank=sampler.rank if is_dealt else -1,
-        shuffles=sampler.shuffle if is_dealt else kind is RandomSampler,
-        epochs=completed_epochs(sampler) if kind in (DistributedSampler, RandomSampler) else [],
+        shuffles=sampler.shuffle if is_dealt else kind is data.RandomSampler,
+        epochs=completed_epochs(sampler) if kind in _SAMPLERS else [],
         samples=samples,
         data=describe_data(loader.dataset),
         order=_order_checksums(loader.dataset) if is_dealt else "",
-        batches=_count_batches(loader, drawn),
+        batches=len(batches) if is_torchs and samples >= 0 else -1,
         batch_size=loader.batch_size or -1,
         workers=loader.num_workers,
     )
@@ -317,20 +302,6 @@ def loader_facts(loader: DataLoader[Any]) -> facts.LoaderFacts:
 
 def _length(dataset: Any) -> int:
     return len(dataset) if hasattr(type(dataset), "__len__") else -1
-
-
-def _sample_count(sampler: Any, samples: int) -> int:
-    """Return the number of samples that this rank gets; -1 if only the user's code knows it."""
-    if type(sampler) in (DistributedSampler, RandomSampler):
-        return int(sampler.num_samples)
-    return samples if type(sampler) is SequentialSampler else -1
-
-
-def _count_batches(loader: DataLoader[Any], drawn: int) -> int:
-    size = loader.batch_size
-    if drawn < 0 or not size or type(loader.batch_sampler) is not BatchSampler:
-        return -1
-    return drawn // size if loader.drop_last else -(-drawn // size)
 
 
 def describe_data(dataset: Any) -> str:
@@ -341,18 +312,18 @@ def describe_data(dataset: Any) -> str:
     >>> describe_data([object()])
     ''
     """
-    if type(dataset) is Subset:
-        base = describe_data(dataset.dataset)
-        known = base or f"{UNSURE}{_length(dataset.dataset)}"
-        return f"{known}[{_checksum(_sample_indices(dataset.indices))}]"
-    if type(dataset) is TensorDataset:
+    if type(dataset) is data.Subset:
+        known = describe_data(dataset.dataset) or f"{UNSURE}{_length(dataset.dataset)}"
+        indices = [int(each) for each in _few(dataset.indices)]
+        return f"{known}[{_checksum(f'{len(dataset.indices)}:{indices}')}]"
+    if type(dataset) is data.TensorDataset:
         return " ".join(map(_describe_tensor, dataset.tensors))
     if isinstance(dataset, torch.Tensor):
         return _describe_tensor(dataset)
     return repr(dataset) if type(dataset) is range else ""
 
 
-def _describe_stream(dataset: IterableDataset[Any]) -> str:
+def _describe_stream(dataset: data.IterableDataset[Any]) -> str:
     """Return a text that identifies the data of a stream; empty if ranks may get other samples.
 
     Ranks get the same samples under three conditions. The stream's class is the user's own. Nothing
@@ -420,21 +391,18 @@ def _order_checksums(dataset: Any) -> str:
         lists = [each for each in vars(dataset).values() if type(each) is list]
     same, own = [], []
     for each in lists:
-        shown = each[:: max(1, len(each) // MAX_INDICES)][:MAX_INDICES]
-        if (
-            1 < len(each) <= MAX_ITEMS
-            and _are_plain(shown, depth=2)
-            and len(set(map(type, shown))) == 1
-        ):
+        shown = _few(each)
+        is_alike = len(set(map(type, shown))) == 1
+        if is_alike and 1 < len(each) <= MAX_ITEMS and _are_plain(shown, depth=2):
             with suppress(TypeError):  # items without an order, such as None
                 same.append((len(each), min(each), max(each)))
                 own.append(shown)
     return f"{_checksum(repr(same))} {_checksum(repr(own))}" if same else ""
 
 
-def _sample_indices(indices: Sequence[Any]) -> str:
-    step = max(1, len(indices) // MAX_INDICES)
-    return f"{len(indices)}:{[int(each) for each in indices[::step][:MAX_INDICES]]}"
+def _few(items: Sequence[Any]) -> Sequence[Any]:
+    """Return items at equal distances, at most MAX_INDICES."""
+    return items[:: max(1, len(items) // MAX_INDICES)][:MAX_INDICES]
 
 
 def _describe_tensor(tensor: torch.Tensor) -> str:
