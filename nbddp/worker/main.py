@@ -35,7 +35,7 @@ from nbddp.worker.cell.display import truncate_failure
 from nbddp.worker.cell.failure import describe_failure, failure_outside_cells
 from nbddp.worker.cell.input_forecast import may_request_input
 from nbddp.worker.cell.interrupt import CellInterrupter
-from nbddp.worker.cell.run_script import exit_code, exit_forked_child, is_script_exit
+from nbddp.worker.cell.run_script import EXIT_FILENAME, exit_code, exit_forked_child
 from nbddp.worker.cell.shell import RankShell, make_shell
 from nbddp.worker.cell.shell_commands import PackageCommands
 from nbddp.worker.cell.stdin import StdinProxy
@@ -340,11 +340,8 @@ class Rank:
         self._end_cell(command, seconds, failure, result.result)
 
     def _is_interruptible(self, filename: str) -> bool:
-        return (
-            filename == PULL_FILENAME
-            or is_script_exit(filename)
-            or self._shell.is_cell_file(filename)
-        )
+        is_ours = filename in (PULL_FILENAME, EXIT_FILENAME)
+        return is_ours or self._shell.is_cell_file(filename)
 
     def _prepare_cell(self, command: msg.RunCell) -> bool:
         """Prepare for a cell. Return False if it was interrupted before it could start."""

@@ -19,20 +19,10 @@ from torch.distributed import Store
 from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import RequestError
-from nbddp.wire import payloads
+from nbddp.wire import payloads, request_messages
 from nbddp.wire.function_sources import Pickler, loads_with_sources
 from nbddp.wire.messages import JsonDict
-from nbddp.wire.request_messages import (
-    Answer,
-    CollectFacts,
-    Complete,
-    Inspect,
-    JoinGroup,
-    Pull,
-    Push,
-    Request,
-    SendNamespace,
-)
+from nbddp.wire.request_messages import Answer, JoinGroup, Pull, Push, Request
 from nbddp.wire.trace_messages import SendTrace, TraceSent
 from nbddp.worker.cell.display import MAX_MESSAGE, TOO_LONG, truncate
 from nbddp.worker.cell.failure import error_text
@@ -105,17 +95,17 @@ class RequestHandler:
         match command:
             case Push():
                 content = self._push(command)
-            case Complete():
+            case request_messages.Complete():
                 content = self._complete(command)
-            case Inspect():
+            case request_messages.Inspect():
                 content = self._inspect(command)
-            case CollectFacts():
+            case request_messages.CollectFacts():
                 content = collect_facts(self._shell.user_ns).to_json()
             case Pull():
                 return self._pull(command)
             case SendTrace():
                 return self._send_trace(command)
-            case SendNamespace():
+            case request_messages.SendNamespace():
                 return self._heal_handler.send_namespace(command)
             case JoinGroup():
                 return self._heal_handler.join_group(command)
@@ -154,13 +144,13 @@ class RequestHandler:
         payload = store_pickled(self._store, payload_key, files, name="the trace") if files else {}
         return Answer(request=command.request, content=asdict(traced), payload=payload)
 
-    def _complete(self, command: Complete) -> JsonDict:
+    def _complete(self, command: request_messages.Complete) -> JsonDict:
         line_start = command.code.rfind("\n", 0, command.cursor) + 1
         line = command.code[line_start:].partition("\n")[0]
         text, matches = self._shell.complete(None, line, command.cursor - line_start)
         return {"text": text, "matches": list(matches)[:200]}
 
-    def _inspect(self, command: Inspect) -> JsonDict:
+    def _inspect(self, command: request_messages.Inspect) -> JsonDict:
         name = token_at_cursor(command.code, command.cursor)
         try:
             found = self._shell.object_inspect_mime(name, detail_level=command.detail)

@@ -27,7 +27,7 @@ class CellCompiler(CachingCompiler):
         self._cell_text = ""  # as the notebook shows it
         self._cell_file = ""
         self._lines_before = 0  # lines of the cell above the next code to compile
-        self._timed_source = ""
+        self._timed_file: str | None = None
         super().__init__()
 
     def begin_cell(self, source: str, first_line: int, number: int) -> None:
@@ -49,17 +49,15 @@ class CellCompiler(CachingCompiler):
     def ast_parse(self, source: str, filename: str = "<unknown>", symbol: str = "exec") -> Any:
         """Parse code below as many empty lines as the cell has lines above the code."""
         if filename == "<unknown>":  # from %time and %timeit
-            self._timed_source = source
-            self._lines_before = self._lines_above(source) or 0
+            above = self._lines_above(source)
+            self._lines_before = above or 0
+            self._timed_file = None if above is None else self._cell_file
         return super().ast_parse("\n" * self._lines_before + source, filename, symbol)
 
     def __call__(self, source: Any, filename: str, symbol: str, *more: Any, **options: Any) -> Any:
         """Compile code. Code of ``%%time`` (``<timed exec>``) counts as a part of the cell."""
-        is_part = (
-            filename.startswith("<timed ") and self._lines_above(self._timed_source) is not None
-        )
-        name = self.cache(self._timed_source) if is_part else filename
-        return super().__call__(source, name, symbol, *more, **options)
+        timed_file = self._timed_file if filename.startswith("<timed ") else None
+        return super().__call__(source, timed_file or filename, symbol, *more, **options)
 
     def add_sources(self, sources: Sources) -> None:
         """Keep the text of cells for tracebacks, such as cells that another process has sent."""

@@ -43,9 +43,8 @@ from nbddp.worker.output.log_writer import flush_python_streams
 from nbddp.worker.watch.main_thread import library_of_file
 
 _MAIN = "__main__"
-# builtins by which code detects a notebook
-_IPYTHON_BUILTINS = ("__IPYTHON__", "display")
 _INSTALLED = {"site-packages", "dist-packages"}
+EXIT_FILENAME = __file__  # waits at a script's end are in this file, and can be interrupted
 
 
 class UserFiles:
@@ -110,7 +109,7 @@ def run_in_namespace(namespace: dict[str, Any], script: Script, files: UserFiles
 
 def _reset_process() -> None:
     """Remove the state by which a forked rank differs from a new process."""
-    for name in _IPYTHON_BUILTINS:
+    for name in ("__IPYTHON__", "display"):  # by which code detects a notebook
         vars(builtins).pop(name, None)
     # a .pyc stores its time in seconds, so it may hide an edit within the same second
     sys.dont_write_bytecode = True
@@ -210,8 +209,3 @@ def _user_traceback(error: BaseException) -> TracebackType | None:
     while step is not None and library_of_file(step.tb_frame.f_code.co_filename) == "nbddp":
         step = step.tb_next
     return step
-
-
-def is_script_exit(filename: str) -> bool:
-    """Return whether a file is this module, whose waits at a script's end can be interrupted."""
-    return filename == __file__

@@ -12,15 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
-from nbddp.wire.messages import (
-    DEBUGGER,
-    GETPASS,
-    INPUT,
-    InputCancelled,
-    InputReply,
-    InputRequested,
-    MessageFromRank,
-)
+from nbddp.wire import messages as msg
 from nbddp.worker.output.log_writer import flush_python_streams
 
 
@@ -34,7 +26,7 @@ class StdinProxy:
 
     def __init__(
         self,
-        post: Callable[[MessageFromRank], None],
+        post: Callable[[msg.MessageFromRank], None],
         *,
         is_interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -43,7 +35,7 @@ class StdinProxy:
         self._pid = os.getpid()
         self._number = 0
         # replies to the open request; a queue in C, so that an interrupt leaves no lock held
-        self._replies: SimpleQueue[InputReply] = SimpleQueue()
+        self._replies: SimpleQueue[msg.InputReply] = SimpleQueue()
         self._prepared_replies: list[str] = []
         self.is_debugging = False  # whether a debugger reads the input
         self.waiting_for = ""  # the function that waits for a reply, such as ``input()``
@@ -83,7 +75,7 @@ class StdinProxy:
             )
 
     def _ask(self, prompt: str, *, is_secret: bool) -> str:
-        what = DEBUGGER if self.is_debugging else GETPASS if is_secret else INPUT
+        what = msg.DEBUGGER if self.is_debugging else msg.GETPASS if is_secret else msg.INPUT
         self.check_supported(what)
         if self.is_interrupted():
             raise EOFError("the cell was interrupted")
@@ -94,21 +86,23 @@ class StdinProxy:
         flush_python_streams()
         self._number += 1
         number, self.waiting_for, self._replies = self._number, what, SimpleQueue()
-        self._post(InputRequested(question=number, prompt=prompt, is_secret=is_secret, what=what))
+        self._post(
+            msg.InputRequested(question=number, prompt=prompt, is_secret=is_secret, what=what)
+        )
         reply = None
         try:
             reply = self._replies.get()
         finally:
             self.waiting_for = ""
             if reply is None:
-                self._post(InputCancelled(question=number))
+                self._post(msg.InputCancelled(question=number))
         if reply.refusal:
             raise RuntimeError(f"{what} is not supported: {reply.refusal}")
         if reply.is_end:
             raise EOFError("no input was entered")
         return reply.text
 
-    def receive_reply(self, reply: InputReply) -> None:
+    def receive_reply(self, reply: msg.InputReply) -> None:
         """Deliver a reply to the open request. Ignore replies to cancelled requests."""
         if reply.question == self._number and self.waiting_for:
             self._replies.put(reply)

@@ -22,14 +22,7 @@ from math import floor
 from typing import Protocol
 
 from nbddp.formatting import with_article
-from nbddp.wire.messages import (
-    URGENT_MESSAGES,
-    CellEnded,
-    Display,
-    MessageFromRank,
-    Metrics,
-    Output,
-)
+from nbddp.wire import messages as msg
 from nbddp.wire.queues import QueueWriter
 from nbddp.wire.request_messages import Answer
 
@@ -56,7 +49,7 @@ class Source(Protocol):
     def position(self) -> int:
         """Return the current end of the source."""
 
-    def read(self, upto: int | None = None) -> MessageFromRank | None:
+    def read(self, upto: int | None = None) -> msg.MessageFromRank | None:
         """Return the next message, up to a position, or None."""
 
 
@@ -80,7 +73,7 @@ class Outbox:
         self._unreadable: set[Source] = set()
         # actions in order, each with the position of every source when it was added
         self._queue: deque[tuple[Callable[[], None], list[int]]] = deque()
-        self._urgent: deque[MessageFromRank] = deque()
+        self._urgent: deque[msg.MessageFromRank] = deque()
         self._queued_characters = 0  # characters of images in the queue
         # An RLock, because a signal handler may print. Use the lock itself, which is written in C,
         # not Condition.__enter__: an interrupt may arrive there after the lock is acquired.
@@ -110,7 +103,7 @@ class Outbox:
             self._is_in_cell = self._has_output = True  # ends a wait of IDLE_POLL_INTERVAL
             self._wake.notify_all()
 
-    def post(self, message: MessageFromRank) -> None:
+    def post(self, message: msg.MessageFromRank) -> None:
         """Send a message: at once if it is urgent, else after all earlier output.
 
         Wait while the queue holds too many images, as ``print`` waits for a full pipe.
@@ -118,13 +111,13 @@ class Outbox:
         if self._is_in_child():
             return
         with self._lock:
-            if isinstance(message, URGENT_MESSAGES):
+            if isinstance(message, msg.URGENT_MESSAGES):
                 self._urgent.append(message)
                 self._wake.notify_all()
                 return
-            if isinstance(message, Display) and threading.current_thread() is not self._thread:
+            if isinstance(message, msg.Display) and threading.current_thread() is not self._thread:
                 self._wake.wait_for(lambda: self._queued_characters < MAX_QUEUED_CHARACTERS)
-            if isinstance(message, CellEnded):
+            if isinstance(message, msg.CellEnded):
                 self._is_in_cell = False
             self._queued_characters += _count_characters(message)
             self._enqueue(partial(self._send_message, message))
@@ -233,7 +226,7 @@ class Outbox:
             lines += max(map(_count_lines, pieces))
         return lines
 
-    def _read_sources(self, positions: Sequence[int]) -> Iterator[MessageFromRank]:
+    def _read_sources(self, positions: Sequence[int]) -> Iterator[msg.MessageFromRank]:
         for source, position in zip(self._sources, positions, strict=True):
             for _ in range(MAX_PIECES):
                 try:
@@ -261,22 +254,22 @@ class Outbox:
         while self._urgent:
             self._send(self._urgent_writer, self._urgent.popleft())
 
-    def _send_message(self, message: MessageFromRank) -> None:
+    def _send_message(self, message: msg.MessageFromRank) -> None:
         self._send(self._writer, message)
         with self._lock:
             self._queued_characters -= _count_characters(message)
             self._wake.notify_all()
 
-    def _send(self, writer: QueueWriter, message: MessageFromRank) -> None:
+    def _send(self, writer: QueueWriter, message: msg.MessageFromRank) -> None:
         """Send a message. If that fails, notify the user, and send a CellEnded or Answer empty."""
         try:
             writer.put(message)
         except Exception as error:  # noqa: BLE001 - the thread continues after any error
             what = with_article(type(message).__name__)
-            fallbacks: list[tuple[QueueWriter, MessageFromRank]] = [
+            fallbacks: list[tuple[QueueWriter, msg.MessageFromRank]] = [
                 (self._writer, build_notice(f"{what} could not be sent: {error}"))
             ]
-            if isinstance(message, CellEnded | Answer):
+            if isinstance(message, msg.CellEnded | Answer):
                 fallbacks.append(
                     (writer, _without_content(message, f"it could not be sent: {error}"))
                 )
@@ -287,12 +280,12 @@ class Outbox:
                     logger.exception("nbddp could not send")
 
 
-def build_notice(text: str, cell: int = 0) -> Display:
+def build_notice(text: str, cell: int = 0) -> msg.Display:
     """Return a line of text for the user, below a cell, or without a cell for 0."""
-    return Display(cell=cell, data={"text/plain": f"nbddp: {text}"}, metadata={})
+    return msg.Display(cell=cell, data={"text/plain": f"nbddp: {text}"}, metadata={})
 
 
-def _without_content(message: CellEnded | Answer, reason: str) -> CellEnded | Answer:
+def _without_content(message: msg.CellEnded | Answer, reason: str) -> msg.CellEnded | Answer:
     """Return the message without the content that cannot be sent: the controller waits for it."""
     if isinstance(message, Answer):
         return Answer(request=message.request, error=reason)
@@ -301,9 +294,11 @@ def _without_content(message: CellEnded | Answer, reason: str) -> CellEnded | An
     return replace(message, failure=failure, result={})
 
 
-def _group_into_messages(pieces: Iterable[MessageFromRank]) -> Iterator[list[MessageFromRank]]:
+def _group_into_messages(
+    pieces: Iterable[msg.MessageFromRank],
+) -> Iterator[list[msg.MessageFromRank]]:
     """Group messages to send together, with at most one of each type."""
-    group: list[MessageFromRank] = []
+    group: list[msg.MessageFromRank] = []
     for piece in pieces:
         if type(piece) in map(type, group):
             yield group
@@ -320,17 +315,17 @@ def _position_of(source: Source) -> int:
         return sys.maxsize  # reading it fails too and reports the error
 
 
-def _count_lines(message: MessageFromRank) -> int:
+def _count_lines(message: msg.MessageFromRank) -> int:
     """Return the number of lines or rows in a message, at least 1."""
     match message:
-        case Output(text=text):
+        case msg.Output(text=text):
             return max(1, text.count("\n"))
-        case Metrics(rows=rows):
+        case msg.Metrics(rows=rows):
             return max(1, len(rows))
     return 1
 
 
-def _count_characters(message: MessageFromRank) -> int:
-    if not isinstance(message, Display):
+def _count_characters(message: msg.MessageFromRank) -> int:
+    if not isinstance(message, msg.Display):
         return 0
     return sum(len(value) for value in message.data.values() if isinstance(value, str))
