@@ -2,7 +2,8 @@
 
 With :class:`FakeLauncher` and :class:`FakeLink` a session has all its threads and no process. With
 :class:`ManualEventThread` it has no thread either: the test runs each event in the order of its
-choice, and can make each of them fail.
+choice, and can make each of them fail. :func:`recorder_entry` is an entry of torch's flight
+recorder, for the worker.
 """
 
 from __future__ import annotations
@@ -349,3 +350,18 @@ def answer_commands(launcher: FakeLauncher, link: FakeLink) -> None:
 def ready(rank: int) -> Ready:
     """Return the message of a rank that is ready."""
     return Ready(pid=1000 + rank, device="cpu", backend="gloo", host="here")
+
+
+def recorder_entry(**facts: Any) -> dict[str, Any]:
+    """Return an entry as torch 2.13 writes it to its flight recorder."""
+    return {
+        "record_id": 0,
+        "pg_id": 0,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": 1,
+        "profiling_name": "gloo:all_reduce",
+        "time_created_ns": 0,
+        "input_sizes": [[4]],
+        "input_dtypes": ["Float"],
+        "retired": True,
+    } | facts

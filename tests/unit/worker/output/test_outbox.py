@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from interrupt_places import interrupted_everywhere
@@ -72,20 +73,6 @@ class FakeSource:
         return self.pieces.popleft()
 
 
-class EndlessSource(FakeSource):
-    """A source that always has more."""
-
-    def read(self, upto: int | None = None) -> msg.MessageFromRank | None:  # noqa: ARG002 - a source's
-        return wrote("more")
-
-
-class BrokenSource(FakeSource):
-    """A source that cannot be read."""
-
-    def read(self, upto: int | None = None) -> msg.MessageFromRank | None:  # noqa: ARG002 - a source's
-        raise OSError("Input/output error")
-
-
 class Outboxes:
     """Outboxes whose two writers record the posted messages."""
 
@@ -97,16 +84,23 @@ class Outboxes:
     def posted(self) -> list[msg.MessageFromRank]:
         return self.writer.posted
 
-    def make(self, *sources: FakeSource, **options: Any) -> Outbox:
+    def make(self, *sources: Any, **options: Any) -> Outbox:
         outbox = Outbox(self.writer, self.urgent, **options)  # type: ignore[arg-type]
         outbox._sources = sources
         return outbox
 
-    def start(self, *sources: FakeSource) -> Outbox:
+    def start(self, *sources: Any) -> Outbox:
         outbox = self.make(*sources)
         self.started.append(outbox)
         outbox.start(*sources)
         return outbox
+
+    def send(self, outbox: Outbox, *messages: msg.MessageFromRank) -> None:
+        """Post messages, and start the thread only then, so that it sends all in one batch."""
+        for each in messages:
+            outbox.post(each)
+        outbox.start(*outbox._sources)
+        outbox.close()
 
 
 @pytest.fixture
@@ -142,6 +136,7 @@ def happened(kind: str) -> msg.EventReported:
     return msg.EventReported(kind=kind)
 
 
+ENDLESS = Mock(position=lambda: 0, read=lambda _upto: wrote("more"))
 NUMBERS, BARS = msg.Metrics(rows=[[0.0, 1, {"loss": 0.5}]]), msg.Progress(bars=[["", 1, 2, 0.1]])
 
 
@@ -162,10 +157,7 @@ def test_data_of_the_sources_is_sent_before_a_later_report(
     sources: list[list[msg.MessageFromRank]],
     batches: list[list[msg.MessageFromRank]],
 ) -> None:
-    outbox = outboxes.make(*(FakeSource(*pieces) for pieces in sources))
-    outbox.post(report(1))
-    outbox.start(*outbox._sources)
-    outbox.close()
+    outboxes.send(outboxes.make(*(FakeSource(*pieces) for pieces in sources)), report(1))
     assert outboxes.writer.batches == batches
     assert outboxes.writer.asked == len(batches) - 1  # for room, before each message but the first
     assert outboxes.posted == [*(each for letter in batches for each in letter), report(1)]
@@ -178,16 +170,9 @@ def test_data_that_a_source_gets_after_a_report_is_sent_after_it(outboxes: Outbo
     source.pieces.extend([wrote("between"), wrote("and more")])
     outbox.post(report(1))
     source.pieces.append(wrote("after"))
-    outbox.start(*outbox._sources)
-    outbox.close()
-    assert outboxes.posted == [
-        wrote("before"),
-        picture(1),
-        wrote("between"),
-        wrote("and more"),
-        report(1),
-        wrote("after"),
-    ]
+    outboxes.send(outbox)
+    between = [wrote("between"), wrote("and more")]
+    assert outboxes.posted == [wrote("before"), picture(1), *between, report(1), wrote("after")]
 
 
 def test_output_written_during_a_send_does_not_overtake_a_report(
@@ -218,15 +203,15 @@ def test_order_is_kept_while_all_sources_write_at_once(outboxes: Outboxes) -> No
         outbox.notify()
         outbox.post(report(number))
     outbox.close()
-    place = {each: at for at, each in enumerate(map(repr, outboxes.posted))}
+    place = {repr(each): at for at, each in enumerate(outboxes.posted)}
     assert len(place) == 600
-    outputs = [place[repr(wrote(f"{number}"))] for number in range(200)]
-    events = [place[repr(happened(f"{number}"))] for number in range(200)]
-    reports = [place[repr(report(number))] for number in range(200)]
-    for places in (outputs, events, reports):
-        assert all(one < other for one, other in pairwise(places))
-    for places in (outputs, events):
-        assert all(one < other for one, other in zip(places, reports, strict=True))
+    last = (-1, -1, -1)
+    for number in range(200):
+        sent = wrote(f"{number}"), happened(f"{number}"), report(number)
+        output, event, end = (place[repr(each)] for each in sent)
+        assert max(output, event) < end
+        assert all(map(operator.lt, last, (output, event, end)))
+        last = output, event, end
 
 
 def test_a_notification_is_enough_to_send_the_data_of_a_source(
@@ -331,11 +316,12 @@ def test_messages_that_cannot_be_encoded_are_reported_and_sending_continues(
     outbox = outboxes.make(
         FakeSource(wrote("a")), FakeSource(msg.EventReported(kind="mine", facts={"it": object()}))
     )
-    outbox.post(replace(report(1), result={"data": object()}, payload={"key": "k"}))
-    outbox.post(replace(report(2), failure=failure))
-    outbox.post(Answer(request=3, content={"matches": [object()]}))
-    outbox.start(*outbox._sources)
-    outbox.close()
+    outboxes.send(
+        outbox,
+        replace(report(1), result={"data": object()}, payload={"key": "k"}),
+        replace(report(2), failure=failure),
+        Answer(request=3, content={"matches": [object()]}),
+    )
     [answer] = outboxes.urgent.posted
     said = [each.data["text/plain"] for each in outboxes.posted if isinstance(each, msg.Display)]
     first, bare, failed = (each for each in outboxes.posted if not isinstance(each, msg.Display))
@@ -363,7 +349,8 @@ def test_an_error_in_one_message_does_not_stop_the_outbox(
 
 def test_an_unreadable_source_is_reported_once_and_the_others_continue(outboxes: Outboxes) -> None:
     source = FakeSource()
-    outbox = outboxes.start(BrokenSource(), source)
+    broken = Mock(position=lambda: 0, read=Mock(side_effect=OSError("Input/output error")))
+    outbox = outboxes.start(broken, source)
     for number in range(3):
         source.pieces.append(wrote(str(number)))
         outbox.post(report(number))
@@ -387,7 +374,7 @@ def test_urgent_messages_use_their_own_queue_while_output_is_unread(
     outboxes: Outboxes,
 ) -> None:
     outboxes.writer.waiting = 1
-    outbox = outboxes.start(EndlessSource())
+    outbox = outboxes.start(ENDLESS)
     assert wait_until(lambda: outboxes.writer.asked > 3)
     for count, news in enumerate(NEWS, 1):
         outbox.post(news)
@@ -396,27 +383,24 @@ def test_urgent_messages_use_their_own_queue_while_output_is_unread(
 
 
 def test_a_source_that_never_ends_does_not_hold_up_the_end_of_a_cell(outboxes: Outboxes) -> None:
-    outboxes.start(EndlessSource()).post(report(1))
+    outboxes.start(ENDLESS).post(report(1))
     assert wait_until(lambda: report(1) in outboxes.posted)
 
 
 def test_ranks_send_at_common_times_less_often_if_many_and_a_first_line_at_once(
     outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few, many, crowd = (
-        outboxes.make(ranks=ranks) for ranks in (1, outbox_module.RANKS_AT_FULL_RATE, 64)
-    )
-    assert few._period == many._period == outbox_module.BATCH_PERIOD
-    assert crowd._period == pytest.approx(
-        64 / outbox_module.RANKS_AT_FULL_RATE * outbox_module.BATCH_PERIOD
-    )
+    rate, batch_period = outbox_module.RANKS_AT_FULL_RATE, outbox_module.BATCH_PERIOD
+    few, many, crowd = (outboxes.make(ranks=ranks) for ranks in (1, rate, 64))
+    assert few._period == many._period == batch_period
+    assert crowd._period == pytest.approx(64 / rate * batch_period)
     assert crowd._next_due(0.0, 1) == crowd._next_due(0.0, 100)
     now = 1000.013
     monkeypatch.setattr(outbox_module.time, "monotonic", lambda: now)
     one, other = outboxes.make(ranks=4), outboxes.make(ranks=4)
     for mailed, period in (
-        (1, 0.4 * outbox_module.BATCH_PERIOD),
-        (outbox_module.SMALL_BATCH + 1, outbox_module.BATCH_PERIOD),
+        (1, 0.4 * batch_period),
+        (outbox_module.SMALL_BATCH + 1, batch_period),
     ):
         due = one._next_due(0.0, mailed)
         assert due <= now
@@ -429,7 +413,7 @@ def test_ranks_send_at_common_times_less_often_if_many_and_a_first_line_at_once(
         due = one._next_due(due, 100) if now >= due else due
         later = other._next_due(later, 100) if now >= later else later
     assert due == pytest.approx(later, abs=1e-6)
-    assert now < due <= now + outbox_module.BATCH_PERIOD
+    assert now < due <= now + batch_period
 
 
 # ---- pictures

@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from fakes import recorder_entry
 
 from nbddp.train import this_rank
 from nbddp.wire.timing_messages import CollectiveArrivals
@@ -17,46 +18,22 @@ from nbddp.worker.watch.flight_recorder import NCCL_OFFSET, newest_of
 BEGAN = 1_000_000.0  # as time.time() has it
 
 
-class Recorder:
-    """A flight recorder that keeps a few entries, as torch's."""
+class Rank(ArrivalRecorder):
+    """A rank with a flight recorder that keeps a few entries, as torch's. It keeps its reports."""
 
     def __init__(self) -> None:
         self.entries: list[dict[str, Any]] = []
-        self.kept = 10_000
-        self.count = 0
-
-    def add(self, number: int, at: float, **facts: Any) -> None:
-        """A collective was begun, seconds after the cell."""
-        name = facts.pop("name", "gloo:all_reduce")
-        self.entries.append(
-            {
-                "record_id": self.count,
-                "pg_id": 0,
-                "process_group": ("0", "default_pg"),
-                "collective_seq_id": number,
-                "profiling_name": name,
-                "time_created_ns": round((BEGAN + at) * 1e6) * 1000,
-                "input_sizes": [[4]],
-                "input_dtypes": ["Float"],
-                "retired": True,
-            }
-            | facts
-        )
-        self.count += 1
-        del self.entries[: -self.kept]
-
-
-class Rank(ArrivalRecorder):
-    """A rank with a flight recorder; it keeps its reports."""
-
-    def __init__(self) -> None:
-        self.recorder = Recorder()
+        self.kept, self.count = 10_000, 0
         self.sent: list[CollectiveArrivals] = []
         shell = Mock(is_cell_file=lambda name: name == "<cell>", name_of_file=lambda _name: "")
         super().__init__(self.sent.append, shell)
 
     def add(self, number: int, at: float, **facts: Any) -> None:
-        self.recorder.add(number, at, **facts)
+        """Record a collective that began some seconds after the cell."""
+        began = {"collective_seq_id": number, "time_created_ns": round((BEGAN + at) * 1e6) * 1000}
+        self.entries.append(recorder_entry(record_id=self.count, **began, **facts))
+        self.count += 1
+        del self.entries[: -self.kept]
 
     def read(self) -> None:
         self._read(flight_recorder.read_entries())
@@ -65,12 +42,9 @@ class Rank(ArrivalRecorder):
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
     rank = Rank()
-    recorder = rank.recorder
-    monkeypatch.setattr(flight_recorder, "read_entries", lambda: list(recorder.entries))
-    monkeypatch.setattr(flight_recorder, "count_started", lambda: recorder.count)
-    monkeypatch.setattr(
-        collective_arrivals, "_count_all_started", lambda: {("0", 1): recorder.count}
-    )
+    monkeypatch.setattr(flight_recorder, "read_entries", lambda: list(rank.entries))
+    monkeypatch.setattr(flight_recorder, "count_started", lambda: rank.count)
+    monkeypatch.setattr(collective_arrivals, "_count_all_started", lambda: {("0", 1): rank.count})
     return rank
 
 
@@ -78,7 +52,7 @@ def test_each_collective_is_reported_once_with_its_time_and_its_kind(rank: Rank)
     rank.add(1, -5.0)
     rank.begin_cell(7, BEGAN)
     rank.add(2, 0.25)
-    rank.add(3, 0.5, name="gloo:broadcast")
+    rank.add(3, 0.5, profiling_name="gloo:broadcast")
     newest = newest_of(rank.report())
     rank.add(4, 0.75)
     rank.read()
@@ -127,7 +101,7 @@ def test_the_recorder_is_read_after_a_short_cell_only_if_it_had_collectives_or_i
 
 
 def test_entries_lost_by_the_flight_recorder_between_reads_are_counted(rank: Rank) -> None:
-    rank.recorder.kept = 10
+    rank.kept = 10
     rank.begin_cell(1, BEGAN)
     for number in range(1, 31):
         rank.add(number, number / 100)
@@ -184,15 +158,15 @@ def test_the_recorder_is_read_more_often_if_collectives_are_frequent(
 
 
 def test_nccl_durations_are_reported_once_they_are_measured(rank: Rank) -> None:
-    rank.recorder.count = NCCL_OFFSET
+    rank.count = NCCL_OFFSET
     rank.begin_cell(7, BEGAN)
-    rank.add(1, 0.1, name="nccl:all_reduce", retired=False)
-    rank.add(2, 0.2, name="nccl:all_gather", retired=False)
+    rank.add(1, 0.1, profiling_name="nccl:all_reduce", retired=False)
+    rank.add(2, 0.2, profiling_name="nccl:all_gather", retired=False)
     rank.report()
-    rank.recorder.entries[0]["duration_ms"] = 1.5
+    rank.entries[0]["duration_ms"] = 1.5
     rank.report()
-    rank.recorder.entries[1]["duration_ms"] = 0.25
-    rank.add(3, 0.3, name="nccl:all_reduce", duration_ms=2.0)
+    rank.entries[1]["duration_ms"] = 0.25
+    rank.add(3, 0.3, profiling_name="nccl:all_reduce", duration_ms=2.0)
     rank.end_cell(is_short=False)
     first, second, third = rank.sent
     assert (first.durations, first.lost) == ([], 0)
@@ -206,10 +180,10 @@ def test_nccl_durations_are_reported_once_they_are_measured(rank: Rank) -> None:
 
 
 def test_durations_of_dropped_recorder_entries_are_not_awaited(rank: Rank) -> None:
-    rank.recorder.count, rank.recorder.kept = NCCL_OFFSET, 3
+    rank.count, rank.kept = NCCL_OFFSET, 3
     rank.begin_cell(7, BEGAN)
     for number in range(1, 9):
-        rank.add(number, 0.1 * number, name="nccl:all_reduce")
+        rank.add(number, 0.1 * number, profiling_name="nccl:all_reduce")
         rank.read()
     assert len(rank._unmeasured) == 3
 
@@ -218,8 +192,8 @@ def test_no_collectives_count_as_lost_when_nccl_is_called_for_the_first_time(ran
     rank.begin_cell(7, BEGAN)
     rank.add(1, 0.1)
     rank.report()
-    rank.recorder.count = NCCL_OFFSET
-    rank.recorder.entries.clear()
-    rank.add(1, 0.2, name="nccl:all_reduce")
+    rank.count = NCCL_OFFSET
+    rank.entries.clear()
+    rank.add(1, 0.2, profiling_name="nccl:all_reduce")
     rank.report()
     assert [each.lost for each in rank.sent] == [0, 0]
