@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from nbddp.errors import format_ranks
 from nbddp.formatting import plural, with_article
+from nbddp.worker.process_group import object_state
 from nbddp.worker.process_group.bound_objects import (
     BoundObjects,
     accumulations,
@@ -27,18 +28,7 @@ from nbddp.worker.process_group.bound_objects import (
     sharded_modules,
     training_loaders,
 )
-from nbddp.worker.process_group.object_collectives import (
-    broadcast_tensors,
-    equal_on_all,
-    gather_objects,
-)
-from nbddp.worker.process_group.object_state import (
-    describe_state,
-    load_state,
-    parameters_of,
-    state_from_description,
-    tensors_in,
-)
+from nbddp.worker.process_group.object_collectives import broadcast_tensors, gather_objects
 from nbddp.worker.watch.namespace import paths_of
 
 GROUP_ATTRIBUTES = ("process_group", "reducer", "logger")
@@ -182,11 +172,9 @@ class Migration:
         owned = {id(each) for model in models for each in model.parameters()}
         sharded = [each for each in self._bound_objects.optimizers if is_sharded(each)]
         excluded = {id(each) for obj in sharded for each in (obj, getattr(obj, "optim", None))}
-        return [
-            each
-            for each in self._bound_objects.optimizers
-            if id(each) not in excluded and not owned.isdisjoint(map(id, parameters_of(each)))
-        ]
+        others = [each for each in self._bound_objects.optimizers if id(each) not in excluded]
+        parameters_of = object_state.parameters_of
+        return [each for each in others if not owned.isdisjoint(map(id, parameters_of(each)))]
 
     # ---- moving objects
 
@@ -215,10 +203,11 @@ class Migration:
 
         Objects that are not ``wanted`` on every rank are neither sent nor reported.
         """
-        mine = [_attempt(describe_state, each) for each in objects]
+        mine = [_attempt(object_state.describe_state, each) for each in objects]
         gathered = self._gather(mine if dist.get_rank() == self._source else [])[self._source]
+        make = object_state.state_from_description
         tried = [
-            (None, reason) if reason else _attempt(state_from_description, obj, text, self._device)
+            (None, reason) if reason else _attempt(make, obj, text, self._device)
             for obj, (text, reason) in zip(objects, gathered, strict=True)
         ]
         states = {id(obj): state for obj, (state, _) in zip(objects, tried, strict=True)}
@@ -228,12 +217,10 @@ class Migration:
         ]
         succeeded = self._without_failures(objects, failures)
         tensors = [each for model in models for each in _sent_tensors(model)]
-        tensors += [each for obj in succeeded for each in tensors_in(states[id(obj)])]
-        equal = equal_on_all(tensors, self._device, self._source)
-        differ = [each for each, is_equal in zip(tensors, equal, strict=True) if not is_equal]
-        broadcast_tensors(differ, self._device, self._source)
+        tensors += [each for obj in succeeded for each in object_state.tensors_in(states[id(obj)])]
+        broadcast_tensors(tensors, self._device, self._source)
         for obj in succeeded:
-            _, reason = _attempt(load_state, obj, states[id(obj)])
+            _, reason = _attempt(object_state.load_state, obj, states[id(obj)])
             if reason:
                 self._not_moved.append((obj, reason, _MAKE_AGAIN))
             else:

@@ -125,9 +125,10 @@ def wait_for_message(work: Any, device: torch.device, is_broken: Callable[[], bo
         raise failed[0]
 
 
-def broadcast_tensors(tensors: Iterable[torch.Tensor], device: torch.device, source: int) -> None:
+def broadcast_tensors(tensors: Sequence[torch.Tensor], device: torch.device, source: int) -> None:
     """Broadcast tensors of any types and layouts from one rank, and fill those of the others."""
-    for batch in split_into_batches(tensors, lambda tensor: tensor.nbytes):
+    differing = _differing(tensors, device, source)
+    for batch in split_into_batches(differing, lambda tensor: tensor.nbytes):
         # a step count may be on the CPU
         parts = [_tensor_bytes(each).to(device) for each in batch]
         sent = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -144,23 +145,23 @@ def _tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def equal_on_all(tensors: Sequence[torch.Tensor], device: torch.device, source: int) -> list[bool]:
-    """Return for each tensor whether it is large and equal on all ranks.
+def _differing(
+    tensors: Sequence[torch.Tensor], device: torch.device, source: int
+) -> Sequence[torch.Tensor]:
+    """Return the tensors except those that are large and equal on all ranks.
 
     Comparing costs a tenth of sending: after a death most ranks are at the same step.
     """
-    large = [index for index, each in enumerate(tensors) if each.nbytes >= LARGE_BYTES]
-    equal = [False] * len(tensors)
+    large = [each for each in tensors if each.nbytes >= LARGE_BYTES]
     if not large:
-        return equal
-    mine = torch.stack([_fingerprint(tensors[index]).to(device) for index in large])
+        return tensors
+    mine = torch.stack([_fingerprint(each).to(device) for each in large])
     source_values = mine.clone()
     dist.broadcast(source_values, src=source)
     differs = (source_values != mine).to(torch.int64)
     dist.all_reduce(differs, op=dist.ReduceOp.MAX)
-    for index, differ in zip(large, differs.tolist(), strict=True):
-        equal[index] = not differ
-    return equal
+    equal = {id(each) for each, differ in zip(large, differs.tolist(), strict=True) if not differ}
+    return [each for each in tensors if id(each) not in equal]
 
 
 def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:

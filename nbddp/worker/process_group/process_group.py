@@ -16,24 +16,9 @@ from nbddp.topology import Topology
 from nbddp.train import this_rank
 from nbddp.wire.messages import RunCell
 from nbddp.wire.rank_start import DEFAULT_TIMEOUT
+from nbddp.worker.process_group import gloo, nccl, rendezvous
 from nbddp.worker.process_group.bound_objects import BoundObjects
 from nbddp.worker.process_group.connections import Connections, check_free_descriptors
-from nbddp.worker.process_group.gloo import (
-    GlooUnblocker,
-    GroupReleaser,
-    abort_stuck_sends,
-    watch_new_groups,
-)
-from nbddp.worker.process_group.nccl import (
-    abort_groups,
-    is_backend_error,
-    is_default_group_aborted,
-)
-from nbddp.worker.process_group.rendezvous import (
-    Rendezvous,
-    refuse_launchers,
-    reset_start_method,
-)
 from nbddp.worker.store_clients import StoreClient
 from nbddp.worker.watch.flight_recorder import RecordedCollective, count_started, newest_collective
 from nbddp.worker.watch.main_thread import functions_in, main_frame
@@ -68,11 +53,11 @@ class ProcessGroup:
     ) -> None:
         self._store = store
         self._connections = connections
-        self._unblocker = GlooUnblocker()
+        self._unblocker = gloo.GlooUnblocker()
         self.bound_objects = BoundObjects()
-        self._releaser = GroupReleaser(connections.close_groups, self.bound_objects.models)
+        self._releaser = gloo.GroupReleaser(connections.close_groups, self.bound_objects.models)
         self._group_members: set[frozenset[int]] = set()
-        watch_new_groups(self._recording_group, self._releaser.keep_alive)
+        gloo.watch_new_groups(self._recording_group, self._releaser.keep_alive)
         self._topology = topology
         self._timeout = timeout
         self._attempt = attempt
@@ -81,9 +66,9 @@ class ProcessGroup:
         self.is_broken = False
         self._has_input_timeout = False
         self.stuck_in: RecordedCollective | None = None
-        self._rendezvous = Rendezvous(topology, attempt, store.open_connection)
+        self._rendezvous = rendezvous.Rendezvous(topology, attempt, store.open_connection)
         self._rendezvous.install()
-        refuse_launchers()
+        rendezvous.refuse_launchers()
 
     @contextmanager
     def _recording_group(self, ranks: Sequence[int]) -> Iterator[None]:
@@ -155,7 +140,7 @@ class ProcessGroup:
             module._update_default_pg(next(iter(module._world.pg_map)))
         if dist.is_initialized():
             if self.backend == "nccl":
-                abort_groups()  # to destroy them would wait for collectives that may never end
+                nccl.abort_groups()  # to destroy them would wait for collectives that may never end
             else:
                 self._releaser.destroy()  # threads that wait in a broken group may need time to end
             self._connections.close_groups()  # no cell runs, so no rank needs its connections
@@ -199,11 +184,11 @@ class ProcessGroup:
         self._store.invalidate()
         self.record_wait()
         if self.backend == "nccl" and dist.is_initialized():
-            abort_groups()
+            nccl.abort_groups()
         self._unblocker.connect_to_self(self._topology.world_size)
         self._connections.shut_down(others_too=others_too)
         if was_broken:
-            abort_stuck_sends()
+            gloo.abort_stuck_sends()
 
     def record_wait(self) -> None:
         """Record the collective in which a cell waits when it is interrupted.
@@ -216,7 +201,8 @@ class ProcessGroup:
 
     def lost_result(self) -> RuntimeError | None:
         """Return an error if NCCL has given up a collective, and torch has raised none."""
-        if self.backend != "nccl" or not dist.is_initialized() or not is_default_group_aborted():
+        has_nccl = self.backend == "nccl" and dist.is_initialized()
+        if not has_nccl or not nccl.is_default_group_aborted():
             return None
         return RuntimeError(
             "NCCL has given up a collective, after its timeout or an error: the result is undefined"
@@ -227,7 +213,7 @@ class ProcessGroup:
 
         The backend closes its connections in that case.
         """
-        self.is_broken = self.is_broken or is_backend_error(error)
+        self.is_broken = self.is_broken or nccl.is_backend_error(error)
 
     def begin_cell(self, command: RunCell, *, may_request_input: bool = False) -> None:
         """Prepare for a cell, which may create groups or processes, or ask the user for input."""
@@ -240,7 +226,7 @@ class ProcessGroup:
             module: Any = dist.distributed_c10d
             module.default_pg_timeout = module.default_pg_nccl_timeout = self._timeout
         self._rendezvous.begin_cell(command.cell, running=len(command.ranks))
-        reset_start_method()
+        rendezvous.reset_start_method()
         self._releaser.begin_cell()
         _number_groups_from(command.cell * GROUPS_PER_CELL if dist.is_initialized() else 0)
 
