@@ -164,23 +164,15 @@ def test_exceptions_in_a_cyclic_cause_chain_are_shown_once(fail: Fail) -> None:
     assert summary_of(one)[-1] == "caused by KeyError: 'other'"
 
 
-@pytest.mark.parametrize(
-    ("filename", "library"),
-    [
-        (torch.nn.modules.module.__file__, "torch"),
-        (torch.distributed.__file__, "torch"),
-        (str(OURS / "wire" / "start.py"), "nbddp"),
-        (asyncio.__file__, "asyncio"),
-        ("<frozen runpy>", "runpy"),
-        ("<frozen importlib._bootstrap>", "importlib"),
-        (str(Path.home() / "train.py"), ""),
-        ("<string>", ""),
-        (CELL, ""),
-        (__file__, ""),
-    ],
-)
-def test_a_file_is_attributed_to_a_library_or_to_the_user(filename: str, library: str) -> None:
-    assert library_of_file(filename) == library
+def test_a_file_is_attributed_to_a_library_or_to_the_user() -> None:
+    libraries = {
+        torch.distributed.__file__: "torch",
+        str(OURS / "wire" / "start.py"): "nbddp",
+        asyncio.__file__: "asyncio",
+        "<frozen importlib._bootstrap>": "importlib",
+        **dict.fromkeys((str(Path.home() / "train.py"), "<string>", CELL, __file__), ""),
+    }
+    assert {each: library_of_file(each) for each in libraries} == libraries
 
 
 # ---- the error in a line

@@ -17,10 +17,12 @@ def value(text: str) -> dict[str, object]:
     return {"data": {"text/plain": text, "text/html": text}, "metadata": {"a": 1}}
 
 
-def test_values_within_the_limit_are_not_truncated() -> None:
+def test_pictures_and_values_within_the_limit_are_not_truncated() -> None:
     bundle = value("x" * MAX_TEXT)
     assert truncate_value(bundle) == bundle
     assert truncate_display(bundle["data"]) == bundle["data"]
+    picture = {"image/png": "A" * 12_000_000}
+    assert truncate_display(picture) == picture
     failure = Failure(name="E", text="x" * MAX_MESSAGE, traceback="x" * MAX_TEXT)
     assert truncate_failure(failure) == failure
 
@@ -40,11 +42,6 @@ def test_truncated_values_that_differ_after_the_cut_are_in_different_groups() ->
     texts = ["x" * MAX_TEXT + end for end in ("a", "b", "a")]
     results = {rank: truncate_value(value(text)) for rank, text in enumerate(texts)}
     assert [ranks for ranks, _ in group_ranks_by_value(results)] == [[0, 2], [1]]
-
-
-def test_a_picture_of_any_size_is_not_truncated() -> None:
-    data = {"image/png": "A" * 12_000_000}
-    assert truncate_display(data) == data
 
 
 def test_a_truncated_display_has_a_hint_to_print_it() -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,41 +25,22 @@ from nbddp.worker.process_group.nccl import (
 HEADER = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
 
 
-class Group:
-    """A backend whose abort returns at once, never returns, or does not exist."""
-
-    def __init__(self, *, waits_for: threading.Event | None = None, error: str = "") -> None:
-        self.was_aborted = threading.Event()
-        self._waits_for = waits_for
-        self._error = error
-
-    def abort(self) -> None:
-        if self._error:
-            raise RuntimeError(self._error)
-        if self._waits_for is not None:
-            self._waits_for.wait()
-        self.was_aborted.set()
-
-
 def test_groups_are_aborted_at_the_same_time() -> None:
-    second = Group()
-    first = Group(waits_for=second.was_aborted)  # as two communicators of one GPU may
-    assert abort_all([first, second], timeout=30.0)
-    assert first.was_aborted.is_set()
+    was_aborted = threading.Event()  # as two communicators of one GPU, one waits for the other
+    assert abort_all([Mock(abort=was_aborted.wait), Mock(abort=was_aborted.set)], timeout=30.0)
 
 
 def test_a_stuck_abort_of_one_group_does_not_delay_other_groups() -> None:
-    never = threading.Event()
-    stuck, free = Group(waits_for=never), Group()
-    assert not abort_all([stuck, free], timeout=0.2)
-    assert free.was_aborted.is_set()
+    never, free = threading.Event(), Mock()
+    assert not abort_all([Mock(abort=never.wait), free], timeout=0.2)
+    free.abort.assert_called_once()
     never.set()
 
 
 def test_a_backend_without_abort_is_skipped() -> None:
-    last = Group()
-    assert abort_all([Group(error="Backend does not support abort"), last], timeout=30.0)
-    assert last.was_aborted.is_set()
+    error, last = RuntimeError("Backend does not support abort"), Mock()
+    assert abort_all([Mock(abort=Mock(side_effect=error)), last], timeout=30.0)
+    last.abort.assert_called_once()
 
 
 @pytest.fixture
@@ -110,13 +92,8 @@ def test_torchs_header_defines_the_nccl_variables_and_the_meaning_of_2() -> None
 def test_a_group_that_the_watchdog_has_aborted_is_recognized(
     monkeypatch: pytest.MonkeyPatch, error: Exception | None, is_aborted: bool
 ) -> None:
-    def comm_ptr() -> int:
-        if error is not None:
-            raise error
-        return 1
-
-    for backend in (SimpleNamespace(_comm_ptr=comm_ptr), SimpleNamespace()):
-        group = SimpleNamespace(_get_backend=lambda _device, found=backend: found)
+    for backend in (Mock(_comm_ptr=Mock(side_effect=error)), SimpleNamespace()):
+        group = Mock(_get_backend=Mock(return_value=backend))
         monkeypatch.setattr(dist.distributed_c10d, "_get_default_group", lambda found=group: found)
         assert is_default_group_aborted() == (is_aborted and hasattr(backend, "_comm_ptr"))
 

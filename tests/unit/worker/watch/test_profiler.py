@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -115,22 +116,13 @@ def load_and_log(*steps: int) -> None:
 @pytest.mark.parametrize(
     ("first", "last", "loop", "steps"),
     [
-        (10, 12, log, range(20)),
-        (10, 12, load, range(20)),
-        (3, 4, load_and_log, range(9)),
-        (0, 2, log, range(5)),
-        (1, 2, log, range(5)),
-        (1, 2, log, range(1, 5)),
-        (0, 1, load, range(3)),
-    ],
-    ids=[
-        "a step that is logged ends there",
-        "a step that a loader hands over begins there",
-        "where a cell logs the loader is not listened to",
-        "from the beginning of the cell",
-        "what was traced of step 0 is thrown away",
-        "a loop that counts from 1",
-        "from the first batch of a loader",
+        pytest.param(10, 12, log, range(20), id="a step that is logged ends there"),
+        pytest.param(10, 12, load, range(20), id="a step of a loader begins there"),
+        pytest.param(3, 4, load_and_log, range(9), id="a logged step counts, not the loader's"),
+        pytest.param(0, 2, log, range(5), id="from the beginning of the cell"),
+        pytest.param(1, 2, log, range(5), id="the trace of step 0 is thrown away"),
+        pytest.param(1, 2, log, range(1, 5), id="a loop that counts from 1"),
+        pytest.param(0, 1, load, range(3), id="from the first batch of a loader"),
     ],
 )
 def test_the_profiler_traces_exactly_the_requested_steps(
@@ -275,9 +267,7 @@ def test_a_merged_trace_has_times_from_the_start_and_process_ids_of_the_rank() -
     spans = [span("aten::add", 5.0, 2.0), span("copy", 8.0, 1.0, pid=0, id=7)]
     of_no_process = span("PyTorch Profiler (0)", 0.0, 9.0, pid="Spans")
     document = {"baseTimeNanoseconds": 4_000, "traceEvents": [*HEADS, of_no_process, *spans]}
-    command = SendTrace(
-        request=1, cell=3, rank=2, folder="", start_ns=1_000, max_events=100, node="alpha"
-    )
+    command = replace(command_to_give(""), rank=2, start_ns=1_000, node="alpha")
     events, _ = build_merged_part(json.loads(json.dumps(document)), command)
     heads = {(each["pid"], each["name"]): each["args"] for each in events[: len(HEADS)]}
     assert heads[20_000_077, "process_name"]["name"] == "rank 2 (node alpha)"
@@ -293,8 +283,7 @@ def test_a_merged_trace_has_times_from_the_start_and_process_ids_of_the_rank() -
 def test_the_shortest_of_too_many_events_are_dropped_and_counted() -> None:
     events = [span("op", 10.0 * n, float(n)) for n in range(1, 11)]
     document = {"traceEvents": [*HEADS, *events]}
-    command = SendTrace(request=1, cell=3, rank=0, folder="", start_ns=0, max_events=3)
-    events, left_out = build_merged_part(document, command)
+    events, left_out = build_merged_part(document, replace(command_to_give(""), max_events=3))
     assert [each["dur"] for each in events[len(HEADS) :]] == [10.0, 9.0, 8.0]
     assert left_out == 7
 
