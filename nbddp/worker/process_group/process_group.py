@@ -77,10 +77,6 @@ class ProcessGroup:
         with self._unblocker.forming(), self._connections.recording_group():
             yield
 
-    def current(self) -> object:
-        """Return the default process group; None without one."""
-        return dist.distributed_c10d._get_default_group() if dist.is_initialized() else None
-
     def init(self, generation: int) -> None:
         """Destroy the old group, if any, and form a new one with the other ranks.
 

@@ -6,6 +6,8 @@ import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch.distributed as dist
+
 from nbddp.train.call_agreement import communication_device
 from nbddp.wire.messages import Failure, Regroup, RunCell
 from nbddp.worker.cell.failure import failure_outside_cells
@@ -66,7 +68,7 @@ class Regrouper:
         if failure is None:
             return ""
         self._failure = None if is_heal else failure  # the answer reports the failure of a heal
-        group = self._group.current()
+        group = dist.group.WORLD
         for model in self._bound_objects.models:
             if model.__dict__.get("process_group") is group:
                 unbind(model)

@@ -103,10 +103,9 @@ def count_started(group: Any = None) -> int:
 
     Return 0 without a default group, and for custom backends that do not count.
     """
+    group = dist.group.WORLD if group is None else group
     if group is None:
-        if not dist.is_initialized():
-            return 0
-        group = dist.distributed_c10d._get_default_group()
+        return 0
     try:
         return int(group._get_sequence_number_for_group())
     except RuntimeError:
