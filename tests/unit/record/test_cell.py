@@ -100,13 +100,19 @@ def test_the_facts_of_a_cell_have_its_outcome() -> None:
 
 def test_a_dead_rank_is_among_the_exits_unless_it_had_failed_before() -> None:
     handle = handle_for(0, 1, 2, 3)
-    handle.add_exit(3, -9)
+    handle.add_exit(3, -9, final_output="step 7", hint="out of memory")
+    before = handle.exits
     handle.add_report(0, well())
     handle.add_report(2, badly())
     handle.add_exit(0, -9)
     handle.add_exit(2, -9)
     handle.add_exit(4, -9)  # it has not got the cell
     handle.add_report(1, well())
+    assert (before, handle.exits) == ({3: -9}, {0: -9, 3: -9})
+    death = handle.failure(3)
+    assert death is not None
+    assert death.process_exit is not None
+    assert (death.process_exit.final_output, death.process_exit.hint) == ("step 7", "out of memory")
     assert handle.finish().exits == {0: -9, 3: -9}
 
 
@@ -162,26 +168,6 @@ def test_the_failure_of_a_rank_is_known_before_the_cell_ends() -> None:
     assert [each and each.exitcode for each in said] == [None, None, -9, None]
     assert [bool(each) for each in said] == [False, True, True, False]
     assert not handle.is_finished
-
-
-def test_exits_of_a_running_cell_are_returned_as_a_copy() -> None:
-    handle = handle_for(0, 1)
-    assert handle.exits == {}
-    handle.add_exit(1, None)
-    before = handle.exits
-    assert before == {1: None}
-    handle.add_exit(0, 3)
-    assert before == {1: None}
-    assert handle.exits == {1: None, 0: 3}
-
-
-def test_the_report_has_the_final_output_of_a_dead_rank() -> None:
-    handle = handle_for(0)
-    handle.add_exit(0, -9, final_output="step 7", hint="out of memory")
-    verdict = handle.finish().verdict
-    assert verdict is not None
-    assert "step 7" in verdict.report()
-    assert "out of memory" in verdict.report()
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -10,20 +10,19 @@ from nbddp.record.metrics import MetricStore
 from nbddp.record.step_rate import StepRate
 from nbddp.record.waiting.stragglers import StragglerLag, slow_by_step_rate
 
-USUAL = StepRate(100, 10.0, 50.0, seconds=10.0, error=0.01, loop="loss")
-
 
 def pace(per_second: float, error: float = 0.01, loop: str = "loss") -> StepRate:
     return StepRate(100, per_second, 50.0, seconds=10.0, error=error, loop=loop)
 
 
-def of_group(last: StepRate) -> dict[int, StragglerLag]:
-    return slow_by_step_rate({0: USUAL, 1: USUAL, 2: last})
+USUAL = pace(10.0)
 
 
 def test_a_rank_with_a_lower_step_rate_is_reported_with_its_lag() -> None:
-    assert of_group(pace(7.5)) == {2: StragglerLag(0.25, 10.0, is_waited_for=False)}
-    assert slow_by_step_rate({2: pace(7.5)}) == {}
+    slow = pace(7.5)
+    lag = StragglerLag(0.25, 10.0, is_waited_for=False)
+    assert slow_by_step_rate({0: USUAL, 1: USUAL, 2: slow}) == {2: lag}
+    assert slow_by_step_rate({2: slow}) == slow_by_step_rate({0: pace(0.0), 1: pace(0.0)}) == {}
 
 
 @pytest.mark.parametrize(
@@ -40,11 +39,7 @@ def test_a_rank_with_a_lower_step_rate_is_reported_with_its_lag() -> None:
 def test_only_a_clearly_slower_rank_in_the_same_loop_is_reported(
     last: StepRate, is_told: bool
 ) -> None:
-    assert bool(of_group(last)) == is_told
-
-
-def test_ranks_without_a_step_rate_are_not_reported_as_slow() -> None:
-    assert slow_by_step_rate({0: pace(0.0), 1: pace(0.0)}) == {}
+    assert bool(slow_by_step_rate({0: USUAL, 1: USUAL, 2: last})) == is_told
 
 
 @pytest.mark.parametrize("seed", range(20))

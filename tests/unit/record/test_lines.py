@@ -35,11 +35,6 @@ def last_state(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2]
 
 
-@given(TEXT, st.lists(st.integers(0, 60)))
-def test_any_split_of_a_text_gives_the_same_lines(text: str, places: list[int]) -> None:
-    assert lines_of(*cut(text, places)) == lines_of(text)
-
-
 @given(TEXT)
 def test_every_assembled_line_has_its_last_state(text: str) -> None:
     *complete, partial = map(last_state, text.split("\n"))
@@ -58,12 +53,6 @@ def test_long_lines_are_truncated_equally_for_any_split_of_the_text(
             shown, _, said = line.partition(" … ")
             assert shown == whole[:width]
             assert said == "the rest of the line is in x"
-
-
-@pytest.mark.parametrize(("begin", "end"), [("\r", ""), ("", "\r"), ("\r", "\r")])
-def test_a_progress_bar_of_any_length_shows_its_last_state(begin: str, end: str) -> None:
-    bar = [f"{begin}step {number:05}{end}" for number in range(3000)]
-    assert lines_of(*bar) == ["step 02999"]
 
 
 UP = "\x1b[A"
@@ -111,16 +100,6 @@ def test_the_inner_bar_of_nested_loops_is_erased_and_the_outer_bar_is_kept() -> 
     assert (lines.flush(), lines.partial) == ([], "")
 
 
-def test_a_line_is_returned_only_when_it_is_complete() -> None:
-    lines = LineAssembler()
-    assert lines.add("one\ntw") == ["one"]
-    assert lines.add("o") == []
-    assert lines.add("\nthree") == ["two"]
-    assert lines.flush() == ["three"]
-    assert lines.flush() == []
-    assert lines.add("next\n") == ["next"]
-
-
 @given(TEXT, st.lists(st.integers(0, 60)))
 def test_a_partial_line_is_shown_as_if_it_were_complete(text: str, places: list[int]) -> None:
     lines, added = LineAssembler(), ""
@@ -146,11 +125,6 @@ def test_a_line_of_300000_characters_is_one_line_truncated_once(
             [line] = lines_of(*pieces, end, log="rank0.log")
             assert line[:MAX_LINE] == text[:MAX_LINE]
             assert line[MAX_LINE:] == snapshot(name="cut")
-
-
-@pytest.mark.parametrize("length", [MAX_LINE - 1, MAX_LINE])
-def test_a_line_within_the_limit_is_not_truncated(length: int) -> None:
-    assert lines_of("x" * length, "\nnext") == ["x" * length, "next"]
 
 
 @pytest.mark.parametrize(

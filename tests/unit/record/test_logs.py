@@ -156,12 +156,6 @@ def test_the_note_about_omitted_output_is_on_its_own_line(
     assert ["SAID" if "rank0.log" in line else line for line in lines] == shown
 
 
-@pytest.mark.usefixtures("short")
-def test_a_log_span_ends_at_its_given_position(log: Path) -> None:
-    log.write_text("x" * 5000)
-    assert read(LogSpan(0, log, 7, 1007)) == "x" * 1000
-
-
 def test_a_log_deleted_before_it_is_shown_is_named(log: Path, snapshot: SnapshotAssertion) -> None:
     assert read(LogSpan(0, log, 0, 123_456_789)) == snapshot
 

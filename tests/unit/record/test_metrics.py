@@ -133,14 +133,6 @@ def test_neighbouring_points_are_merged_only_beyond_the_bucket_limit() -> None:
     assert curve.steps[-1] == MAX_BUCKETS
 
 
-def test_a_thinned_curve_keeps_a_spike_of_one_point() -> None:
-    curve = curve_of((step, 9.0 if step == 5_432 else 1.0) for step in range(10_000))
-    assert max(curve.high) == 9.0
-    at = curve.high.index(9.0)
-    assert curve.steps[at] == pytest.approx(5_432, abs=20)
-    assert curve.low[at] == 1.0 < curve.mean[at] < 9.0
-
-
 @given(
     st.lists(st.floats(width=32) | st.floats(), min_size=1, max_size=50),
     st.integers(min_value=1, max_value=120),

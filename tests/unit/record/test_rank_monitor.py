@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from nbddp.record.cell import Purpose
@@ -21,8 +19,9 @@ def rank_monitor() -> RankMonitor:
 
 
 def pulse(seconds: float = 0.0) -> RankStatus:
+    call = Collective("all_reduce", 7)
     return RankStatus(
-        cell=5, line=3, function="step", collective=Collective("all_reduce", 7), seconds=seconds
+        cell=5, line=3, function="step", collective=call, seconds=seconds, memory=1 << 20
     )
 
 
@@ -59,9 +58,10 @@ def test_a_progress_bar_estimates_its_rate_and_its_time_left(
 def test_the_last_heartbeat_of_a_rank_is_kept_until_the_ranks_are_cleared(
     rank_monitor: RankMonitor,
 ) -> None:
-    rank_monitor.add(1, pulse(1.0), now=3.0)
-    rank_monitor.add(1, pulse(2.0), now=4.0)
+    for rank, seconds in ((0, 1.0), (1, 1.0), (1, 2.0)):
+        rank_monitor.add(rank, pulse(seconds), now=4.0)
     assert rank_monitor.hangs.heartbeats[1] == Heartbeat(pulse(2.0), 4.0)
+    assert rank_monitor.hangs.memory_used() == 2 << 20
     rank_monitor.add(1, numbers(0), now=4.0)
     rank_monitor.reset_for_cell([0], now=5.0)
     assert rank_monitor.hangs.heartbeats[1] == Heartbeat(pulse(2.0), 4.0)
@@ -70,12 +70,6 @@ def test_the_last_heartbeat_of_a_rank_is_kept_until_the_ranks_are_cleared(
     rank_monitor.clear_ranks()
     assert rank_monitor.hangs.heartbeats == {}
     assert rank_monitor.metrics.names() == ["loss"]
-
-
-def test_memory_used_is_the_sum_over_all_ranks(rank_monitor: RankMonitor) -> None:
-    for rank in range(2):
-        rank_monitor.add(rank, RankStatus(cell=5, line=3, function="", memory=1 << 20), now=1.0)
-    assert rank_monitor.hangs.memory_used() == 2 << 20
 
 
 def test_metric_rows_become_curves_by_rank_and_missed_rows_are_counted(
@@ -92,15 +86,6 @@ def test_metric_rows_become_curves_by_rank_and_missed_rows_are_counted(
     assert rank_monitor.missed_rows == 7
 
 
-def test_a_rank_has_the_progress_bars_of_its_last_report(rank_monitor: RankMonitor) -> None:
-    outer: list[Any] = ["epochs", 1, 3, 9.0]
-    inner: list[Any] = ["batches", 10, 0, 2.5]
-    rank_monitor.add(0, Progress(bars=[outer, inner]), now=1.0)
-    assert rank_monitor.progress_bars == {0: (LoopProgress(*outer), LoopProgress(*inner))}
-    rank_monitor.add(0, Progress(bars=[outer]), now=2.0)
-    assert rank_monitor.progress_bars == {0: (LoopProgress(*outer),)}
-
-
 def test_the_version_changes_with_every_message(rank_monitor: RankMonitor) -> None:
     seen = [rank_monitor.version]
     for message in (pulse(), numbers(0), Progress(bars=[]), pulse()):
@@ -114,7 +99,9 @@ def test_the_version_changes_with_every_message(rank_monitor: RankMonitor) -> No
 
 def test_a_new_cell_clears_metrics_and_progress_bars(rank_monitor: RankMonitor) -> None:
     rank_monitor.add(0, numbers(0, missed=2), now=1.0)
-    rank_monitor.add(0, Progress(bars=[["x", 1, 2, 1.0]]), now=1.0)
+    for bar in (["x", 1, 2, 1.0], ["y", 10, 0, 2.5]):
+        rank_monitor.add(0, Progress(bars=[bar]), now=1.0)
+    assert rank_monitor.progress_bars == {0: (LoopProgress("y", 10, 0, 2.5),)}
     assert (rank_monitor.first_step, rank_monitor.last_step) == (0, 0)
     rank_monitor.reset_for_cell([0, 1], now=2.0)
     assert rank_monitor.missed_rows == 0

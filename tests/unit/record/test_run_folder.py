@@ -88,15 +88,10 @@ def test_each_run_has_its_own_folder_under_the_working_folder(
         ("lr 0.1/größe", "-lr-0.1-gr-e"),
         ("lr=0.1,b=2", "-lr-0.1-b-2"),
         ("../../etc/passwd", "-etc-passwd"),
-        ("/etc", "-etc"),
         ("..", ""),
-        (".", ""),
         ("  ", ""),
         (".hidden", "-hidden"),
-        ("-rf", "-rf"),
         ("a\0b\nc", "-a-b-c"),
-        ("<script>", "-script"),
-        ("Übung", "-bung"),
         ("n" * 61, f"-{'n' * 60}"),
     ],
 )
@@ -190,23 +185,14 @@ def test_run_json_names_the_notebook_or_script_that_started_the_run(
     assert begin(base).run_json.facts["started_by"] == name
 
 
-def test_the_final_output_of_a_rank_is_the_end_of_its_log(base: Path, begin: Begin) -> None:
-    folder = begin(base)
-    assert folder.final_output(0) == ""
-    folder.log_path(0).write_bytes(b"x" * 5000 + b"\xff the end")
-    words = folder.final_output(0)
-    assert words.endswith("\ufffd the end")
-    assert len(words) == 2000
-    with folder.log_path(1).open("wb") as file:
-        file.truncate(50 << 30)  # takes no space, and no memory holds it
-        file.seek(0, os.SEEK_END)
-        file.write("grüße\n".encode() * 1000)
-    words = folder.final_output(1)
-    assert len(words) == 2000
-    assert words.endswith("grüße\n" * 300)
+# ---- the record never stops the run
 
 
-def test_a_partly_written_event_is_reported_and_leaves_other_events_readable(
+def no_space(*_arguments: object, **_options: object) -> int:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_full_disk_does_not_stop_the_run_and_is_reported_once(
     base: Path, begin: Begin, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, write = begin(base), os.write
@@ -214,6 +200,8 @@ def test_a_partly_written_event_is_reported_and_leaves_other_events_readable(
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))
         folder.append_event("two")
+        patch.setattr(os, "write", no_space)
+        folder.append_event("lost")
     [remark] = said
     assert str(folder.path) in remark
     assert remark.endswith("No space left on device")
@@ -223,20 +211,6 @@ def test_a_partly_written_event_is_reported_and_leaves_other_events_readable(
     assert len(torn) == 5
 
 
-# ---- the record never stops the run
-
-
-def fill_disk(path: Path) -> None:
-    """From now on this file cannot grow, neither by its name nor where it is open already."""
-    for fd in Path("/proc/self/fd").iterdir():
-        if fd.resolve() == path:
-            full = os.open("/dev/full", os.O_WRONLY)
-            os.dup2(full, int(fd.name))
-            os.close(full)
-    path.unlink()
-    path.symlink_to("/dev/full")
-
-
 def test_a_deleted_run_folder_does_not_stop_the_run(base: Path, begin: Begin) -> None:
     folder = begin(base)
     shutil.rmtree(folder.path)
@@ -244,27 +218,22 @@ def test_a_deleted_run_folder_does_not_stop_the_run(base: Path, begin: Begin) ->
     assert folder.final_output(0) == ""
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is full")
-def test_a_full_disk_does_not_stop_the_run_and_is_reported_once(
-    base: Path, begin: Begin, said: list[str]
-) -> None:
+def test_the_final_output_of_a_rank_is_the_end_of_its_log(base: Path, begin: Begin) -> None:
     folder = begin(base)
-    folder.append_event("start")
-    fill_disk(folder.path / "events.jsonl")
-    assert said == []
-    folder.append_event("exit", rank=1)
-    folder.append_event("stopped")
-    [remark] = said
-    assert remark.endswith("No space left on device")
+    assert folder.final_output(0) == ""
+    with folder.log_path(0).open("wb") as file:
+        file.truncate(50 << 30)  # takes no space, and no memory holds it
+        file.seek(0, os.SEEK_END)
+        file.write("grüße\n".encode() * 1000 + b"\xff")
+    words = folder.final_output(0)
+    assert len(words) == 2000
+    assert words.endswith("grüße\n" * 300 + "\ufffd")
 
 
 def test_a_run_that_cannot_be_recorded_leaves_no_files(
     base: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_arguments: object, **_options: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    monkeypatch.setattr("pathlib.Path.mkdir", no_space)
     with pytest.raises(StartError, match=rf"{base} .*No space left on device"):
         RunFolder(base, notify=pytest.fail)
     assert not list(temporary.iterdir())

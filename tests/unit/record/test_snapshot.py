@@ -155,34 +155,24 @@ def test_the_state_of_a_rank_without_a_cell(
     assert (each.state, each.is_healthy, each.is_first_cause) == told
 
 
-def test_a_rank_outside_the_cell_has_its_own_state(group: Group) -> None:
-    alone = cell_on(1)
-    alone.add_report(1, WELL)
-    assert group.look(IDLE, alone).ranks[0].state == "ready"
-
-
-def test_a_snapshot_of_the_group_ignores_the_outcome_of_the_cell(group: Group) -> None:
-    group.cell.add_report(0, WELL)
-    group.cell.add_report(1, BADLY)
-    snapshot = group.look(IDLE, group.cell, is_for_cell=False)
-    assert [(each.state, each.is_healthy) for each in snapshot.ranks] == [("ready", True)] * 2
-
-
-def test_the_state_of_a_rank_does_not_repeat_the_first_error_of_a_finished_cell(
-    group: Group,
-) -> None:
-    group.cell.add_report(0, WELL)
-    group.cell.add_report(1, BADLY)
-    assert group.rank(1, IDLE).state == "ValueError: no, line 3"
-    group.cell.finish()
-    assert group.rank(1, IDLE).state == "failed"
-
-
 @pytest.mark.parametrize("is_for_cell", [True, False])
 def test_a_rank_that_has_ended_the_cell_is_not_active(group: Group, is_for_cell: bool) -> None:
     group.cell.add_report(1, WELL)
     snapshot = group.look(with_rank_1(RUNNING, IS_IDLE), group.cell, is_for_cell=is_for_cell)
     assert [each.is_active for each in snapshot.ranks] == [True, False]
+
+
+def test_only_a_snapshot_of_a_cell_has_its_outcome_and_its_first_error_once(group: Group) -> None:
+    group.cell.add_report(0, WELL)
+    group.cell.add_report(1, BADLY)
+    of_group = group.look(IDLE, group.cell, is_for_cell=False)
+    assert [(each.state, each.is_healthy) for each in of_group.ranks] == [("ready", True)] * 2
+    assert group.rank(1, IDLE).state == "ValueError: no, line 3"
+    group.cell.finish()
+    assert group.rank(1, IDLE).state == "failed"
+    alone = cell_on(1)
+    alone.add_report(1, WELL)
+    assert group.look(IDLE, alone).ranks[0].state == "ready"
 
 
 @pytest.mark.parametrize(
@@ -208,13 +198,18 @@ def test_a_snapshot_after_a_restart_has_the_ranks_of_the_cell_unless_asked_for_t
 
 
 def test_a_snapshot_of_a_rank_has_the_facts_of_its_last_heartbeat(group: Group) -> None:
-    group.note(1, PULSE)
+    group.note(1, PULSE, ago=5.0)
     each = group.rank(1, ready={1: Ready(pid=4711, device="cuda:1", backend="nccl", host="here")})
-    assert (each.line, each.code) == (3, "loss.backward()")
+    assert (each.line, each.code, each.seconds) == (3, "loss.backward()", 0.0)
     assert each.collective == "all_reduce #4 float [8]"
     assert (each.cpu, each.memory) == (97.5, 5 << 20)
     assert (each.gpu, each.gpu_memory, each.gpu_reserved) == ("NVIDIA T4", 3 << 30, 4 << 30)
     assert (each.pid, each.device) == (4711, "cuda:1")
+    group.note(1, replace(PULSE, seconds=2.0), ago=5.0)
+    assert 7.0 <= group.rank(1).seconds < 12.0  # it has not moved since
+    idle = group.look(IDLE).ranks[1]
+    assert (idle.state, idle.line, idle.code, idle.seconds) == ("ready", 0, "", 0.0)
+    assert idle.memory == 5 << 20
 
 
 def test_a_snapshot_shows_only_collectives_of_the_current_cell(group: Group) -> None:
@@ -227,22 +222,6 @@ def test_a_snapshot_shows_only_collectives_of_the_current_cell(group: Group) -> 
     assert group.shows("collective") == ("",)
     group.note(1, replace(PULSE, cell=0, last_cell=7))
     assert group.shows("collective") == (str(PULSE.last),)
-
-
-def test_the_time_at_a_line_increases_between_heartbeats_and_is_zero_for_a_moving_rank(
-    group: Group,
-) -> None:
-    group.note(1, PULSE, ago=5.0)
-    assert group.shows("seconds") == (0.0,)
-    group.note(1, replace(PULSE, seconds=2.0), ago=5.0)
-    assert 7.0 <= group.rank(1).seconds < 12.0
-
-
-def test_a_rank_between_two_cells_has_no_line(group: Group) -> None:
-    group.note(0, replace(PULSE, cell=0))
-    each = group.look(IDLE).ranks[0]
-    assert (each.state, each.line, each.code, each.seconds) == ("ready", 0, "", 0.0)
-    assert each.memory == 5 << 20
 
 
 def rows(*steps: int, pause: float = 0.1) -> Metrics:
@@ -285,19 +264,20 @@ def test_a_rank_that_has_ended_its_cell_does_not_show_the_cpu_usage_of_the_cell(
     assert group.look(with_rank_1(RUNNING, IS_IDLE), group.cell).ranks[1].cpu == 0.5
 
 
-def test_a_snapshot_has_the_backend_and_the_devices_in_order_of_rank(group: Group) -> None:
+def test_a_snapshot_has_the_facts_of_the_group_and_of_its_run(group: Group) -> None:
     ready = {
         1: Ready(pid=2, device="cuda:1", backend="nccl", host="here"),
         0: Ready(pid=1, device="cuda:0", backend="nccl", host="here"),
     }
+    group.event_log.folder = cast(RunFolder, SimpleNamespace(path=Path("/a/b/2025-first")))
     snapshot = group.look(RUNNING, ready=ready, rejected_messages=3)
     assert (snapshot.backend, snapshot.devices) == ("nccl", ("cuda:0", "cuda:1"))
-    assert (snapshot.state, snapshot.attempt, snapshot.rejected_messages) == (
-        GroupState.RUNNING,
-        2,
-        3,
-    )
-    assert group.look(RUNNING).backend == ""
+    assert (snapshot.state, snapshot.attempt) == (GroupState.RUNNING, 2)
+    assert snapshot.rejected_messages == 3
+    assert (snapshot.folder, snapshot.run) == ("/a/b/2025-first", "2025-first")
+    group.event_log.folder = None
+    snapshot = group.look(RUNNING)
+    assert (snapshot.backend, snapshot.folder, snapshot.run) == ("", "", "")
 
 
 def test_a_snapshot_has_the_alarm_of_the_hang_detector(group: Group) -> None:
@@ -307,14 +287,6 @@ def test_a_snapshot_has_the_alarm_of_the_hang_detector(group: Group) -> None:
         group.rank_monitor.add(rank, waits, now)
     card = group.rank_monitor.hangs.check(7, [0, 1], [0, 1], now=now)
     assert group.look(RUNNING).alarm == card != ""
-
-
-def test_a_snapshot_has_the_folder_and_the_name_of_the_run(group: Group) -> None:
-    group.event_log.folder = cast(RunFolder, SimpleNamespace(path=Path("/a/b/2025-first")))
-    snapshot = group.look(RUNNING)
-    assert (snapshot.folder, snapshot.run) == ("/a/b/2025-first", "2025-first")
-    group.event_log.folder = None
-    assert (group.look(RUNNING).folder, group.look(RUNNING).run) == ("", "")
 
 
 def test_a_snapshot_has_only_events_since_the_start_of_the_cell(group: Group) -> None:

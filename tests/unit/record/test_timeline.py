@@ -97,15 +97,6 @@ def test_memory_keeps_the_newest_rank_events_and_the_file_has_all_of_them(
     assert [each["step"] for each in on_disk(folder)[2:-1]] == list(range(MAX_REPORTED_EVENTS + 50))
 
 
-def test_events_of_many_kinds_use_bounded_memory(event_log: EventLog) -> None:
-    for number in range(5000):
-        event_log.record_reported(0, f"kind {number}", {})
-    event_log.record("start", attempt=1)
-    kept = event_log.since(0.0)
-    assert len(kept) == MAX_REPORTED_EVENTS + 1
-    assert kinds(kept)[-2:] == ["kind 4999", "start"]
-
-
 def test_an_attempt_keeps_its_newest_events_after_its_start_event_is_dropped(
     event_log: EventLog,
 ) -> None:
@@ -129,8 +120,8 @@ def test_a_large_fact_is_truncated_in_memory_and_complete_in_the_file(
     assert len(on_disk(folder)[0]["text"]) == 100_000
 
 
-def test_a_run_folder_is_opened_once_and_has_no_earlier_events(
-    event_log: EventLog, tmp_path: Path, said: list[str]
+def test_a_run_folder_is_opened_once_reports_its_errors_and_has_no_earlier_events(
+    event_log: EventLog, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     event_log.record("start", attempt=1)
     folder = opened(event_log, tmp_path)
@@ -139,9 +130,12 @@ def test_a_run_folder_is_opened_once_and_has_no_earlier_events(
     assert folder.path.is_relative_to(tmp_path)
     assert folder.path.name.endswith("-first")
     assert json.loads((folder.path / "run.json").read_text())["nproc"] == 2
-    assert said == []
-    assert kinds(event_log.since(0.0)) == ["start", "ready"]
     assert [each["kind"] for each in on_disk(folder)] == ["ready"]
+    assert said == []
+    monkeypatch.setattr("os.write", lambda _fd, data: len(data) - 1)
+    event_log.record("exit")
+    assert str(folder.path) in said[0]
+    assert kinds(event_log.since(0.0)) == ["start", "ready", "exit"]
 
 
 def test_a_new_run_folder_is_opened_after_the_end_or_deletion_of_the_previous_one(
@@ -158,22 +152,6 @@ def test_a_new_run_folder_is_opened_after_the_end_or_deletion_of_the_previous_on
     assert third is not second
     event_log.record("start", attempt=1)
     assert [each["kind"] for each in on_disk(third)] == ["start"]
-
-
-def test_folder_errors_are_reported_and_events_are_kept_in_memory(
-    event_log: EventLog, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    base = tmp_path / "a file"
-    base.touch()
-    opened(event_log, base)
-    assert str(base) in said[0]
-    with monkeypatch.context() as patch:
-        patch.setattr("os.write", lambda _fd, data: len(data) - 1)
-        event_log.record("exit")
-    event_log.record("stopped")
-    assert len(said) == 2
-    assert kinds(event_log.since(0.0)) == ["exit", "stopped"]
 
 
 def test_final_output_returns_the_logs_of_the_requested_ranks(

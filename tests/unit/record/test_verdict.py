@@ -292,37 +292,23 @@ def test_a_rank_that_failed_before_the_user_ended_the_group_is_still_the_cause()
 
 
 def test_an_interrupt_raises_cell_interrupted_error_unless_a_rank_was_killed() -> None:
-    error = verdict_on({0: interrupted()}).error()
+    verdict = verdict_on({0: interrupted()})
+    error = verdict.error()
     assert (type(error), error.rank) == (CellInterruptedError, 0)
+    assert (str(error), error.report) == (verdict.summary(), verdict.report())
     assert type(verdict_on({0: interrupted(), 1: KILLED}).error()) is CellFailedError
 
 
 # ---- one rank
 
 
-def test_the_failure_of_a_rank_comes_from_its_report_or_its_exit() -> None:
-    failed = ended("ValueError", "no", at=3.0)
-    killed, gone = ProcessExit(-9, 4.0), ProcessExit(None, 4.0)
-    assert failure_of(1, ended(), None) is None
-    assert failure_of(1, None, None) is None
+def test_the_failure_of_a_rank_comes_from_its_report_or_else_its_exit() -> None:
+    killed = ProcessExit(-9, 4.0)
+    assert failure_of(1, ended(), None) is failure_of(1, None, None) is None
     assert failure_of(1, None, killed) == RankFailure(rank=1, at=4.0, process_exit=killed)
-    for trouble, at, code in (
-        (failure_of(1, failed, None), 3.0, None),
-        (failure_of(1, failed, killed), 3.0, None),
-        (failure_of(1, None, killed), 4.0, -9),
-        (failure_of(1, None, gone), 4.0, None),
-    ):
-        assert trouble is not None
-        assert (trouble.rank, trouble.at, trouble.exitcode) == (1, at, code)
-        assert not trouble.is_consequence
-        assert not trouble.is_interrupted
-
-
-@pytest.mark.parametrize("report", [interrupted(), closed()], ids=["interrupted", "closed"])
-def test_interrupts_and_closed_connections_are_consequences(report: CellEnded) -> None:
-    trouble = failure_of(1, report, None)
-    assert trouble is not None
-    assert trouble.is_consequence
+    failed = failure_of(1, ended("ValueError", "no", at=3.0), killed)
+    assert failed is not None
+    assert (failed.rank, failed.at, failed.exitcode) == (1, 3.0, None)
 
 
 def test_a_verdict_says_for_each_rank_whether_its_failure_is_a_cause() -> None:
@@ -390,12 +376,6 @@ def test_the_summaries_and_reports_of_verdicts(snapshot: SnapshotAssertion) -> N
     said = {name: verdict_on(ranks).report() for name, ranks in IN_FULL.items()}
     said["the user restarts"] = verdict_on({0: KILLED}, ended_by="restart").report()
     assert said == snapshot(name="in full")
-
-
-def test_the_error_of_a_verdict_has_its_summary_rank_and_report() -> None:
-    verdict = verdict_on({0: interrupted(), 1: FAILED})
-    error = verdict.error()
-    assert (str(error), error.rank, error.report) == (verdict.summary(), 1, verdict.report())
 
 
 def test_a_long_error_is_truncated_in_the_headline_and_complete_in_the_traceback() -> None:
