@@ -340,20 +340,13 @@ def test_pushed_values_are_exported_as_code(value: object, line: str) -> None:
     assert script.remarks == ()
 
 
-def test_an_exported_script_imports_nbddp_only_if_it_is_used() -> None:
-    assert "import nbddp" not in export(cell("x = 1")).text
-    assert "import nbddp" in export(cell("def train():\n    nbddp.log(step=1, loss=2)")).text
-
-
-def test_the_command_runs_the_exported_script_at_its_path() -> None:
+def test_an_exported_script_imports_nbddp_only_if_it_is_used(snapshot: SnapshotAssertion) -> None:
     script = export(cell("x = 1"), path="my runs/train.py")
     assert script.command.endswith(" --nproc-per-node=2 'my runs/train.py'")
     assert "torchrun" in script.text.splitlines()[2]
-
-
-def test_exporting_an_empty_history_is_refused(snapshot: SnapshotAssertion) -> None:
-    omitted = Omitted("cell [1]", "it failed")
-    assert refusal(RequestError, export, omitted) == snapshot
+    assert "import nbddp" not in script.text
+    assert "import nbddp" in export(cell("def train():\n    nbddp.log(step=1, loss=2)")).text
+    assert refusal(RequestError, export, Omitted("cell [1]", "it failed")) == snapshot
 
 
 def test_the_sbatch_file_is_valid_shell(tmp_path: Path) -> None:

@@ -234,11 +234,12 @@ def test_small_values_of_plain_types_are_restored(make: Callable[[int], Any]) ->
         assert type(value) is type(make(1))
 
 
-def test_a_restored_list_stays_shared_by_its_holders() -> None:
+def test_a_restored_list_stays_shared_by_its_holders_which_are_not_named() -> None:
     def values(rank: int) -> dict[str, Any]:
         seen = [rank]
         best = seen if rank == 0 else ["alone"]
-        return {"seen": seen, "kept": SimpleNamespace(seen=seen), "f": seen.append, "best": best}
+        holders = {"kept": SimpleNamespace(seen=seen), "f": seen.append, "add": partial(map, seen)}
+        return {"seen": seen, **holders, "best": best}
 
     here = values(0)
     taken, unlike = healed({0: here, 1: values(1)}, here)
@@ -314,15 +315,6 @@ def test_equal_sets_and_dicts_in_another_order_are_not_named() -> None:
     one = {"few": {1, 17, 33}, "many": {*objects}, "by": {1: deque([1]), "b": 2}}
     two = {"few": {33, 17, 1}, "many": {*objects[::-1]}, "by": {"b": 2, 1: deque([1])}}
     assert not own_of(values_of({0: one, 1: two}), 1, [0]).own
-
-
-def test_an_object_whose_parts_were_restored_is_not_named() -> None:
-    def values(rank: int) -> dict[str, Any]:
-        seen = [rank]
-        return {"seen": seen, "add": partial(map, seen)}
-
-    here = values(0)
-    assert healed({0: here, 1: values(1)}, here) == (["seen"], [])
 
 
 def test_a_value_omitted_from_a_report_for_lack_of_time_is_not_named(
