@@ -19,7 +19,7 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.export.ipython_syntax import translate_cell
-from nbddp.export.main_guard import GUARD, indent, split_by_guard, undefined_names
+from nbddp.export.main_guard import indent, split_by_guard, undefined_names
 from nbddp.export.script import (
     ExportedScript,
     ExportInput,
@@ -56,59 +56,33 @@ def cells_of(script: ExportedScript) -> str:
 
 # ---- IPython's syntax
 
-RUN = "import subprocess\nsubprocess.run({}, shell=True, check=False)\n"
+TRANSLATED = [
+    "x = 1  # kept",
+    "async def f():\n    await g()",
+    "%time x = f(1)",
+    "%%time\nx = 1",
+    "!ls -l",
+    "!ls {folder}",
+    "!awk '{print $1}'",
+    "!echo $HOME",
+    "names = !ls",
+    "%env A=1",
+    "%env A={a}",
+    "%cd -q /tmp",
+    "if rank == 0:\n    %cd /\nelse:\n    %env A=1",
+    "%%bash\nls",
+    "%%writefile -a {name}.txt\none\ntwo",
+]
+LEFT_OUT = ["%matplotlib inline\nx = 1", "if x:\n    %who\ny = 1", "%%html\n<b>text</b>"]
+LEFT_OUT += ["names = %who_ls\nx = 1"]
 
 
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ("x = 1  # kept", "x = 1  # kept\n"),
-        ("%time x = f(1)", "x = f(1)\n"),
-        ("%%time\nx = 1", "# %%time\nx = 1\n"),
-        ("!ls -l", RUN.format("'ls -l'")),
-        ("!ls {folder}", RUN.format("f'ls {folder}'")),
-        ("!awk '{print $1}'", RUN.format("\"awk '{print $1}'\"")),
-        ("names = !ls", "import subprocess\nnames = subprocess.getoutput('ls').splitlines()\n"),
-        ("%env A=1", "import os\nos.environ['A'] = '1'\n"),
-        ("%env A={a}", "import os\nos.environ['A'] = f'{a}'\n"),
-        ("%cd -q /tmp", "import os\nos.chdir(os.path.expanduser('/tmp'))\n"),
-        (
-            "if rank == 0:\n    %cd /\nelse:\n    %env A=1",
-            "import os\nif rank == 0:\n    os.chdir(os.path.expanduser('/'))\nelse:\n"
-            "    os.environ['A'] = '1'\n",
-        ),
-        ("async def f():\n    await g()", "async def f():\n    await g()\n"),
-        (
-            "%%bash\nls",
-            "import subprocess\nsubprocess.run(['bash'], input='ls', text=True, check=True)\n",
-        ),
-        (
-            "%%writefile -a {name}.txt\none\ntwo",
-            "import pathlib\nprint((\n    'one\\n'\n    'two'\n), end='', "
-            "file=pathlib.Path(f'{name}.txt').expanduser().open('a', encoding='utf-8'))\n",
-        ),
-    ],
-)
-def test_magics_with_a_python_equivalent_are_translated(source: str, text: str) -> None:
-    plain = translate_cell(source)
-    assert plain.text == text
-    assert not [each for each in plain.remarks if "left out" in each]
-
-
-def test_magics_without_an_equivalent_become_comments_with_the_reason(
-    snapshot: SnapshotAssertion,
-) -> None:
-    sources = [
-        "%matplotlib inline\nx = 1",
-        "if x:\n    %who\ny = 1",
-        "%%html\n<b>text</b>",
-        "names = %who_ls\nx = 1",
-        "!echo $HOME",
-    ]
-    found = {source: translate_cell(source) for source in sources}
-    assert all(plain.remarks for plain in found.values())
-    for plain in found.values():
+def test_magics_become_python_or_comments_with_the_reason(snapshot: SnapshotAssertion) -> None:
+    found = {source: translate_cell(source) for source in (*TRANSLATED, *LEFT_OUT)}
+    for source, plain in found.items():
         ast.parse(plain.text)
+        is_left_out = any("left out" in each for each in plain.remarks)
+        assert is_left_out == (source in LEFT_OUT)
     assert {source: (plain.text, plain.remarks) for source, plain in found.items()} == snapshot
 
 
@@ -185,26 +159,13 @@ def test_assigned_names_finds_names_in_every_kind_of_binding() -> None:
 # ---- a cell
 
 
-@pytest.mark.parametrize(
-    ("source", "shown"),
-    [
-        ("x = 1\nx", "x = 1\n    _show(x)"),
-        ("x;", "x;"),
-        ("print(x)", "print(x)"),
-        ("None", "None"),
-        ("x = 1", "x = 1"),
-        ("(x +\n y)  # both", "_show((x +\n     y))  # both"),
-        ("x, y", "_show((x, y))"),
-        ("(x, 1), y", "_show(((x, 1), y))"),
-        ("*x, y  # both", "_show((*x, y))  # both"),
-        ("(x := 1)", "_show(((x := 1)))"),
-        ("!ls", "subprocess.run('ls', shell=True, check=False)"),
-    ],
-)
 def test_an_exported_cell_shows_its_last_value_as_the_notebook_does(
-    source: str, shown: str
+    snapshot: SnapshotAssertion,
 ) -> None:
-    assert cells_of(export(cell(source))).endswith(f"{GUARD}\n    {shown}")
+    sources = ["x = 1\nx", "x;", "print(x)", "None", "x = 1", "(x +\n y)  # both", "x, y"]
+    sources += ["(x, 1), y", "*x, y  # both", "(x := 1)", "!ls"]
+    found = {source: cells_of(export(cell(source))) for source in sources}
+    assert found == snapshot
 
 
 @pytest.mark.parametrize("source", ["", "# only words", "import os", "pass", "%matplotlib inline"])
