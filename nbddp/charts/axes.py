@@ -107,6 +107,7 @@ def format_ticks(ticks: Sequence[float]) -> list[str]:
     """
     if len(ticks) < 2:
         return [format_number(tick) for tick in ticks]
-    top, gap = max(map(abs, ticks)), ticks[1] - ticks[0]
+    top = max(map(abs, ticks))
+    gap = (ticks[-1] - ticks[0]) / (len(ticks) - 1)  # above 2**53, neighbours can be equal
     digits = max(4, math.ceil(math.log10(top / gap)) + 2)
     return [format_number(tick if abs(tick) > gap / 2 else 0.0, digits) for tick in ticks]

@@ -7,26 +7,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from losses import losses
+from losses import counting, falling, losses, steep
 
 from nbddp.charts.axes import AxisScale, format_number, format_ticks, log_ticks, round_ticks
 from nbddp.charts.chart_lines import Chart, rank_chart
 from nbddp.charts.svg import Frame, draw
 from nbddp.record.metrics import Curve, MetricStore
-
-
-def falling(rank: int, step: int) -> float:
-    return 2.0 - step / 60 + 0.05 * rank
-
-
-def steep(_rank: int, step: int) -> float:
-    return 10.0 ** (-step / 20)
-
-
-def counting(_rank: int, step: int) -> float:
-    return step + 1.0
 
 
 def chart_of(value: Callable[[int, int], float], **how: int) -> Chart:
@@ -42,13 +30,6 @@ def labels(chart: Chart) -> list[str]:
 
 
 # ---- which lines
-
-
-def test_a_single_rank_has_one_bold_line() -> None:
-    chart = rank_chart("loss", {5: losses(falling)[0]})
-    [line] = chart.drawn
-    assert (line.label, line.color, line.is_strong) == ("rank 5", 5, True)
-    assert chart.legend == "rank 5"
 
 
 def test_several_ranks_have_one_line_each_and_a_bold_line_for_their_mean() -> None:
@@ -221,6 +202,7 @@ def test_tick_labels_are_short_and_nearly_exact(value: float) -> None:
     ),
     st.sampled_from(AxisScale),
 )
+@example({0: [(2**53, 0.0), (0, 0.0), (2, 0.0)]}, AxisScale.AUTO)
 def test_any_data_can_be_drawn_as_a_chart(
     points: dict[int, list[tuple[int, float]]], scale: AxisScale
 ) -> None:
