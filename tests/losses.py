@@ -7,6 +7,18 @@ from collections.abc import Callable
 from nbddp.record.metrics import Curve, MetricStore
 
 
+def falling(rank: int, step: int) -> float:
+    return 2.0 - step / 60 + 0.05 * rank
+
+
+def steep(_rank: int, step: int) -> float:
+    return 10.0 ** (-step / 20)
+
+
+def counting(_rank: int, step: int) -> float:
+    return step + 1.0
+
+
 def losses(
     value: Callable[[int, int], float], *, ranks: int = 1, steps: int = 100
 ) -> dict[int, Curve]:

@@ -11,7 +11,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from drivers.inside import imported
-from losses import losses
+from losses import falling, losses, steep
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
@@ -22,14 +22,6 @@ from nbddp.charts.figure import draw_charts, png_of, printable_name
 from nbddp.charts.palette import INK, rank_color
 from nbddp.record import metrics as record_metrics
 from nbddp.record.metrics import MetricStore
-
-
-def falling(rank: int, step: int) -> float:
-    return 2.0 - step / 60 + 0.05 * rank
-
-
-def steep(_rank: int, step: int) -> float:
-    return 10.0 ** (-step / 20)
 
 
 def chart(name: str = "loss", ranks: int = 2, scale: AxisScale = AxisScale.AUTO) -> Chart:

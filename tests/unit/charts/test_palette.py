@@ -15,41 +15,25 @@ from nbddp.ui.html_pieces import STYLE_SHEET
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision
 # Deficiency", IEEE TVCG 15 (6), 2009: their matrices for severity 1.0, on linear RGB
 MACHADO = {
-    "all colours": np.eye(3),
-    "no red (protanopia)": np.array(
-        [
-            [0.152286, 1.052583, -0.204868],
-            [0.114503, 0.786281, 0.099216],
-            [-0.003882, -0.048116, 1.051998],
-        ]
-    ),
-    "no green (deuteranopia)": np.array(
-        [
-            [0.367322, 0.860646, -0.227968],
-            [0.280085, 0.672501, 0.047413],
-            [-0.011820, 0.042940, 0.968881],
-        ]
-    ),
-    "no blue (tritanopia)": np.array(
-        [
-            [1.255528, -0.076749, -0.178779],
-            [-0.078411, 0.930809, 0.147602],
-            [0.004733, 0.691367, 0.303900],
-        ]
-    ),
+    "all colours": "1 0 0  0 1 0  0 0 1",
+    "no red (protanopia)": "0.152286 1.052583 -0.204868  0.114503 0.786281 0.099216 "
+    "-0.003882 -0.048116 1.051998",
+    "no green (deuteranopia)": "0.367322 0.860646 -0.227968  0.280085 0.672501 0.047413 "
+    "-0.011820 0.042940 0.968881",
+    "no blue (tritanopia)": "1.255528 -0.076749 -0.178779  -0.078411 0.930809 0.147602 "
+    "0.004733 0.691367 0.303900",
 }
-TO_XYZ = np.array(
-    [
-        [0.4124564, 0.3575761, 0.1804375],
-        [0.2126729, 0.7151522, 0.0721750],
-        [0.0193339, 0.1191920, 0.9503041],
-    ]
-)
+XYZ = "0.4124564 0.3575761 0.1804375  0.2126729 0.7151522 0.0721750  0.0193339 0.1191920 0.9503041"
+
+
+def matrix(numbers: str) -> np.ndarray:
+    return np.array(numbers.split(), dtype=float).reshape(3, 3)
+
+
+TO_XYZ = matrix(XYZ)
 ANY = tuple(rank_color(rank) for rank in range(8))
 SETS = [re.findall(r"#[0-9a-f]{6}", STYLE_SHEET)[start : start + 12] for start in (0, 12, 24)]
-WORDS = [
-    colors[:4] for colors in SETS
-]  # of the style sheet: on any page, on light and on dark pages
+WORDS = [colors[:4] for colors in SETS]  # of the sheet: on any page, on light and on dark pages
 
 
 def linear(color: str) -> np.ndarray:
@@ -73,7 +57,7 @@ def lab(light: np.ndarray) -> np.ndarray:
 
 def nearest(colors: Sequence[str], eye: str) -> float:
     """How far apart the two are that are most alike to an eye; below 2.3 they look the same."""
-    seen = [lab(MACHADO[eye] @ linear(color)) for color in colors]
+    seen = [lab(matrix(MACHADO[eye]) @ linear(color)) for color in colors]
     return min(float(np.linalg.norm(one - other)) for one, other in combinations(seen, 2))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from losses import losses
+from losses import counting, losses
 from pages import Page
 
 from nbddp.charts.chart_lines import rank_chart
@@ -33,10 +33,6 @@ from nbddp.ui.html_pieces import MAX_CHARTS
 
 def rising(rank: int, step: int) -> float:
     return step + 0.25 * rank
-
-
-def counting(_rank: int, step: int) -> float:
-    return step + 1.0
 
 
 def tooltips(curves: dict[int, Curve]) -> list[Tooltip]:
