@@ -52,12 +52,5 @@ def test_a_local_cell_stays_in_the_kernel_with_its_line_numbers(is_on: bool) -> 
     auto.is_on = is_on
     assert auto(lines("%%local\nx = 1\n")) == ["\n", "x = 1\n"]
     assert auto(lines("\n%%local  \nx = 1\n")) == ["\n", "\n", "x = 1\n"]
-
-
-def test_only_the_first_local_magic_line_is_removed() -> None:
-    assert AutoMode()(lines("%%local\nt = '''\n%%local\n'''\n")) == [
-        "\n",
-        "t = '''\n",
-        "%%local\n",
-        "'''\n",
-    ]
+    text = "t = '''\n%%local\n'''\n"
+    assert auto(lines(f"%%local\n{text}")) == ["\n", *lines(text)]

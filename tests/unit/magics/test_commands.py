@@ -29,16 +29,7 @@ from nbddp.wire.request_messages import Push
 from nbddp.wire.trace_messages import TraceSteps
 
 start = Session.start
-WENT_WELL = CellResult(
-    number=1,
-    prompt=1,
-    ranks=(0,),
-    reports={},
-    exits={},
-    seconds=0.0,
-    verdict=None,
-    fetch=lambda _: None,
-)
+WENT_WELL = Mock(spec=CellResult, is_ok=True, verdict=None, ranks=(0,), prompt=1)
 
 
 class Typed:

@@ -79,15 +79,10 @@ def test_completions_of_magic_lines(line: str, fitting: str, completion: Complet
 
 
 def test_each_completion_has_a_kind(completion: Completion) -> None:
-    lines = ("%ddp ", "%%ddp ", "%ddp kill ", "%ddp show ", "%ddp pull x", "%ddp view ")
-    kinds = {line: {each.kind for each in completion.complete(line, 0, 99)[0]} for line in lines}
-    assert kinds == dict(
-        zip(
-            lines,
-            map(set, (["command"], ["option"], ["rank"], ["run"], ["name"], ["value"])),
-            strict=True,
-        )
-    )
+    kinds = {"%ddp ": "command", "%%ddp ": "option", "%ddp kill ": "rank", "%ddp show ": "run"}
+    kinds |= {"%ddp pull x": "name", "%ddp view ": "value"}
+    for line, kind in kinds.items():
+        assert {each.kind for each in completion.complete(line, 0, 99)[0]} == {kind}
 
 
 def test_the_tooltip_of_a_magic_line_is_the_help_of_its_command(completion: Completion) -> None:
