@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,9 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.record import log_reader
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.record.log_reader import LogSpan
-from nbddp.record.notices import ControllerMessage, Notice, NoticeQueue, OutputText, RichOutput
+from nbddp.record.notices import ControllerMessage as Word
+from nbddp.record.notices import Notice, NoticeQueue, RichOutput
+from nbddp.record.notices import OutputText as Text
 from nbddp.ui import text_view as room
 from nbddp.ui.frontend import StreamTarget
 from nbddp.ui.text_view import TextView, UnfinishedLines
@@ -66,35 +69,17 @@ def display(rank: int, data: dict[str, Any], **more: Any) -> RichOutput:
 # ---- cells that have ended
 
 OUTPUT: dict[str, list[Notice]] = {
-    "each line has its rank": [OutputText(0, "a\nb\n"), OutputText(1, "c\n")],
-    "lines are not mixed": [
-        OutputText(0, "he"),
-        OutputText(1, "wor"),
-        OutputText(0, "llo\n"),
-        OutputText(1, "ld\n"),
-    ],
-    "a bar is shown in its last state": [
-        OutputText(0, "\r10%"),
-        OutputText(0, "\r99%"),
-        OutputText(0, "\rdone\n"),
-    ],
-    "last lines without an end": [OutputText(1, "one"), OutputText(0, "nought")],
-    "nbddp speaks under its own name": [
-        OutputText(0, "a\n"),
-        ControllerMessage("careful"),
-        OutputText(0, "b\n"),
-    ],
-    "markup stays text": [OutputText(0, "<b>1</b>\n")],
+    "each line has its rank": [Text(0, "a\nb\n"), Text(1, "c\n")],
+    "lines are not mixed": [Text(0, "he"), Text(1, "wor"), Text(0, "llo\n"), Text(1, "ld\n")],
+    "a bar is shown in its last state": [Text(0, "\r10%"), Text(0, "\r99%"), Text(0, "\rdone\n")],
+    "last lines without an end": [Text(1, "one"), Text(0, "nought")],
+    "nbddp speaks under its own name": [Text(0, "a\n"), Word("careful"), Text(0, "b\n")],
+    "markup stays text": [Text(0, "<b>1</b>\n")],
     "a display": [display(1, FIGURE)],
-    "a display between lines": [
-        OutputText(0, "before\n"),
-        display(0, BOLD),
-        OutputText(0, "after\n"),
-    ],
+    "a display between lines": [Text(0, "before\n"), display(0, BOLD), Text(0, "after\n")],
     "a display of text": [display(1, {"text/plain": "a\nb"})],
     "displays with an id": [
-        display(0, BOLD, display_id="bar"),
-        display(1, BOLD, display_id="bar"),
+        *(display(rank, BOLD, display_id="bar") for rank in range(2)),
         display(1, FIGURE, display_id="bar", is_update=True),
     ],
 }
@@ -130,18 +115,14 @@ def test_values_of_ranks_as_text(
 
 
 def test_results_come_after_all_output_and_quiet_hides_rank_output() -> None:
-    said = [
-        OutputText(0, "noise\nand more"),
-        display(0, FIGURE),
-        ControllerMessage("rank 1 is gone"),
-    ]
+    said = [Text(0, "noise\nand more"), display(0, FIGURE), Word("rank 1 is gone")]
     loud, quiet = RecordingScreen(), RecordingScreen()
-    TextView(loud).show(finished(*said, OutputText(0, "partial"), results={0: plain("1")}))
+    TextView(loud).show(finished(*said, Text(0, "partial"), results={0: plain("1")}))
     assert loud.text.endswith("[rank 0] partial\nOut [rank 0] 1\n")
     TextView(quiet, is_quiet=True).show(finished(*said, results={0: plain("1")}))
     assert quiet.shown == ["nbddp: rank 1 is gone\nOut [rank 0] 1\n"]
     quiet = RecordingScreen()
-    TextView(quiet, is_quiet=True).show(finished(*(OutputText(0, "x\n") for _ in range(100))))
+    TextView(quiet, is_quiet=True).show(finished(*(Text(0, "x\n") for _ in range(100))))
     assert (quiet.outputs, quiet.flushes) == ([], 0)
 
 
@@ -149,7 +130,7 @@ def test_each_of_eight_ranks_has_its_own_prefix_colour_on_a_colour_screen(
     screen: RecordingScreen,
 ) -> None:
     view = TextView(screen, has_color=True)
-    view.show(finished(*(OutputText(rank, "x\n") for rank in range(9)), size=9))
+    view.show(finished(*(Text(rank, "x\n") for rank in range(9)), size=9))
     begins = [line.partition("m")[0] for line in screen.text.split("\n")]
     assert len(set(begins[:8])) == 8
     assert begins[8] == begins[0]
@@ -178,52 +159,60 @@ def test_notices_that_end_before_their_cell_raise_an_error(screen: RecordingScre
 # ---- lines that are unfinished while the cell runs
 
 
+@contextmanager
+def shown(handle: CellHandle, view: TextView) -> Iterator[CellHandle]:
+    """Show a cell while it runs; it ends with the block."""
+    with ThreadPoolExecutor(1) as pool:
+        showing = pool.submit(view.show, handle)
+        try:
+            yield handle
+        finally:
+            if not handle.is_finished:
+                end(handle)
+        showing.result(30)
+
+
 @pytest.fixture
 def going(screen: RecordingScreen) -> Iterator[CellHandle]:
     """A cell of two ranks that is shown while it runs, and ends after the test."""
-    handle = begun()
-    with ThreadPoolExecutor(1) as pool:
-        shown = pool.submit(TextView(screen).show, handle)
+    with shown(begun(), TextView(screen)) as handle:
         yield handle
-        if not handle.is_finished:
-            end(handle)
-        shown.result()
 
 
 def test_an_unfinished_line_is_shown_and_continued_in_place(
     screen: RecordingScreen, going: CellHandle
 ) -> None:
     for dots in (".", "..", "..."):
-        going.notice_queue.put(OutputText(0, "."))
+        going.notice_queue.put(Text(0, "."))
         assert wait_until(lambda dots=dots: screen.text == f"[rank 0] {dots}")
         assert screen.visible == len(screen.outputs)
-    going.notice_queue.put(OutputText(0, " done\nnext\n"))
+    going.notice_queue.put(Text(0, " done\nnext\n"))
     assert wait_until(lambda: screen.text == "[rank 0] ... done\n[rank 0] next\n")
 
 
 def test_new_output_goes_below_an_unfinished_line_and_the_line_is_repeated_in_full(
     screen: RecordingScreen, going: CellHandle
 ) -> None:
-    going.notice_queue.put(OutputText(0, "\x1b[32mload"))
+    going.notice_queue.put(Text(0, "\x1b[32mload"))
     assert wait_until(lambda: screen.text == "[rank 0] \x1b[32mload")
-    going.notice_queue.put(OutputText(1, "other\n"))
-    going.notice_queue.put(ControllerMessage("word"))
+    going.notice_queue.put(Text(1, "other\n"))
+    going.notice_queue.put(Word("word"))
     below = "[rank 0] \x1b[32mload\x1b[0m\n[rank 1] other\nnbddp: word\n"
     assert wait_until(lambda: screen.text == below)
-    going.notice_queue.put(OutputText(0, "ed\n"))
+    going.notice_queue.put(Text(0, "ed\n"))
     assert wait_until(lambda: screen.text == f"{below}[rank 0] \x1b[32mloaded\n")
 
 
 def test_an_unfinished_line_ends_with_a_display_and_is_shown_once_at_the_end_of_the_cell(
     screen: RecordingScreen, going: CellHandle
 ) -> None:
-    going.notice_queue.put(OutputText(0, "figure:"))
+    going.notice_queue.put(Text(0, "figure:"))
     assert wait_until(lambda: screen.text == "[rank 0] figure:")
     going.notice_queue.put(display(0, FIGURE))
-    going.notice_queue.put(OutputText(0, "next"))
+    going.notice_queue.put(Text(0, "next"))
     shown = "[rank 0] figure:\n[rank 0]\n[rank 0] next"
     assert wait_until(lambda: screen.text == shown)
-    going.notice_queue.put(OutputText(1, "at last"))
+    going.notice_queue.put(Text(1, "at last"))
     assert wait_until(lambda: screen.text == f"{shown}\n[rank 1] at last")
     end(going)
     assert wait_until(lambda: screen.text == f"{shown}\n[rank 1] at last\n[rank 0] next\n")
@@ -258,36 +247,25 @@ def test_simultaneous_output_of_all_ranks_is_shown_at_once(
     for name in ("FLUSH_PERIOD", "MAX_PERIOD"):
         monkeypatch.setattr(room, name, 60.0)
     monkeypatch.setattr(room, "PAUSE_ALLOWANCE", 600.0)
-    handle = begun(4)
-    with ThreadPoolExecutor(1) as pool:
-        following = pool.submit(TextView(screen).follow, handle)
+    with shown(begun(4), TextView(screen)) as handle:
         for rank in range(4):
-            handle.notice_queue.put(OutputText(rank, "step 1\n"))
-        came = wait_until(lambda: screen.text.count("step 1") == 4)
-        handle.finish()
-        following.result(30)
-    assert came
+            handle.notice_queue.put(Text(rank, "step 1\n"))
+        assert wait_until(lambda: screen.text.count("step 1") == 4)
 
 
 def test_output_of_ranks_that_print_together_is_written_in_one_piece_from_the_second_time(
     screen: RecordingScreen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "COALESCE_SECONDS", 0.3)
-    handle = begun(4)
-    with ThreadPoolExecutor(1) as pool:
-        following = pool.submit(TextView(screen).follow, handle)
+    with shown(begun(4), TextView(screen)) as handle:
         for step in range(2):
             time.sleep(2.2 * step * room.COALESCE_SECONDS)
             before = screen.flushes
             for rank in range(4):
-                handle.notice_queue.put(OutputText(rank, f"step {step}\n"))
+                handle.notice_queue.put(Text(rank, f"step {step}\n"))
                 time.sleep(room.COALESCE_SECONDS / 30)
-            came = wait_until(lambda step=step: screen.text.count(f"step {step}") == 4)
-        pieces = screen.flushes - before
-        handle.finish()
-        following.result(30)
-    assert came
-    assert pieces == 1
+            assert wait_until(lambda step=step: screen.text.count(f"step {step}") == 4)
+        assert screen.flushes - before == 1
 
 
 def test_a_flood_of_output_is_written_in_few_pieces_without_losses(
@@ -295,7 +273,7 @@ def test_a_flood_of_output_is_written_in_few_pieces_without_losses(
 ) -> None:
     for name in ("FLUSH_PERIOD", "MAX_PERIOD"):
         monkeypatch.setattr(room, name, 10.0)
-    TextView(screen).show(finished(*(OutputText(0, f"{number}\n") for number in range(5000))))
+    TextView(screen).show(finished(*(Text(0, f"{number}\n") for number in range(5000))))
     assert screen.text == "".join(f"[rank 0] {number}\n" for number in range(5000))
     assert max(len(screen.outputs), screen.flushes) <= 3
 
@@ -311,15 +289,12 @@ def test_a_slow_screen_shows_the_start_and_end_of_a_flood_and_does_not_delay_the
     log.write_text(text)
     handle = begun(1)
     handle.notice_queue = NoticeQueue(max_text=1000)
-    with ThreadPoolExecutor(1) as pool:
-        showing = pool.submit(TextView(screen, pace=10.0).show, handle)
+    with shown(handle, TextView(screen, pace=10.0)):
         for at in range(0, len(text), 100):
             piece = text[at : at + 100]
-            handle.notice_queue.put(OutputText(0, piece, LogSpan(0, log, at, at + len(piece))))
+            handle.notice_queue.put(Text(0, piece, LogSpan(0, log, at, at + len(piece))))
             time.sleep(0.0005)
         assert not wait_until(lambda: "line 9999" in screen.text, timeout=0.2)
-        handle.finish()
-        showing.result(30)
     lines = screen.text.splitlines()
     assert lines[0] == "[rank 0] line 0"
     assert lines[-1] == "[rank 0] line 9999"
