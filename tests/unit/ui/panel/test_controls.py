@@ -26,7 +26,7 @@ from nbddp.ui.panel.controls import (
 
 RUNNING = Snapshot(
     state=GroupState.RUNNING,
-    ranks=(RankSnapshot(rank=0, state="running"), RankSnapshot(rank=1, state="running")),
+    ranks=tuple(RankSnapshot(rank=rank, state="running") for rank in range(2)),
 )
 
 

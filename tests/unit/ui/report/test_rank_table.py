@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pages import BIG, SNAPSHOTS, Page, cells, column, ranks, readable, titles
+from pages import BIG, Page, cells, column, ranks, readable, titles
 
 from nbddp.record.rank_monitor import LoopProgress
-from nbddp.record.snapshot import GpuUsage, RankSnapshot, Snapshot
+from nbddp.record.snapshot import GpuUsage, RankSnapshot
 from nbddp.record.waiting.stragglers import StragglerLag
 from nbddp.ui.report.rank_table import (
     MAX_ROWS,
@@ -66,23 +67,10 @@ def test_a_row_has_all_facts_of_its_rank_escaped(each: RankSnapshot) -> None:
     page = table([each])
     assert page.holds(each.state)
     assert page.holds(each.collective)
+    assert len(cells(page)) == 1
     assert page.holds(each.code) or not each.line
     for bar in each.progress_bars:
         assert page.holds(format_progress_bar(bar, is_active=each.is_active))
-
-
-@BIG
-@given(SNAPSHOTS)
-def test_every_rank_has_a_row(snapshot: Snapshot) -> None:
-    rows = table(snapshot.ranks).by_tag.get("tr", ["head"])
-    assert len(rows) == 1 + len(snapshot.ranks)
-
-
-def test_empty_columns_are_left_out() -> None:
-    page = table([ONE, replace(ONE, rank=1)])
-    assert titles(page) == ["rank", "state"]
-    assert cells(page) == [["0", "running"], ["1", "running"]]
-    assert table([]).text == ""
 
 
 @pytest.mark.parametrize(
@@ -90,18 +78,11 @@ def test_empty_columns_are_left_out() -> None:
     [
         ({"line": 3, "code": "x = 1"}, "line", "3 x = 1"),
         ({"line": 3, "code": "x = 1", "seconds": 12.0}, "line", "3 12.0 s x = 1"),
+        ({"line": 12, "file": "train.py"}, "line", "train.py:12 "),
         ({"step": 0.0}, "step", "0"),
         ({"step": 120.0, "steps_per_second": 5.0}, "step", "120 · 5.0/s"),
-        (
-            {"progress_bars": (LoopProgress("epoch", 1, 4, 2.0),)},
-            "progress",
-            "epoch 1/4 · 6.0 s left",
-        ),
-        (
-            {"progress_bars": (LoopProgress("batches", 20, 0, 4.0),)},
-            "progress",
-            "batches 20 · 5.0/s",
-        ),
+        ({"progress_bars": (BAR,)}, "progress", "epoch 1 50/250 · 3:20 left"),
+        ({"progress_bars": (LoopProgress("all", 20, 0, 4.0),)}, "progress", "all 20 · 5.0/s"),
         ({"cpu": -1.0, "memory": 3 << 30}, "memory", "3.0 GiB"),
         ({"cpu": 98.0, "memory": 3 << 30}, "CPU", "98 %"),
         ({"gpu": "NVIDIA T4", "gpu_memory": 2 << 30}, "GPU", "2.0 GiB · T4"),
@@ -141,11 +122,10 @@ def test_first_causes_are_red_and_waiting_or_interrupted_ranks_are_yellow() -> N
 
 
 def test_the_width_of_a_progress_bar_is_its_completed_share() -> None:
-    for done, total, width in ((0, 4, "0.0%"), (1, 4, "25.0%"), (9, 4, "100.0%"), (20, 0, "")):
-        bars = (LoopProgress("", done, total, 1.0),)
-        styles = table([replace(ONE, progress_bars=bars)]).values("style")
-        filled = [style.partition(";")[0] for style in styles if "width" in style]
-        assert filled == ([f"width:{width}"] if width else [])
+    widths = {(0, 4): ["0.0%"], (1, 4): ["25.0%"], (9, 4): ["100.0%"], (9, 0): []}
+    for (done, total), shown in widths.items():
+        html = ranks_html([replace(ONE, progress_bars=(LoopProgress("", done, total, 1.0),))])
+        assert re.findall(r"[^-]width:([\d.]+%)", html) == shown
 
 
 def test_a_sparkline_is_placed_before_the_text_of_its_column() -> None:
@@ -221,15 +201,6 @@ def test_a_few_ranks_have_a_row_each_with_the_name_of_their_node() -> None:
     assert set(column(page, "node")) == {"gpu-00", "gpu-01"}
 
 
-def test_healthy_nodes_have_one_row_each() -> None:
-    assert shown_ranks(on_nodes()) == []
-    page = Page(ranks_html(on_nodes(), is_open=False))
-    assert column(page, "rank")[:2] == ["0-7", "8-15"]
-    assert column(page, "state")[0] == "5 waiting, 3 running"
-    assert column(page, "memory")[0] == "8.0 GiB"
-    assert len(cells(page)) == 16
-
-
 @pytest.mark.parametrize(
     "facts",
     [
@@ -242,6 +213,7 @@ def test_healthy_nodes_have_one_row_each() -> None:
     ids=["died", "failed", "interrupted", "slow", "does not move"],
 )
 def test_a_failed_rank_has_a_row_below_its_node(facts: dict[str, Any]) -> None:
+    assert shown_ranks(on_nodes()) == []
     assert shown_ranks(change(on_nodes(), 19, **facts)) == [19]
     done = change(on_nodes(), 19, state="done", is_over=True, seconds=0.0, line=0)
     assert shown_ranks(change(done, 20, seconds=STALL_AFTER - 1)) == []
@@ -290,19 +262,15 @@ def test_a_slow_rank_is_marked_in_its_row_and_the_mark_says_why() -> None:
     page = Page(ranks_html(ranks, is_open=False))
     assert column(page, "rank") == ["0", "1", "2 ↓ slow", "3"]
     [mark] = [known for _, known in page.tags if "slow" in known.get("title", "")]
-    assert (mark["title"], mark["aria-label"], mark["role"]) == (
-        describe_lag(lag),
-        describe_lag(lag),
-        "img",
-    )
+    assert mark["title"] == mark["aria-label"] == describe_lag(lag)
+    assert mark["role"] == "img"
     assert "4 running · slowest 2 · " in page.text
     assert "2 ↓ slow" in as_text(ranks)
 
 
 def test_slowest_returns_the_slowest_rank_that_still_runs() -> None:
-    ranks = training(4)
-    assert slowest(ranks) is None
-    ranks = change(ranks, 2, lag=StragglerLag(0.2, 10.0))
+    assert slowest(training(4)) is None
+    ranks = change(training(4), 2, lag=StragglerLag(0.2, 10.0))
     ranks = change(ranks, 1, lag=StragglerLag(0.3, 10.0, is_waited_for=False))
     assert slowest(ranks) == 1
     assert slowest(change(ranks, 1, is_over=True)) == 2

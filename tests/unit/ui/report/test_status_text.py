@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
-from pages import BIG, SNAPSHOTS, readable
+from pages import readable
 
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.lifecycle.refusals import NO_GROUP
@@ -16,7 +15,6 @@ from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.status import SHOWN_EVENTS, status_report
-from nbddp.ui.wording import describe_event, format_progress_bar
 
 ONE = RankSnapshot(rank=0, state="ready")
 TWO = Snapshot(
@@ -31,10 +29,6 @@ TWO = Snapshot(
 
 def status(snapshot: Snapshot) -> str:
     return render_text(status_report(snapshot))
-
-
-def lines(snapshot: Snapshot) -> list[str]:
-    return status(snapshot).split("\n")
 
 
 def with_ranks(**change: Any) -> Snapshot:
@@ -78,34 +72,12 @@ def test_the_status_has_the_newest_events_and_log_paths_relative_to_the_notebook
     folder: Path,
 ) -> None:
     events = tuple(failure(number) for number in range(SHOWN_EVENTS + 5))
-    *told, logs = lines(replace(TWO, events=events, folder=str(folder / "runs" / "x")))[4:]
+    text = status(replace(TWO, events=events, folder=str(folder / "runs" / "x")))
+    *told, logs = text.split("\n")[4:]
     assert [line.split()[-1] for line in told] == [str(at) for at in range(5, SHOWN_EVENTS + 5)]
     assert logs == "logs in runs/x"
-
-
-@BIG
-@given(SNAPSHOTS)
-def test_the_status_text_of_any_snapshot_has_states_bars_events_and_alarm(
-    snapshot: Snapshot,
-) -> None:
-    text = status(snapshot)
-    if not snapshot.state.is_live:
-        assert text == NO_GROUP
-        return
-    for each in snapshot.ranks:
-        assert each.state.rstrip() in text
-        for bar in each.progress_bars:
-            assert format_progress_bar(bar, is_short=True, is_active=each.is_active) in text
-    assert all(describe_event(event) in text for event in snapshot.events[-SHOWN_EVENTS:])
-    assert snapshot.alarm in text
 
 
 def test_the_status_page_shows_the_events_on_a_time_line(snapshot: Any) -> None:
     known = replace(with_ranks(state="waiting"), events=(failure(1),), alarm="<no progress>")
     assert readable(render_html(status_report(known))) == snapshot
-
-
-def test_the_current_line_of_a_script_is_shown_with_its_file() -> None:
-    text = status(with_ranks(line=12, file="train.py"))
-    assert "train.py:12" in text
-    assert "12 for 3.0 s" in status(with_ranks(line=12, seconds=3.0))
