@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
+from nbddp.controller.controller_state import ControllerState
 from nbddp.controller.heal_requests import HealRequests
 from nbddp.controller.message_handler import MessageHandler
-from nbddp.controller.pending_futures import PendingFutures
-from nbddp.controller.rank_processes import FailedRanks, RankProcesses, short_error, start_error
-from nbddp.controller.run_recorder import WRITE_INTERVAL, write_run_json
-from nbddp.controller.threads import Runtime
+from nbddp.controller.rank_processes import FailedRanks, RankProcesses, short_error
+from nbddp.controller.run_recorder import WRITE_INTERVAL, known_facts
 from nbddp.errors import NbddpError, RequestError, StartError
 from nbddp.launch.local_launcher import Launcher
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import refusals
-from nbddp.lifecycle.group_state import GroupState, Life
+from nbddp.lifecycle.group_state import GroupState
 from nbddp.lifecycle.heal_steps import KILLED
 from nbddp.lifecycle.transitions import advance
-from nbddp.record.cell import CellHandle, CellResult, NoticeRouter
-from nbddp.record.event_log import EventLog
+from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.push_store import PushRecord
-from nbddp.record.rank_monitor import CHECK_PERIOD, RankMonitor
-from nbddp.record.replay_log import ReplayLog
+from nbddp.record.rank_monitor import CHECK_PERIOD
 from nbddp.wire import messages as msg
 
 if TYPE_CHECKING:
@@ -38,72 +34,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Executor:
-    """The state of a worker group. Only the session's thread changes it, so it needs no locks.
+class Executor(ControllerState):
+    """Carries out the actions of the lifecycle; used on the session's thread.
 
     Attributes:
-        life: the state of the lifecycle.
-        launcher: starts the ranks of the next start.
-        spec, cell: the spec of the last start; the cell that runs, or the last one.
-        replay_log: the cells and pushes of this attempt.
         messages: handles the messages of the ranks.
         faults_to_arm: faults to arm in each rank at its start.
+        surviving_group: the ranks of an earlier notebook, for a rejoin.
     """
 
     def __init__(self, launcher: Launcher, *, colors: str) -> None:
-        self.life = Life()
-        self.spec: GroupSpec | None = None
-        self.cell: CellHandle | None = None
-        self.runtime: Runtime | None = None
-        self.replay_log = ReplayLog()
-        self.faults_to_arm: tuple[str, ...] = ()
-        self.router = NoticeRouter(lambda: self.cell)
-        self.event_log = EventLog(self.router.notify)
-        self.rank_monitor = RankMonitor(
-            lambda rank: self.ranks is not None and self.ranks.is_stopped(rank),
-            lambda rank: self.ranks is not None and self.ranks.is_working(rank),
-        )
-        self.launcher = launcher
+        super().__init__(launcher)
         self.colors = colors
-        self.ranks: RankProcesses | None = None
-        self.surviving_group: SurvivingGroup | None = None  # ranks of an earlier notebook
-        self._start_error: StartError | None = None
-        self.futures = PendingFutures()
-        self.numbers = itertools.count(1)  # of requests to ranks
-        self.heal: HealRequests | None = None
-        self.messages = MessageHandler(self)
-
-    def process_ids(self) -> dict[int, int]:
-        """Return the process id of each rank that is alive."""
-        return self.ranks.pids(self.life.alive) if self.ranks else {}
-
-    def drop_runtime(self) -> None:
-        """Drop the connection and the threads after all processes have exited."""
-        self.runtime = self.ranks = self.cell = None
-
-    @property
-    def active_runtime(self) -> Runtime:
-        """Return the connection to the ranks and the threads.
-
-        Raises:
-            RequestError: no group is running.
-        """
-        if self.runtime is None:
-            raise RequestError(refusals.NO_GROUP)
-        return self.runtime
+        self.faults_to_arm: tuple[str, ...] = ()
+        self.surviving_group: SurvivingGroup | None = None
+        self.messages = MessageHandler(self, self.step)
 
     # ---- while a cell runs
-
-    def answer(self, rank: int, answer: msg.InputReply) -> None:
-        """Send a rank the answer to its question, if the rank is still alive."""
-        if self.life.is_alive(rank):
-            self.active_runtime.link.send(rank, answer)
-
-    def interrupt_once(self) -> None:
-        """Interrupt the running cell, unless it was interrupted before."""
-        cell = self.life.cell
-        if cell is not None and not cell.interrupts:
-            self.step(ev.InterruptAsked())
 
     def watch_cell(self, handle: CellHandle) -> None:
         """Check the progress of a cell at intervals until it ends."""
@@ -131,10 +78,6 @@ class Executor:
         self.router.notify(f"killed all ranks: cannot read their messages ({short_error(error)})")
         for rank in self.life.alive:
             self._abandon_rank(rank)
-
-    def keep_start_error(self, what: str, error: Exception) -> None:
-        """Keep the first error of a start that failed."""
-        self._start_error = self._start_error or start_error(what, error)
 
     # ---- lifecycle events and actions
 
@@ -226,14 +169,14 @@ class Executor:
             case ev.GroupStartFailed(reason=reason, details=details):
                 gone = [each.rank for each in self.life.ranks if not each.is_alive]
                 text = details or self.event_log.final_output(gone)
-                self._start_error = self._start_error or StartError(reason, details=text)
-                self.event_log.record("start failed", reason=str(self._start_error))
+                self.start_error = self.start_error or StartError(reason, details=text)
+                self.event_log.record("start failed", reason=str(self.start_error))
             case ev.RejoinRanks() if self.surviving_group is not None:
                 self._rejoin(self.surviving_group)
             case ev.StartReplacements(ranks=ranks) if (
                 self.ranks is not None and self.life.heal is not None
             ):
-                self.heal = HealRequests(self, self.life.heal)
+                self.messages.heal = HealRequests(self, self.life.heal)
                 starts = self._rank_starts()
                 incarnations = {rank: self.life.incarnation(rank) for rank in ranks}
                 self.ranks.start_replacements(
@@ -242,9 +185,9 @@ class Executor:
                 )
             case ev.HealFailed(reason=reason):
                 self.event_log.record("not healed", reason=reason)
-                if self.heal is not None:
-                    self.heal.close()
-                    for rank in self.heal.ranks:  # they are all dead
+                if self.messages.heal is not None:
+                    self.messages.heal.close()
+                    for rank in self.messages.heal.ranks:  # they are all dead
                         self.messages.end_waits(rank, KILLED)
                 self._reject_heal(reason)
             case (
@@ -253,8 +196,8 @@ class Executor:
                 | ev.RequestJoin()
                 | ev.CancelJoin()
                 | ev.HealFinished()
-            ) if self.heal is not None:
-                return self.heal.perform(action)
+            ) if self.messages.heal is not None:
+                return self.messages.heal.perform(action)
             case ev.CellFinished(is_outgrown=is_outgrown):
                 self._finish_cell(is_outgrown=is_outgrown)
             case ev.GroupStopped():
@@ -270,16 +213,8 @@ class Executor:
         working = self.ranks.working_ranks(self.life.alive) if self.ranks else ()
         self.step(replace(event, stopped=self.stopped_ranks(), working=working))
 
-    def stopped_ranks(self) -> tuple[tuple[int, int], ...]:
-        """Return the ranks that are stopped by SIGSTOP, with their process ids."""
-        return self.ranks.stopped_ranks(self.life.alive) if self.ranks else ()
-
-    def exiting_ranks(self) -> list[int]:
-        """Return the ranks whose process was killed but has not exited yet."""
-        return self.ranks.exiting_ranks(self.life.alive) if self.ranks else []
-
     def _start_ranks(self, action: ev.StartRanks) -> None:
-        self._start_error = None
+        self.start_error = None
         self.messages.ready = {}
         self.replay_log.clear()
         self.rank_monitor.clear_ranks()
@@ -293,7 +228,7 @@ class Executor:
         self.ranks.launch(starts, action.world_size)
 
     def _rejoin(self, survivors: SurvivingGroup) -> None:
-        self._start_error = None
+        self.start_error = None
         self.replay_log.set_pending((), clears_entries=True)
         self.active_runtime.link.use_secret(survivors.secret)
         folder = self.event_log.resume(survivors.folder, self._open_folder)
@@ -304,15 +239,17 @@ class Executor:
         )
         self.ranks.rejoin(survivors, folder)
 
-    def _open_folder(self) -> RunFolder:
+    @property
+    def _started_spec(self) -> GroupSpec:
         if self.spec is None:
             raise RuntimeError("a group was started without a spec")
-        return self.spec.open_folder(self.event_log)
+        return self.spec
+
+    def _open_folder(self) -> RunFolder:
+        return self._started_spec.open_folder(self.event_log)
 
     def _rank_starts(self) -> list[RankStart]:
-        if self.spec is None:
-            raise RuntimeError("a group was started without a spec")
-        return self.spec.rank_starts(
+        return self._started_spec.rank_starts(
             self.active_runtime.link,
             attempt=self.life.attempt,
             folder=self._open_folder(),
@@ -348,13 +285,18 @@ class Executor:
         self._write_run_json()
 
     def _write_run_json(self, *, min_interval: float = 0.0) -> None:
-        write_run_json(
-            self.event_log,
-            self.messages.ready,
-            self.rank_monitor,
-            self.cell,
-            min_interval=min_interval,
-        )
+        """Write ``run.json``. An error is logged only: a rank must not be lost for a record.
+
+        ``min_interval``: seconds since the last write that must have passed.
+        """
+        folder = self.event_log.folder
+        if folder is None or folder.seconds_since_written() < min_interval:
+            return
+        try:
+            facts = known_facts(self.messages.ready, self.rank_monitor, self.cell)
+            self.event_log.add_facts(facts)
+        except Exception:
+            logger.exception("nbddp could not write the facts of the run")
 
     def _record_result(self, result: CellResult) -> None:
         logs = self.event_log.log_sizes(result.ranks)
@@ -366,7 +308,7 @@ class Executor:
         self.event_log.record("stopped", attempt=self.life.attempt)
         self._write_run_json()
         if not self.life.state.is_live:  # else a restart follows at once
-            error = self._start_error or StartError("stopped while it started")
+            error = self.start_error or StartError("stopped while it started")
             self.futures.reject(error, "start")
             self.event_log.close()
             self.rank_monitor.reset_totals()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from nbddp.controller.controller_state import ControllerState
 from nbddp.controller.rank_processes import FailedRanks, try_each
 from nbddp.lifecycle import events as ev
 from nbddp.record.heal.heal_report import MAX_SHOWN_PLACES, MAX_SHOWN_VALUES, Healed
@@ -14,42 +14,20 @@ from nbddp.wire.messages import CancelRequest
 from nbddp.wire.request_messages import Answer, JoinGroup, SendNamespace
 
 if TYPE_CHECKING:
-    from nbddp.controller.pending_futures import PendingFutures
-    from nbddp.controller.threads import Runtime
-    from nbddp.launch.local_launcher import Launcher
-    from nbddp.lifecycle.group_state import HealLife, Life
-    from nbddp.record.event_log import EventLog
+    from nbddp.lifecycle.group_state import HealLife
     from nbddp.record.heal.rank_values import OwnValues
-    from nbddp.record.rank_monitor import RankMonitor
-    from nbddp.record.replay_log import ReplayLog
-
-
-class HealExecutor(Protocol):
-    """The part of the executor that a heal uses."""
-
-    life: Life
-    launcher: Launcher
-    event_log: EventLog
-    rank_monitor: RankMonitor
-    replay_log: ReplayLog
-    futures: PendingFutures
-    numbers: itertools.count[int]
-
-    @property
-    def active_runtime(self) -> Runtime:
-        """Return the connection to the ranks and the threads."""
 
 
 class HealRequests:
     """Sends the requests of one heal; used on the session's thread.
 
     Args:
-        executor: the session's executor.
+        state: the state of the worker group.
         heal: names the donor and the ranks that get a replacement.
     """
 
-    def __init__(self, executor: HealExecutor, heal: HealLife) -> None:
-        self._executor = executor
+    def __init__(self, state: ControllerState, heal: HealLife) -> None:
+        self._state = state
         self.ranks = heal.replacements
         self._donor = heal.donor
         self._namespace_requests: dict[int, int] = {}  # request number -> generation
@@ -78,23 +56,23 @@ class HealRequests:
                     self.close()
                     self._record(healed)
                 finally:
-                    self._executor.futures.resolve("heal", value=healed)
+                    self._state.futures.resolve("heal", value=healed)
         return {}
 
     def _request_namespace(self, action: ev.RequestNamespace) -> None:
         self._discard()
-        number = next(self._executor.numbers)
+        number = next(self._state.numbers)
         self._namespace_requests[number] = action.generation
         exclude, replacements = [*action.exclude], [*action.replacements]
         command = SendNamespace(request=number, exclude=exclude, replacements=replacements)
-        self._executor.active_runtime.link.send(action.donor, command)
+        self._state.active_runtime.link.send(action.donor, command)
 
     def _request_join(self, action: ev.RequestJoin, rank: int) -> None:
         if self._pickled_names is None:
             raise RuntimeError("ranks were asked to join before the names were pickled")
         if not self._own_values:
             self._find_own_values()
-        number = next(self._executor.numbers)
+        number = next(self._state.numbers)
         self._join_requests[number] = rank, action.generation
         command = JoinGroup(
             request=number,
@@ -105,28 +83,28 @@ class HealRequests:
             storages=self._pickled_names.content["storages"],
             own_values=dict(self._own_values[rank].own) if rank in self._own_values else {},
         )
-        self._executor.active_runtime.link.send(rank, command)
+        self._state.active_runtime.link.send(rank, command)
 
     def _cancel_join(self, rank: int) -> None:
         for number, (asked, _) in self._join_requests.items():
             if asked == rank:
-                self._executor.active_runtime.link.send(rank, CancelRequest(request=number))
+                self._state.active_runtime.link.send(rank, CancelRequest(request=number))
 
     def _find_own_values(self) -> None:
         """Find the values that the replacements must have instead of the donor's."""
         self._pickled_at = time.monotonic()
-        executor = self._executor
-        alive = [rank for rank in executor.life.alive if rank not in self.ranks]
-        port = executor.active_runtime.link.reserved_port
-        places = executor.launcher.topologies(len(executor.life.ranks), master_port=port)
+        state = self._state
+        alive = [rank for rank in state.life.alive if rank not in self.ranks]
+        port = state.active_runtime.link.reserved_port
+        places = state.launcher.topologies(len(state.life.ranks), master_port=port)
         self._own_values = {
-            rank: executor.rank_monitor.values.of_replacement(rank, self._donor, alive, places)
+            rank: state.rank_monitor.values.of_replacement(rank, self._donor, alive, places)
             for rank in self.ranks
         }
 
     def event_from(self, answer: Answer) -> ev.NamespaceSent | ev.GroupJoined | None:
         """Return the event that an answer causes; None if the answer is to another request."""
-        attempt = self._executor.life.attempt
+        attempt = self._state.life.attempt
         if (generation := self._namespace_requests.pop(answer.request, None)) is not None:
             self._pickled_names = None if answer.error else answer
             if self._is_closed:
@@ -157,13 +135,13 @@ class HealRequests:
     def _discard(self) -> None:
         pickled, self._pickled_names = self._pickled_names, None
         if pickled is not None:
-            self._executor.active_runtime.link.discard_payload(pickled.payload)
+            self._state.active_runtime.link.discard_payload(pickled.payload)
 
     def _build_report(self) -> Healed:
         if self._pickled_names is None:
             raise RuntimeError("a heal finished without pickled names")
-        pickled, executor = self._pickled_names, self._executor
-        executor.rank_monitor.values.clear_deaths(self.ranks)
+        pickled, state = self._pickled_names, self._state
+        state.rank_monitor.values.clear_deaths(self.ranks)
         own = self._reported["taken"]
         left = self._not_loaded | pickled.content["left"]
         left = {name: why for name, why in left.items() if name not in own}
@@ -182,7 +160,7 @@ class HealRequests:
             places=tuple(self._reported["places"]),
             own=tuple(own),
             unknown=tuple(path for path in unknown if path not in left),
-            cells={name: cell_that_assigned(name, executor.replay_log.entries) for name in left},
+            cells={name: cell_that_assigned(name, state.replay_log.entries) for name in left},
             size=pickled.content["bytes"] + sum(size for size, _ in pickled.content["storages"]),
             fork=self._forked_at - self._started_at,
             carry=self._pickled_at - self._forked_at,
@@ -190,7 +168,7 @@ class HealRequests:
         )
 
     def _record(self, healed: Healed) -> None:
-        self._executor.event_log.record(
+        self._state.event_log.record(
             "healed",
             ranks=healed.ranks,
             donor=healed.donor,

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Set
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Set
+from typing import TYPE_CHECKING
 
-from nbddp.controller.heal_requests import HealExecutor, HealRequests
-from nbddp.controller.rank_processes import RankProcesses
+from nbddp.controller.controller_state import ControllerState
+from nbddp.controller.heal_requests import HealRequests
 from nbddp.errors import RequestError, describe_exit
 from nbddp.launch.local_launcher import RankHandle
 from nbddp.launch.memory import MemoryWatch
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import refusals
-from nbddp.record.cell import CellHandle, NoticeRouter
 from nbddp.record.notices import notice_of
 from nbddp.wire import messages as msg
 from nbddp.wire.request_messages import Answer
@@ -22,27 +21,6 @@ from nbddp.wire.timing_messages import CollectiveArrivals
 if TYPE_CHECKING:
     from nbddp.lifecycle.retries import RecoveryRecord
     from nbddp.wire.envelope import Envelope
-
-
-class HandlerExecutor(HealExecutor, Protocol):
-    """The part of the executor that the message handler uses."""
-
-    cell: CellHandle | None
-    heal: HealRequests | None
-    ranks: RankProcesses | None
-    router: NoticeRouter
-
-    def answer(self, rank: int, answer: msg.InputReply) -> None:
-        """Send a rank the answer to its question."""
-
-    def interrupt_once(self) -> None:
-        """Interrupt the running cell, unless it was interrupted before."""
-
-    def keep_start_error(self, what: str, error: Exception) -> None:
-        """Keep the first error of a start that failed."""
-
-    def step(self, event: ev.Event) -> str:
-        """Feed an event to the lifecycle."""
 
 
 class MessageHandler:
@@ -54,10 +32,17 @@ class MessageHandler:
         fired_faults: faults that have fired.
         armed_faults: faults that are armed in each rank.
         newest_cell: the highest number of a cell that these ranks have had.
+        heal: the requests of the running heal, or of the last one.
+
+    Args:
+        state: the state of the worker group.
+        step: feeds an event to the lifecycle.
     """
 
-    def __init__(self, executor: HandlerExecutor) -> None:
-        self._executor = executor
+    def __init__(self, state: ControllerState, step: Callable[[ev.Event], str]) -> None:
+        self._state = state
+        self._step = step
+        self.heal: HealRequests | None = None
         self.ready: dict[int, msg.Ready] = {}
         self.recovery: RecoveryRecord | None = None
         self.fired_faults: set[str] = set()
@@ -67,71 +52,69 @@ class MessageHandler:
 
     def handle(self, envelope: Envelope) -> None:  # noqa: C901 - one or two lines per case
         """Handle a message of a rank."""
-        executor = self._executor
-        if executor.ranks is None or not executor.ranks.accepts(envelope):
+        state = self._state
+        if state.ranks is None or not state.ranks.accepts(envelope):
             return
         rank, attempt = envelope.sender, envelope.attempt
         match envelope.message:
             case msg.Output() as output:
-                executor.router.publish(executor.ranks.unseen_output(rank, output))
-            case msg.InputRequested(question=question) if not executor.router.has_reader:
-                executor.answer(rank, msg.InputReply(question=question, is_end=True))
+                state.router.publish(state.ranks.unseen_output(rank, output))
+            case msg.InputRequested(question=question) if not state.router.has_reader:
+                state.answer(rank, msg.InputReply(question=question, is_end=True))
             case msg.Display() | msg.InputRequested() | msg.InputCancelled() as message:
-                executor.router.publish(notice_of(rank, message))
+                state.router.publish(notice_of(rank, message))
             case Answer() as answer:
-                executor.rank_monitor.values.add(
-                    rank, self.newest_cell, answer.content.get("values")
-                )
-                event = executor.heal.event_from(answer) if executor.heal else None
+                state.rank_monitor.values.add(rank, self.newest_cell, answer.content.get("values"))
+                event = self.heal.event_from(answer) if self.heal else None
                 if event is None:
-                    executor.futures.resolve("answer", rank, answer.request, value=answer)
+                    state.futures.resolve("answer", rank, answer.request, value=answer)
                 else:
-                    executor.step(event)
+                    self._step(event)
             case msg.Ready() as ready:
                 self.ready[rank] = ready
                 self.armed_faults.pop(rank, None)
                 self.newest_cell = max(self.newest_cell, ready.cell)
-                executor.step(ev.RankReady(attempt=attempt, rank=rank))
+                self._step(ev.RankReady(attempt=attempt, rank=rank))
             case msg.StartFailed(reason=reason, traceback=traceback):
                 failed = ev.RankStartFailed(
                     attempt=attempt, rank=rank, reason=reason, details=traceback
                 )
-                executor.step(failed)
+                self._step(failed)
             case CollectiveArrivals() as arrivals:
-                clock = executor.launcher.clock_offset(rank)
-                executor.rank_monitor.add(rank, arrivals, time.monotonic(), clock)
+                clock = state.launcher.clock_offset(rank)
+                state.rank_monitor.add(rank, arrivals, time.monotonic(), clock)
             case msg.RankStatus() | msg.Metrics() | msg.Progress() as status:
-                executor.rank_monitor.add(rank, status, time.monotonic())
+                state.rank_monitor.add(rank, status, time.monotonic())
                 self._record_recovery()
             case msg.EventReported(kind=kind, facts=facts):
-                executor.event_log.record_reported(rank, kind, facts)
+                state.event_log.record_reported(rank, kind, facts)
                 if kind == "fault":
                     self.fired_faults.add(str(facts.get("fault")))
             case msg.InterruptAcknowledged(cell=cell):
-                executor.step(ev.RankAcknowledged(attempt=attempt, rank=rank, cell=cell))
+                self._step(ev.RankAcknowledged(attempt=attempt, rank=rank, cell=cell))
             case msg.CellEnded() as report:
                 self.on_cell_ended(rank, attempt, report)
 
     def _record_recovery(self) -> None:
         """Record the cost of a failure when the first step after it is reported."""
-        recovery, step = self.recovery, self._executor.rank_monitor.first_step
+        recovery, step = self.recovery, self._state.rank_monitor.first_step
         if recovery is not None and step is not None:
             self.recovery = None
-            self._executor.event_log.record("resumed", **recovery.resumed(step, time.time()))
+            self._state.event_log.record("resumed", **recovery.resumed(step, time.time()))
 
     def on_cell_ended(self, rank: int, attempt: int, report: msg.CellEnded) -> None:
         """Handle the end of a cell on a rank."""
-        executor = self._executor
+        state = self._state
         self.armed_faults[rank] = report.armed
         try:
-            if executor.cell is not None and executor.cell.number == report.cell:
-                executor.cell.add_report(rank, report)
-                executor.rank_monitor.values.add(rank, report.cell, report.values)
-                failure = executor.cell.failure(rank)
+            if state.cell is not None and state.cell.number == report.cell:
+                state.cell.add_report(rank, report)
+                state.rank_monitor.values.add(rank, report.cell, report.values)
+                failure = state.cell.failure(rank)
                 if failure is not None and not failure.is_consequence:
-                    executor.event_log.record("failure", rank=rank, what=failure.headline())
+                    state.event_log.record("failure", rank=rank, what=failure.headline())
                 if report.is_quit:
-                    executor.interrupt_once()
+                    self.interrupt_once()
         finally:
             ended = ev.RankEndedCell(
                 attempt=attempt,
@@ -142,62 +125,68 @@ class MessageHandler:
                 in_group=report.in_group and not report.is_interrupted,
                 sequence=report.sequence,
             )
-            executor.step(ended)
+            self._step(ended)
+
+    def interrupt_once(self) -> None:
+        """Interrupt the running cell, unless it was interrupted before."""
+        cell = self._state.life.cell
+        if cell is not None and not cell.interrupts:
+            self._step(ev.InterruptAsked())
 
     def on_launch_failed(self, attempt: int, rank: int, error: Exception) -> None:
         """Handle a rank that could not be started."""
-        if attempt == self._executor.life.attempt and self._executor.life.is_alive(rank):
-            self._executor.keep_start_error(f"rank {rank}", error)
+        if attempt == self._state.life.attempt and self._state.life.is_alive(rank):
+            self._state.keep_start_error(f"rank {rank}", error)
             self.on_rank_gone(attempt, rank, None)
 
     def on_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
         """Handle the exit of a rank's process."""
-        executor = self._executor
-        is_current = executor.ranks is not None and executor.ranks.is_current(rank, handle)
+        state = self._state
+        is_current = state.ranks is not None and state.ranks.is_current(rank, handle)
         try:
             reason = handle.exit_reason
             handle.join()  # returns at once, and frees the pipes of multiprocessing
-            if handle.exitcode != 0 or executor.life.state.is_busy:  # a cell may call os._exit(0)
+            if handle.exitcode != 0 or state.life.state.is_busy:  # a cell may call os._exit(0)
                 how = describe_exit(handle.exitcode) + (f" ({reason})" if reason else "")
-                executor.event_log.record("exit", rank=rank, attempt=attempt, how=how)
-            executor.launcher.kill_orphans(handle)
+                state.event_log.record("exit", rank=rank, attempt=attempt, how=how)
+            state.launcher.kill_orphans(handle)
         finally:
             if is_current:
                 self.on_rank_gone(attempt, rank, handle.exitcode, reason)
 
     def on_rank_gone(self, attempt: int, rank: int, exitcode: int | None, reason: str = "") -> None:
         """Handle a rank that has no process, or never had one: end all waits for it."""
-        executor = self._executor
-        if attempt != executor.life.attempt or not executor.life.is_alive(rank):
+        state = self._state
+        if attempt != state.life.attempt or not state.life.is_alive(rank):
             return  # it was abandoned before
         try:
             self._read_final_output(rank, exitcode, reason)
         finally:
-            executor.rank_monitor.values.add_exit(rank, executor.life.cell, executor.cell)
+            state.rank_monitor.values.add_exit(rank, state.life.cell, state.cell)
             exited = ev.ProcessExited(
                 attempt=attempt, rank=rank, exitcode=exitcode, is_reported=bool(reason)
             )
-            executor.step(exited)  # is_reported: the user already knows that the node is lost
+            self._step(exited)  # is_reported: the user already knows that the node is lost
             self.end_waits(rank, exitcode)
 
     def end_waits(self, rank: int, exitcode: int | None) -> None:
         """Resolve the kills of a dead rank, and reject its pending answers."""
-        self._executor.futures.resolve("kill", rank)
-        reason = refusals.exited_before_answer(self._executor.life, rank, exitcode)
-        self._executor.futures.reject(RequestError(reason), "answer", rank)
+        self._state.futures.resolve("kill", rank)
+        reason = refusals.exited_before_answer(self._state.life, rank, exitcode)
+        self._state.futures.reject(RequestError(reason), "answer", rank)
 
     def _read_final_output(self, rank: int, exitcode: int | None, reason: str) -> None:
-        executor, ranks = self._executor, self._executor.ranks
+        state, ranks = self._state, self._state.ranks
         final_output, hint = "", reason
         try:
             if ranks is not None and ranks.has_process(rank):
-                executor.router.publish_to_running(ranks.unsent_output(rank))
+                state.router.publish_to_running(ranks.unsent_output(rank))
                 final_output, is_ours = ranks.final_output(rank), ranks.was_killed(rank)
-                used = executor.rank_monitor.hangs.memory_used()
+                used = state.rank_monitor.hangs.memory_used()
                 hint = reason or ("" if is_ours else self._memory.hint_for_exit(exitcode, used))
         finally:
-            if executor.cell is not None:
-                executor.cell.add_exit(rank, exitcode, final_output=final_output, hint=hint)
+            if state.cell is not None:
+                state.cell.add_exit(rank, exitcode, final_output=final_output, hint=hint)
 
     def add_fired_faults(self, faults: Set[str]) -> None:
         """Add faults that fired in a script's ranks, so that they do not fire again here."""

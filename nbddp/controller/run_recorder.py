@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import subprocess
@@ -15,34 +14,11 @@ from typing import Any
 
 from nbddp.checks.facts import LoaderFacts, RankFacts
 from nbddp.record.cell import CellHandle
-from nbddp.record.event_log import EventLog
 from nbddp.record.rank_monitor import RankMonitor
 from nbddp.topology import cores_here
 from nbddp.wire.messages import CellEnded, Ready
 
-logger = logging.getLogger(__name__)
-
 WRITE_INTERVAL = 10.0  # seconds between two writes while a cell runs
-
-
-def write_run_json(
-    event_log: EventLog,
-    ready: Mapping[int, Ready],
-    rank_monitor: RankMonitor,
-    cell: CellHandle | None,
-    *,
-    min_interval: float = 0.0,
-) -> None:
-    """Write ``run.json``. An error is logged only: a rank must not be lost for a record.
-
-    ``min_interval``: seconds since the last write that must have passed.
-    """
-    if event_log.folder is None or event_log.folder.seconds_since_written() < min_interval:
-        return
-    try:
-        event_log.add_facts(known_facts(ready, rank_monitor, cell))
-    except Exception:
-        logger.exception("nbddp could not write the facts of the run")
 
 
 def known_facts(

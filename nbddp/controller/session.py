@@ -351,7 +351,7 @@ class Session:
     @on_thread
     def interrupt_once(self) -> None:
         """Interrupt the running cell, unless it was interrupted before."""
-        self._executor.interrupt_once()
+        self._executor.messages.interrupt_once()
 
     @on_thread
     def answer(self, rank: int, answer: InputReply) -> None:
