@@ -8,6 +8,7 @@ from typing import Any
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.group_state import Life
 from nbddp.lifecycle.transitions import advance
+from nbddp.wire.messages import Shutdown
 
 START = ev.StartAsked(world_size=2)
 INTERRUPT = ev.InterruptAsked()
@@ -73,8 +74,8 @@ def kill(*ranks: int) -> ev.Kill:
     return ev.Kill(ranks=ranks)
 
 
-def leave(*ranks: int) -> ev.SendShutdown:
-    return ev.SendShutdown(ranks=ranks)
+def leave(*ranks: int) -> ev.Send:
+    return ev.Send(ranks=ranks, message=Shutdown())
 
 
 def terminate(*ranks: int) -> ev.Terminate:

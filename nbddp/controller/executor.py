@@ -153,7 +153,7 @@ class Executor(ControllerState):
     def _perform(self, action: ev.Action) -> FailedRanks:  # noqa: C901 - one or two lines per case
         match action:
             case ev.StartRanks():
-                self._start_ranks(action)
+                self._start_ranks()
             case ev.SetDeadline():
                 self.active_runtime.event_thread.call_later(
                     action.seconds, self._on_deadline, action.event
@@ -213,19 +213,18 @@ class Executor(ControllerState):
         working = self.ranks.working_ranks(self.life.alive) if self.ranks else ()
         self.step(replace(event, stopped=self.stopped_ranks(), working=working))
 
-    def _start_ranks(self, action: ev.StartRanks) -> None:
+    def _start_ranks(self) -> None:
+        attempt, world_size = self.life.attempt, len(self.life.ranks)
         self.start_error = None
         self.messages.ready = {}
         self.replay_log.clear()
         self.rank_monitor.clear_ranks()
         self.router.drop_rank_output()
-        self.ranks = RankProcesses(
-            action.attempt, self.active_runtime, self.launcher, self.messages
-        )
-        self.launcher.assign(action.world_size)
+        self.ranks = RankProcesses(attempt, self.active_runtime, self.launcher, self.messages)
+        self.launcher.assign(world_size)
         starts = [each for each in self._rank_starts() if self.life.is_alive(each.topology.rank)]
-        self.event_log.record("start", attempt=action.attempt, world_size=action.world_size)
-        self.ranks.launch(starts, action.world_size)
+        self.event_log.record("start", attempt=attempt, world_size=world_size)
+        self.ranks.launch(starts, world_size)
 
     def _rejoin(self, survivors: SurvivingGroup) -> None:
         self.start_error = None

@@ -44,8 +44,8 @@ class HealRequests:
         match action:
             case ev.ReplacementsReady():
                 self._forked_at = self._pickled_at = time.monotonic()
-            case ev.RequestNamespace(donor=donor):
-                return try_each([donor], lambda _donor: self._request_namespace(action))
+            case ev.RequestNamespace():
+                return try_each([self._donor], lambda _donor: self._request_namespace(action))
             case ev.RequestJoin(ranks=ranks):
                 return try_each(ranks, lambda rank: self._request_join(action, rank))
             case ev.CancelJoin(ranks=ranks):
@@ -65,7 +65,7 @@ class HealRequests:
         self._namespace_requests[number] = action.generation
         exclude, replacements = [*action.exclude], [*action.replacements]
         command = SendNamespace(request=number, exclude=exclude, replacements=replacements)
-        self._state.active_runtime.link.send(action.donor, command)
+        self._state.active_runtime.link.send(self._donor, command)
 
     def _request_join(self, action: ev.RequestJoin, rank: int) -> None:
         if self._pickled_names is None:

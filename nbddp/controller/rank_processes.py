@@ -17,7 +17,7 @@ from nbddp.lifecycle import events as ev
 from nbddp.record.cell import CellHandle
 from nbddp.record.log_reader import LogReader, LogSpan
 from nbddp.record.notices import OutputText
-from nbddp.wire.messages import Interrupt, MessageToRank, Output, Regroup, Shutdown
+from nbddp.wire.messages import Interrupt, MessageToRank, Output
 from nbddp.wire.rank_start import RankStart
 
 if TYPE_CHECKING:
@@ -167,8 +167,8 @@ class RankProcesses:
     def perform(self, action: ev.Action, *, cell: CellHandle | None) -> FailedRanks:
         """Carry out an action. Return the ranks on which it failed, with the errors."""
         match action:
-            case ev.SendRegroup(ranks=ranks, generation=generation, form=form):
-                return self._send(ranks, Regroup(generation=generation, form=form))
+            case ev.Send(ranks=ranks, message=message):
+                return self._send(ranks, message)
             case ev.SendCell(ranks=ranks) if cell is not None:
                 for rank in ranks:
                     self._logs[rank].mark_cell_start()
@@ -176,8 +176,6 @@ class RankProcesses:
             case ev.SendInterrupt(cell=number, ranks=ranks, rank_died=rank_died):
                 self.working_ranks(ranks)  # measure their CPU time from here on
                 return self._interrupt(ranks, Interrupt(cell=number, rank_died=rank_died))
-            case ev.SendShutdown(ranks=ranks):
-                return self._send(ranks, Shutdown())
             case ev.Terminate(ranks=ranks):
                 return try_each(ranks, lambda rank: self._handles[rank].terminate())
             case ev.Kill(ranks=ranks):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from nbddp.wire.messages import Regroup, Shutdown
+
 GRACE = 5.0  # seconds between SIGTERM or an interrupt, and SIGKILL
 
 
@@ -249,10 +251,7 @@ class RankAction(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartRanks(Action):
-    """Start a process for each rank."""
-
-    attempt: int
-    world_size: int
+    """Start a process for each rank of the new attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +276,6 @@ class RequestNamespace(Action):
     ``replacements`` is empty if the user chose the donor.
     """
 
-    donor: int
     generation: int
     exclude: tuple[str, ...]
     replacements: tuple[int, ...]
@@ -288,8 +286,6 @@ class RequestJoin(RankAction):
     """Ask ranks to form a new process group, in which replacements get the donor's variables."""
 
     generation: int
-    donor: int
-    replacements: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,11 +306,10 @@ class HealFailed(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendRegroup(RankAction):
-    """Ask ranks to form a new process group, or to leave theirs."""
+class Send(RankAction):
+    """Send a message to ranks."""
 
-    generation: int
-    form: bool
+    message: Regroup | Shutdown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,11 +325,6 @@ class SendInterrupt(RankAction):
 
     cell: int
     rank_died: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendShutdown(RankAction):
-    """Ask idle ranks to shut down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

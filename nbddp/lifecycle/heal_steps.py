@@ -45,7 +45,6 @@ def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
 def _request_namespace(life: Life, heal: HealLife) -> Step:
     generation = life.generation + 1  # each join has its own generation
     request = ev.RequestNamespace(
-        donor=heal.donor,
         generation=generation,
         exclude=heal.not_loaded,
         replacements=heal.replacements if heal.checks else (),
@@ -79,12 +78,7 @@ def _join_when_ready(life: Life, heal: HealLife) -> Step:
     if not heal.is_pickled or life.ranks_in_state(RankState.STARTING):
         return replace(life, heal=heal), []
     heal = replace(heal, joining=frozenset(life.alive))
-    join = ev.RequestJoin(
-        ranks=tuple(life.alive),
-        generation=life.generation,
-        donor=heal.donor,
-        replacements=heal.replacements,
-    )
+    join = ev.RequestJoin(ranks=tuple(life.alive), generation=life.generation)
     return replace(life, heal=heal), [join]
 
 

@@ -15,6 +15,7 @@ from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import heal_steps, refusals
 from nbddp.lifecycle.group_state import CellLife, GroupState, Life, RankLife, RankState
 from nbddp.lifecycle.heal_steps import START_TIMEOUT, Step
+from nbddp.wire.messages import Regroup, Shutdown
 
 PEERS_TIMEOUT = 1.0  # seconds that the other ranks get to end by themselves after a failure
 DEATH_TIMEOUT = 0.1  # or a death: a rank that is not its neighbor in a ring does not notice it
@@ -40,10 +41,9 @@ def _on_start_asked(life: Life, event: ev.StartAsked) -> Step:
 
 
 def _start(life: Life, event: ev.StartAsked) -> Step:
-    attempt = life.attempt + 1
     starting = Life(
         state=GroupState.STARTING,
-        attempt=attempt,
+        attempt=life.attempt + 1,
         has_group=event.joins_group,
         ranks=tuple(
             RankLife(rank)
@@ -53,8 +53,10 @@ def _start(life: Life, event: ev.StartAsked) -> Step:
         ),
         grace=event.grace,
     )
-    start = ev.StartRanks(attempt=attempt, world_size=event.world_size)
-    return starting, [start, starting.set_deadline(ev.Deadline.START, START_TIMEOUT)]
+    return starting, [
+        ev.StartRanks(),
+        starting.set_deadline(ev.Deadline.START, START_TIMEOUT),
+    ]
 
 
 def _on_rejoin_asked(life: Life, event: ev.RejoinAsked) -> Step:
@@ -98,7 +100,7 @@ def _on_stop_asked(life: Life, _event: ev.StopAsked) -> Step:
     stopping = replace(life, state=GroupState.STOPPING, heal=None)
     if not life.alive:
         return _all_gone(stopping)
-    actions: list[ev.Action] = [ev.SendShutdown(ranks=idle)] if idle else []
+    actions: list[ev.Action] = [ev.Send(ranks=idle, message=Shutdown())] if idle else []
     actions += [ev.Terminate(ranks=busy)] if busy else []
     return stopping, [*actions, stopping.set_deadline(ev.Deadline.STOP, life.grace)]
 
@@ -235,8 +237,10 @@ def _regroup_if_needed(life: Life, *, needs_group: bool | None) -> Step:
     # A cell that failed may leave a group on some ranks although ``has_group`` is false. A rank
     # without a group ignores the message.
     generation = life.generation + 1
-    regroup = ev.SendRegroup(ranks=tuple(life.alive), generation=generation, form=needs_group)
-    return replace(life, generation=generation, has_group=needs_group), [regroup]
+    regroup = Regroup(generation=generation, form=needs_group)
+    return replace(life, generation=generation, has_group=needs_group), [
+        ev.Send(ranks=tuple(life.alive), message=regroup)
+    ]
 
 
 def _on_rank_ended(life: Life, event: ev.RankEndedCell) -> Step:

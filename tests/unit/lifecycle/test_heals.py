@@ -59,7 +59,7 @@ from nbddp.lifecycle.transitions import START_TIMEOUT, advance
 
 GIVEN = NamespaceSent(attempt=1, generation=1)
 NO_NAMES = replace(GIVEN, reason="rank 0: no room")
-MEET = RequestJoin(ranks=(0, 1), generation=1, donor=0, replacements=(1,))
+MEET = RequestJoin(ranks=(0, 1), generation=1)
 BACK_SOON = deadline_set(Deadline.CANCEL, CANCEL_TIMEOUT, cell=0, generation=1)
 
 
@@ -68,7 +68,7 @@ def met(rank: int, **more: Any) -> GroupJoined:
 
 
 def give(generation: int, *leave: str) -> RequestNamespace:
-    return RequestNamespace(donor=0, generation=generation, exclude=leave, replacements=(1,))
+    return RequestNamespace(generation=generation, exclude=leave, replacements=(1,))
 
 
 def rang_back(generation: int = 1) -> DeadlinePassed:

@@ -18,6 +18,7 @@ from life_states import INTERRUPT, OFF, START, STOP, died, ended
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.group_state import GroupState, Life, RankState
 from nbddp.lifecycle.transitions import advance
+from nbddp.wire.messages import Regroup, Shutdown
 
 WORLD = st.integers(1, 3)
 RANK = st.integers(0, 2)
@@ -97,7 +98,7 @@ class Ledger:
             case ev.Notify(text=text) if text.startswith("node far"):
                 self.arrived[text.split()[1]] -= 1
                 assert min(self.arrived.values()) == 0, "shown twice, or to other ranks"
-            case ev.SendRegroup(ranks=ranks, form=True):
+            case ev.Send(ranks=ranks, message=Regroup(form=True)):
                 assert len(ranks) == len(before.ranks), "a process group of some ranks"
             case ev.SendCell(cell=cell, ranks=ranks):
                 assert not set(ranks) & set(self.handed), "a rank has two cells"
@@ -113,7 +114,6 @@ class Ledger:
                 self.stopped[attempt] += 1
                 assert self.stopped[attempt] == 1, "an attempt stops once"
             case ev.RejoinRanks() | ev.StartRanks():
-                assert isinstance(action, ev.RejoinRanks) or action.attempt == attempt + 1
                 assert attempt == 0 or self.stopped[attempt] == 1, "the old attempt never stopped"
                 self.handed.clear()
                 self.arrived.clear()
@@ -149,7 +149,7 @@ class AnyOrder(RuleBasedStateMachine):
     def act(self, action: ev.Action) -> None:  # noqa: C901 - one short case per action
         match action:
             case ev.StartRanks():
-                self.spawn(action)
+                self.spawn()
             case ev.RejoinRanks():
                 for rank in self.life.alive:
                     self.processes[rank] = Process(self.life.attempt, rank)
@@ -164,20 +164,20 @@ class AnyOrder(RuleBasedStateMachine):
             case ev.SendInterrupt(cell=cell, ranks=ranks):
                 for process in self.living(ranks):
                     process.is_interrupted |= process.cell == cell
-            case ev.RequestNamespace(donor=donor):
-                for process in self.living((donor,)):
+            case ev.RequestNamespace() if self.life.heal is not None:
+                for process in self.living((self.life.heal.donor,)):
                     process.commands.append(action)
-            case ev.SendCell() | ev.SendRegroup() | ev.SendShutdown() | ev.RequestJoin():
+            case ev.SendCell() | ev.Send() | ev.RequestJoin():
                 for process in self.living(action.ranks):
                     process.commands.append(action)
 
-    def spawn(self, action: ev.StartRanks) -> None:
+    def spawn(self) -> None:
         left = [*self.processes.values(), *(process for process, _ in self.exits)]
         assert all(each.end_requested for each in left), "processes of the old attempt are left"
         self.processes.clear()  # replacement ranks of a failed heal were killed
         self.exits.clear()
-        for rank in range(action.world_size):
-            self.processes[rank] = Process(action.attempt, rank)
+        for rank in range(len(self.life.ranks)):
+            self.processes[rank] = Process(self.life.attempt, rank)
 
     def revive(self, rank: int) -> None:
         """Start a replacement process; drop messages of the old one, as the session does."""
@@ -269,7 +269,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def take_command(self, process: Process) -> None:
         match process.commands.popleft():
-            case ev.SendShutdown():
+            case ev.Send(message=Shutdown()):
                 self.exit_process(process, 0)
             case ev.SendCell(cell=cell):
                 process.cell, process.is_interrupted = cell, False

@@ -55,7 +55,7 @@ from nbddp.lifecycle.events import (
     Refuse,
     RestartAsked,
     RunAsked,
-    SendRegroup,
+    Send,
     SetDeadline,
     StartAsked,
     StartRanks,
@@ -70,6 +70,7 @@ from nbddp.lifecycle.transitions import (
     STUCK_AFTER,
     advance,
 )
+from nbddp.wire.messages import Regroup
 
 RESTART = RestartAsked(start=START)
 NO_GROUP = StartAsked(world_size=1, joins_group=False)
@@ -86,10 +87,9 @@ DONE = CellFinished(cell=1)
 STUCK = deadline_set(Deadline.STUCK, STUCK_AFTER)
 
 
-def begins(attempt: int, world_size: int = 2) -> tuple[Any, ...]:
+def begins(attempt: int) -> tuple[Any, ...]:
     """Return what makes an attempt start."""
-    spawn = StartRanks(attempt=attempt, world_size=world_size)
-    return spawn, deadline_set(Deadline.START, START_TIMEOUT, cell=0, attempt=attempt)
+    return StartRanks(), deadline_set(Deadline.START, START_TIMEOUT, cell=0, attempt=attempt)
 
 
 def limits(grace: float = GRACE) -> tuple[SetDeadline, ...]:
@@ -97,16 +97,13 @@ def limits(grace: float = GRACE) -> tuple[SetDeadline, ...]:
     return deadline_set(Deadline.GRACE, grace), deadline_set(Deadline.CLEANUP, INTERRUPT_TIMEOUT)
 
 
-def regroup(*ranks: int, form: bool) -> SendRegroup:
-    return SendRegroup(ranks=ranks, generation=1, form=form)
+def regroup(*ranks: int, form: bool) -> Send:
+    return Send(ranks=ranks, message=Regroup(generation=1, form=form))
 
 
 STARTS = {
     "a start": ((OFF, START), (State.STARTING, *begins(1))),
-    "a start without a process group": (
-        (OFF, NO_GROUP),
-        (State.STARTING, *begins(1, world_size=1)),
-    ),
+    "a start without a process group": ((OFF, NO_GROUP), (State.STARTING, *begins(1))),
     "the first rank is ready": ((STARTING, ready(1)), (State.STARTING,)),
     "the last rank is ready": ((after(STARTING, ready(1)), ready(0)), (State.IDLE, GroupStarted())),
     "the last of some ranks is ready": ((SOME, ready(2)), (State.IDLE, GroupStarted())),
@@ -312,7 +309,7 @@ RESTARTS = {
     ),
     "the later of two restarts": (
         (after(IDLE, RESTART, RestartAsked(start=NO_GROUP), died(0)), died(1)),
-        (State.STARTING, GroupStopped(), *begins(2, world_size=1)),
+        (State.STARTING, GroupStopped(), *begins(2)),
     ),
 }
 TABLE = (
@@ -462,7 +459,7 @@ def test_each_new_process_group_gets_a_new_generation() -> None:
     life, generations = IDLE, []
     for number in (1, 2, 3):
         life, actions = advance(life, run(cell=number))
-        generations += [each.generation for each in actions if isinstance(each, SendRegroup)]
+        generations += [each.message.generation for each in actions if isinstance(each, Send)]
         life = after(life, ended(0, cell=number, in_group=False), ended(1, cell=number))
     assert generations == [1, 2]
 
@@ -475,6 +472,8 @@ def test_events_update_the_state_of_each_rank() -> None:
     assert after(RUNNING, died(1), ended(1)).alive == [0]
     assert after(STOPPING, died(0), died(1)).ranks == ()
     assert (SOME.alive, SOME.gone, SOME.ranks[1].state) == ([0, 2], (), RankState.ABSENT)
+    later = after(IDLE, RESTART, RestartAsked(start=NO_GROUP), died(0), died(1))
+    assert [each.state for each in later.ranks] == [RankState.STARTING]
 
 
 def test_a_restarted_group_keeps_no_state_of_the_old_one() -> None:
