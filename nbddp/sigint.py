@@ -21,8 +21,8 @@ T = TypeVar("T")
 SIGNAL_CHECK_INTERVAL = 0.25
 
 
-class DeferredInterrupts:
-    """Counts deferred interrupts; ``raises_second`` says whether a second one is raised at once."""
+class InterruptCount:
+    """Counts interrupts; ``raises_second`` says whether a second one is raised at once."""
 
     def __init__(self, *, raises_second: bool) -> None:
         self.count = 0
@@ -30,28 +30,42 @@ class DeferredInterrupts:
 
 
 @contextmanager
-def sigint_deferred(*, raises_second: bool = True) -> Iterator[DeferredInterrupts]:
+def sigint_handler(handle: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Handle SIGINT with this function until the block ends.
+
+    Nothing changes on other threads, which get no signals, and if Python did not install the
+    current handler, because it could not be restored.
+    """
+    previous_handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or previous_handler is None:
+        yield
+        return
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous_handler)
+
+
+@contextmanager
+def sigint_deferred(*, raises_second: bool = True) -> Iterator[InterruptCount]:
     """Defer an interrupt until the block ends; a second one is raised at once.
 
     Args:
         raises_second: False to defer all interrupts; the block can read their ``count``.
     """
-    deferred = DeferredInterrupts(raises_second=raises_second)
+    deferred = InterruptCount(raises_second=raises_second)
     previous_handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or previous_handler is None:
-        yield deferred
-        return
 
     def record(signum: int, frame: FrameType | None) -> None:
         deferred.count += 1
         if deferred.count > 1 and deferred.raises_second and callable(previous_handler):
             previous_handler(signum, frame)
 
-    signal.signal(signal.SIGINT, record)
     try:
-        yield deferred
+        with sigint_handler(record):
+            yield deferred
     finally:
-        signal.signal(signal.SIGINT, previous_handler)
         if deferred.count:
             signal.raise_signal(signal.SIGINT)
 

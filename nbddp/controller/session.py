@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
@@ -18,7 +18,6 @@ from nbddp.controller.gpu_monitor import GpuMonitor
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.rank_processes import short_error, start_error
 from nbddp.controller.run_recorder import start_git_query
-from nbddp.controller.signals import forward_sigint
 from nbddp.controller.threads import ClosedError, Runtime, open_runtime
 from nbddp.errors import RequestError, StartError
 from nbddp.launch.local_launcher import Launcher, LocalLauncher
@@ -31,7 +30,14 @@ from nbddp.record.cell import CellHandle, CellRequest, ReplayEntry
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.push_store import PushRecord, PushStore
 from nbddp.record.snapshot import Snapshot, build_snapshot
-from nbddp.sigint import Future, import_interruptibly, sigint_deferred, wait_for_result
+from nbddp.sigint import (
+    Future,
+    InterruptCount,
+    import_interruptibly,
+    sigint_deferred,
+    sigint_handler,
+    wait_for_result,
+)
 from nbddp.wire.messages import CancelRequest, InputReply, MessageToRank
 from nbddp.wire.request_messages import Answer
 
@@ -359,9 +365,25 @@ class Session:
             self._executor.cell.record_answer(rank, answer)
         self._executor.answer(rank, answer)
 
-    def forward_interrupts(self) -> AbstractContextManager[None]:
-        """Forward SIGINT to the ranks; a KeyboardInterrupt here would leave their cell running."""
-        return forward_sigint(self.interrupt, lambda: self.life.state)
+    @contextmanager
+    def forward_interrupts(self) -> Iterator[InterruptCount]:
+        """Forward SIGINT to the ranks; a KeyboardInterrupt here would leave their cell running.
+
+        A SIGINT without a running cell counts for the next cell. A second one of this kind raises
+        KeyboardInterrupt, because the event that the notebook waits for may never come.
+        """
+        forwarded, ignored = InterruptCount(raises_second=False), 0
+
+        def forward(*_: object) -> None:
+            nonlocal ignored
+            forwarded.count += 1
+            ignored += self.life.state in (GroupState.OFF, GroupState.IDLE, GroupState.BROKEN)
+            self.interrupt()
+            if ignored > 1:
+                raise KeyboardInterrupt
+
+        with sigint_handler(forward):
+            yield forwarded
 
     def kill(self, rank: int) -> None:
         """Kill one rank, and wait until its process has exited."""
@@ -385,24 +407,18 @@ class Session:
             RequestError: the heal failed; the group is as before.
             KeyboardInterrupt: the heal was interrupted; the group is as before.
         """
-        interrupts: list[None] = []
-
-        def interrupt() -> None:
-            interrupts.append(None)
-            self.interrupt()
-
-        try:
-            with forward_sigint(interrupt, lambda: self.life.state):
+        with self.forward_interrupts() as interrupts:
+            try:
                 for gone in self._pending_exits():
                     wait_for_result(gone)
                 future = self.request_heal(ranks, donor)
-                if interrupts:  # the interrupt may have come before the heal
+                if interrupts.count:  # the interrupt may have come before the heal
                     self.interrupt(by_user=False)
                 return wait_for_result(future)
-        except RequestError:
-            if interrupts:
-                raise KeyboardInterrupt from None
-            raise
+            except RequestError:
+                if interrupts.count:
+                    raise KeyboardInterrupt from None
+                raise
 
     @on_thread
     def _pending_exits(self) -> list[Future[None]]:
