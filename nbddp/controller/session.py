@@ -38,13 +38,14 @@ from nbddp.sigint import (
     sigint_handler,
     wait_for_result,
 )
-from nbddp.wire.messages import CancelRequest, InputReply, MessageToRank
-from nbddp.wire.request_messages import Answer
+from nbddp.wire.messages import CancelRequest, InputReply
+from nbddp.wire.request_messages import Answer, Request
 
 if TYPE_CHECKING:
     from nbddp.controller.store_link import StoreLink  # imports torch: only when needed
 
 P = ParamSpec("P")
+R = TypeVar("R", bound=Request)
 T = TypeVar("T")
 
 
@@ -459,19 +460,22 @@ class Session:
             self._executor.futures.resolve("stop")
         return future
 
+    def numbered(self, request: R) -> R:
+        """Return a request with a new number."""
+        return replace(request, request=next(self._executor.numbers))
+
     @on_thread
-    def send_request(self, rank: int, make: Callable[[int], MessageToRank]) -> Future[Answer]:
-        """Send ``make(number)`` to an idle rank. Return a future for its answer."""
+    def send_request(self, rank: int, request: Request) -> Future[Answer]:
+        """Send a numbered request to an idle rank. Return a future for its answer."""
         if self.life.state not in (GroupState.IDLE, GroupState.BROKEN, GroupState.HEALING):
             raise RequestError(f"the worker group is {self.life.state.value}")
         if not self.life.is_alive(rank):
             raise RequestError(rank_not_running(self.life, rank))
-        number = next(self._executor.numbers)
         try:
-            self.require_link().send(rank, make(number))
+            self.require_link().send(rank, request)
         except Exception as error:  # any error of the store
             raise RequestError(f"rank {rank} cannot be reached: {short_error(error)}") from error
-        return self._executor.futures.new("answer", rank, number)
+        return self._executor.futures.new("answer", rank, request.request)
 
     def cancel_request(self, rank: int, number: int) -> None:
         """Cancel a request whose answer is not needed any more."""

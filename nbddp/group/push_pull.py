@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nbddp.controller.rank_requests import RankRequests
+from nbddp.controller.rank_requests import ask_all, check_idle, resolve_ranks
 from nbddp.controller.session import Session
 from nbddp.record.push_store import PushRecord, pickle_values
 from nbddp.ui.frontend import StreamTarget
@@ -20,27 +20,23 @@ def push(session: Session, values: Mapping[str, Any], ranks: Sequence[int] | Non
         ArgumentError: a rank does not exist.
         RequestError: a value cannot be pickled, or the ranks are not idle.
     """
-    requests = RankRequests(session)
-    requests.check_idle()
+    check_idle(session)
     # before pickling, so that the death of a rank from here on is an error
-    chosen = requests.resolve_ranks(ranks)
+    chosen = resolve_ranks(session, ranks)
     data = pickle_values(values, prompt_numbers())
     _send(session, session.store_push(tuple(values), ranks, data), data, chosen)
 
 
 def repeat_push(session: Session, pushed: PushRecord) -> None:
     """Send the values of an earlier push again, even if this process has changed them since."""
-    _send(session, pushed, pushed.data(), RankRequests(session).resolve_ranks(pushed.ranks))
+    _send(session, pushed, pushed.data(), resolve_ranks(session, pushed.ranks))
 
 
 def _send(session: Session, pushed: PushRecord, data: bytes, ranks: Sequence[int]) -> None:
     link = session.require_link()
     payload = link.store_payload(data)
-    what = ", ".join(pushed.names)
     try:
-        RankRequests(session).request(
-            ranks, lambda number: Push(request=number, payload=payload), what=what
-        )
+        ask_all(session, ranks, Push(payload=payload), what=", ".join(pushed.names))
         session.record_push(pushed)
     finally:
         link.discard_payload(payload)
@@ -53,10 +49,8 @@ def pull(session: Session, expression: str, ranks: Sequence[int] | None = None) 
         ArgumentError: a rank does not exist.
         RequestError: a rank cannot evaluate the expression or pickle its value.
     """
-    link, requests = session.require_link(), RankRequests(session)
-    answers = requests.request(
-        requests.resolve_ranks(ranks), lambda number: Pull(request=number, expression=expression)
-    )
+    link = session.require_link()
+    answers = ask_all(session, resolve_ranks(session, ranks), Pull(expression=expression))
     for note in dict.fromkeys(each.payload.get("note", "") for each in answers.values()):
         StreamTarget().write(f"nbddp: {note}\n" if note else "")
     left, values = [answer.payload for answer in answers.values()], []

@@ -13,7 +13,7 @@ from typing import Any
 
 from nbddp.checks.facts import RankFacts
 from nbddp.controller.group_spec import GroupSpec
-from nbddp.controller.rank_requests import RankRequests
+from nbddp.controller.rank_requests import ask_all, check_ranks
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.group import push_pull
@@ -250,7 +250,7 @@ class RankGroup:
         session = self.scripts.active_session
         if not session.life.state.is_live:
             raise RequestError(self._not_started)
-        RankRequests(session).check_ranks([rank])
+        check_ranks(session, [rank])
         session.kill(rank)
 
     def heal(self, ranks: Sequence[int] = (), *, donor: int | None = None) -> Healed:
@@ -283,8 +283,7 @@ class RankGroup:
         """Return the check facts of every rank; empty if the ranks are busy or gone."""
         if self.life.state is not GroupState.IDLE or not self.life.alive:
             return {}
-        requests = RankRequests(self.session)
-        answers = requests.request(self.life.alive, lambda number: CollectFacts(request=number))
+        answers = ask_all(self.session, self.life.alive, CollectFacts())
         return {rank: RankFacts.from_json(each.content) for rank, each in answers.items()}
 
 

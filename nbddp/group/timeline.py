@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pickle import UnpicklingError
 
-from nbddp.controller.rank_requests import RankRequests
+from nbddp.controller.rank_requests import ask_all, resolve_ranks
 from nbddp.controller.session import Session
 from nbddp.errors import NbddpError
 from nbddp.record.event_log import RunEvent
@@ -62,13 +62,10 @@ def _collect_overlaps(session: Session, began: float) -> tuple[DdpOverlap, ...]:
     """Return the DDP timings since the cell started, within the error of the node clocks."""
     if not session.life.state.is_ready:
         return ()
-    requests = RankRequests(session)
     try:
         link = session.require_link()
-        answers = requests.request(
-            requests.resolve_ranks(None),
-            lambda number: Pull(request=number, expression=DDP_TIMING_EXPRESSION),
-        )
+        request = Pull(expression=DDP_TIMING_EXPRESSION)
+        answers = ask_all(session, resolve_ranks(session, None), request)
         measurements = {rank: link.load_payload(answer.payload) for rank, answer in answers.items()}
     except (NbddpError, UnpicklingError) as error:  # a rank died or was stopped in the meantime
         logger.info("no DDP timings: %s", error)

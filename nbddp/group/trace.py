@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nbddp.controller.rank_requests import RankRequests
+from nbddp.controller.rank_requests import ask_each
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.record.cell import CellResult
@@ -59,10 +59,9 @@ def _collect(
     """Ask all ranks at once for their traces, and merge them."""
     nodes, zero = session.launcher.nodes(), _cell_start(session, result)
 
-    def question(rank: int) -> Callable[[int], SendTrace]:
+    def request_for(rank: int) -> SendTrace:
         ahead, _ = session.launcher.clock_offset(rank)
-        return lambda number: SendTrace(
-            request=number,
+        return SendTrace(
             cell=result.number,
             rank=rank,
             folder="" if rank in nodes else str(trace_folder.resolve()),
@@ -71,7 +70,7 @@ def _collect(
             node=nodes.get(rank, ""),
         )
 
-    outcomes = RankRequests(session).request_each({rank: question(rank) for rank in ranks})
+    outcomes = ask_each(session, {rank: request_for(rank) for rank in ranks})
     missing, traced = dict(trace.missing), dict[int, TraceSent]()
     for rank, outcome in sorted(outcomes.items()):
         if not isinstance(outcome, Answer):

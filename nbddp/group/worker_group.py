@@ -11,7 +11,7 @@ from typing import Any
 
 from nbddp.archive.sweep_grid import sweep_points
 from nbddp.controller.group_spec import GroupSpec
-from nbddp.controller.rank_requests import RankRequests
+from nbddp.controller.rank_requests import check_ranks
 from nbddp.errors import ArgumentError
 from nbddp.group.display import TextDisplay
 from nbddp.group.method_names import with_method_names
@@ -335,7 +335,7 @@ class WorkerGroup:
 
     def _run(self, request: CellRequest, retries: Retries, *, quiet: bool) -> CellResult:
         self._group.check_started()
-        RankRequests(self._group.session).check_ranks(request.ranks)
+        check_ranks(self._group.session, request.ranks)
         self._group.scripts.end_previous()
         result = Recovery(self._group.session, TextDisplay(quiet=quiet)).run(request, retries)
         result.raise_for_failure()

@@ -19,7 +19,7 @@ from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.parser import CELL, COMMANDS, MagicParser
 from nbddp.publish.tracker import TRACKER_CLASSES
 from nbddp.sigint import wait_for_all
-from nbddp.wire.messages import JsonDict, MessageToRank
+from nbddp.wire.messages import JsonDict
 from nbddp.wire.request_messages import Complete, Inspect
 
 if TYPE_CHECKING:
@@ -81,10 +81,8 @@ class Completion:
         """Return the help for a position in a cell; empty where only the kernel can answer."""
         row = code[:cursor].count("\n")
         if self._is_for_ranks(code, row):
-            answer = self._ask_rank(
-                lambda number: Inspect(request=number, code=code, cursor=cursor, detail=detail),
-                HELP_TIMEOUT,
-            )
+            request = Inspect(code=code, cursor=cursor, detail=detail)
+            answer = self._ask_rank(request, HELP_TIMEOUT)
             return str(answer.get("text", ""))
         line = code.split("\n")[row]
         if not _is_magic(line):
@@ -108,18 +106,16 @@ class Completion:
     def _complete_name(self, code: str, line: str) -> Matches:
         if not line.strip():
             return [], ""
-        answer = self._ask_rank(
-            lambda number: Complete(request=number, code=code, cursor=len(code)), TAB_TIMEOUT
-        )
+        answer = self._ask_rank(Complete(code=code, cursor=len(code)), TAB_TIMEOUT)
         return [Match(each, "name") for each in answer.get("matches", ())], answer.get("text", "")
 
-    def _ask_rank(self, make: Callable[[int], MessageToRank], seconds: float) -> JsonDict:
+    def _ask_rank(self, request: Complete | Inspect, seconds: float) -> JsonDict:
         """Return the answer of the lowest rank; empty if it is busy, late or gone."""
         session = self._group.session
         if session.life.state is not GroupState.IDLE:
             return {}
         with suppress(RequestError):  # the group ended or became busy in the meantime
-            answer = session.send_request(0, make)
+            answer = session.send_request(0, session.numbered(request))
             wait_for_all([answer], seconds)
             return answer.result().content if answer.done() else {}
         return {}

@@ -1,4 +1,7 @@
-"""Requests to an idle rank, and the answer to any of them."""
+"""Requests to an idle rank, and the answer to any of them.
+
+The session numbers a request when it sends it; the answer has the same number.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ MADE_BY_ALL = "a process group is made by all ranks at once"  # the reason in a 
 class Push:
     """Unpickle values and assign them to variables in the rank's namespace."""
 
-    request: int
+    request: int = 0
     payload: JsonDict
 
 
@@ -23,7 +26,7 @@ class Push:
 class Pull:
     """Evaluate an expression and send its value back."""
 
-    request: int
+    request: int = 0
     expression: str
 
 
@@ -31,7 +34,7 @@ class Pull:
 class Complete:
     """List the completions at a position in a piece of code."""
 
-    request: int
+    request: int = 0
     code: str
     cursor: int
 
@@ -40,7 +43,7 @@ class Complete:
 class Inspect:
     """Describe the name at a position in a piece of code; ``detail`` 1 includes its source."""
 
-    request: int
+    request: int = 0
     code: str
     cursor: int
     detail: int = 0
@@ -50,7 +53,7 @@ class Inspect:
 class CollectFacts:
     """Describe all variables: a :class:`~nbddp.checks.facts.RankFacts`, as a dict."""
 
-    request: int
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +63,7 @@ class SendNamespace:
     ``replacements`` is empty if the user has chosen the donor.
     """
 
-    request: int
+    request: int = 0
     exclude: list[str]
     replacements: list[int]
 
@@ -79,7 +82,7 @@ class JoinGroup:
         own_values: for a replacement, by path, the texts of the donor's value and of its own value.
     """
 
-    request: int
+    request: int = 0
     generation: int
     donor: int
     replacements: list[int]

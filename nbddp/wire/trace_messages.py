@@ -42,7 +42,7 @@ class SendTrace:
         node: name of the rank's machine; empty if all ranks are on one.
     """
 
-    request: int
+    request: int = 0
     cell: int
     rank: int
     folder: str

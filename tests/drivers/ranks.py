@@ -225,7 +225,7 @@ class Ranks(WorkerGroup):
 
     def begin_pull(self, rank: int, expression: str) -> None:
         """Ask a rank for a value, and do not wait for it."""
-        self.session.send_request(rank, lambda number: Pull(request=number, expression=expression))
+        self.session.send_request(rank, self.session.numbered(Pull(expression=expression)))
 
     def discard_value(self, payload: Any) -> None:
         self.session.require_link().discard_payload(payload)

@@ -59,6 +59,7 @@ def test_submitted_and_delayed_calls_run_on_the_event_thread(actor: EventThread)
     found: list[threading.Thread] = []
     actor.submit(lambda: found.append(threading.current_thread()))
     actor.run(actor.call_later, 0.0, lambda: found.append(threading.current_thread()))
+    settle(actor)
     thread = actor.run(threading.current_thread)
     assert found == [thread, thread]
     assert thread is not threading.current_thread()

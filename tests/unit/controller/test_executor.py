@@ -83,9 +83,8 @@ class Stage:
         return self.session._request_start(TWO, TWO.start_event())
 
     def ask_rank(self, rank: int) -> Future[Answer]:
-        return self.session.send_request(
-            rank, lambda number: Complete(request=number, code="", cursor=0)
-        )
+        request = self.session.numbered(Complete(code="", cursor=0))
+        return self.session.send_request(rank, request)
 
     def get_ready(self, started: Future[None]) -> None:
         """Let both ranks start and get ready."""

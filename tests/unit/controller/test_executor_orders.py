@@ -219,8 +219,8 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.is_open())
     @rule(rank=RANK)
     def requests_a_completion(self, rank: int) -> None:
-        call = lambda number: Complete(request=number, code="", cursor=0)  # noqa: E731
-        self.make_request("answer", self.session.send_request, rank, call)
+        request = self.session.numbered(Complete(code="", cursor=0))
+        self.make_request("answer", self.session.send_request, rank, request)
 
     @precondition(lambda self: self.state in (GroupState.IDLE, GroupState.BROKEN))
     @rule(is_for_all=st.booleans(), needs_group=st.booleans(), is_elastic=st.booleans())

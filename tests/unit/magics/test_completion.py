@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -18,9 +17,9 @@ from nbddp.train.faults.kinds import KINDS
 from nbddp.wire.request_messages import Complete
 
 
-def answer(_rank: int, make: Callable[[int], Complete]) -> Future[Mock]:
+def answer(_rank: int, request: Complete) -> Future[Mock]:
     """Answer as a rank does that knows one name for each beginning."""
-    code, answer = make(1).code, Future[Mock]()
+    code, answer = request.code, Future[Mock]()
     answer.set_result(Mock(content={"text": code, "matches": [f"{code}ing_rate"]}))
     return answer
 
@@ -31,6 +30,7 @@ def completion(folder: Path) -> Completion:
     group = Mock()
     group.life.all_ranks = (0, 1)
     group.session.life.state = GroupState.IDLE
+    group.session.numbered.side_effect = lambda request: request
     group.session.send_request.side_effect = answer
     for name in ("one", "two"):
         make_run(folder, name)
