@@ -72,18 +72,14 @@ class GpuMonitor:
         return nvml
 
     def _query(self, uuid: str, ranks: Set[int]) -> GpuUsage:
-        nvml = self._nvml
-        if nvml is None:
-            return UNKNOWN_USAGE
-        handle = self._first_supported(
-            lambda: nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"),
-            lambda: nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}"),
-        )
+        names = (f"GPU-{uuid}", f"MIG-{uuid}")
+        handles = [self._ask("nvmlDeviceGetHandleByUUID", name) for name in names]
+        handle = next((each for each in handles if each is not None), None)
         if handle is None:
             return UNKNOWN_USAGE
-        memory = self._first_supported(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-        rates = self._first_supported(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-        running = self._first_supported(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+        rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
+        running = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
         return GpuUsage(
             load=float(rates.gpu) if rates is not None else -1.0,
             used=int(memory.used) if memory is not None else 0,
@@ -91,14 +87,14 @@ class GpuMonitor:
             used_by_others=_memory_of_others(running or (), ranks),
         )
 
-    def _first_supported(self, *queries: Callable[[], Any]) -> Any:
-        """Return the result of the first query that the device supports; a MIG device has fewer."""
-        for query in queries:
-            try:
-                return query()
-            except self._nvml.NVMLError:
-                continue
-        return None
+    def _ask(self, query: str, argument: Any) -> Any:
+        """Return NVML's answer; None without NVML or if a device does not support the query."""
+        if self._nvml is None:
+            return None
+        try:
+            return getattr(self._nvml, query)(argument)
+        except self._nvml.NVMLError:
+            return None
 
 
 def _memory_of_others(running: Any, ranks: Set[int]) -> int:

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
@@ -71,10 +72,9 @@ def samples_per_step(reports: Iterable[CellEnded]) -> int | None:
     >>> samples_per_step([ended, ended])
     64
     """
-    totals: dict[str, int] = {}
+    totals = Counter[str]()
     for report in reports:
-        for name, batch in _batch_sizes(RankFacts.from_json(report.facts)).items():
-            totals[name] = totals.get(name, 0) + batch
+        totals.update(_batch_sizes(RankFacts.from_json(report.facts)))
     found = set(totals.values())
     return found.pop() if len(found) == 1 else None
 
@@ -111,14 +111,8 @@ def start_git_query(folder: Path, callback: Callback) -> None:
 
 def has_repository(folder: Path) -> bool:
     """Return whether this folder or a parent folder has a ``.git``; no process is started."""
-    return any(map(_exists, (each / ".git" for each in (folder, *folder.parents))))
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # a parent folder that this user cannot read
-        return False
+    # unlike Path.exists, this does not raise for a parent folder that this user cannot read
+    return any(os.path.exists(each / ".git") for each in (folder, *folder.parents))  # noqa: PTH110
 
 
 def git_origin(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections import deque
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -29,6 +29,13 @@ from nbddp.wire.rank_start import RANKS_QUEUE, URGENT_QUEUE, command_queue, cont
 
 FOREVER = timedelta(days=365)
 PAYLOAD_TIMEOUT = timedelta(seconds=30)  # for a chunk of a payload that is complete
+
+
+class _RankQueues(NamedTuple):
+    """The queues to one rank."""
+
+    command: QueueWriter
+    control: QueueWriter
 
 
 class StoreLink:
@@ -60,8 +67,7 @@ class StoreLink:
         self._urgent = QueueReader(urgent, URGENT_QUEUE, secret=self.secret)
         self._last_command: MessageToRank | None = None
         self._encoded = b""
-        self._command_queues: dict[int, QueueWriter] = {}
-        self._control_queues: dict[int, QueueWriter] = {}
+        self._queues: dict[int, _RankQueues] = {}
         self._incarnations: dict[tuple[int, int], int] = {}  # of replacements
         self._attempts: deque[tuple[int, int]] = deque()  # the last one may be running
 
@@ -92,29 +98,29 @@ class StoreLink:
 
     def open_attempt(self, attempt: int, world_size: int) -> None:
         """Open the queues to the ranks of an attempt, and delete those of the previous one."""
-        for queue in (*self._command_queues.values(), *self._control_queues.values()):
-            queue.discard_unread()
+        for rank in self._queues:
+            self._discard_unread(rank)
         self._delete_old_messages()
         self._attempts.append((attempt, world_size))
-        self._command_queues.clear()
-        self._control_queues.clear()
+        self._queues.clear()
         for rank in range(world_size):
             self._open_queues(attempt, rank, 0)
 
     def open_incarnation(self, attempt: int, rank: int, incarnation: int) -> None:
         """Open the queues to a rank's new process; discard unread messages to the old one."""
-        for queues in (self._command_queues, self._control_queues):
-            queues[rank].discard_unread()
+        self._discard_unread(rank)
         self._incarnations[attempt, rank] = incarnation
         self._open_queues(attempt, rank, incarnation)
 
     def _open_queues(self, attempt: int, rank: int, incarnation: int) -> None:
-        self._command_queues[rank] = self._writer(
-            command_queue(attempt, rank, incarnation), attempt
+        self._queues[rank] = _RankQueues(
+            command=self._writer(command_queue(attempt, rank, incarnation), attempt),
+            control=self._writer(control_queue(attempt, rank, incarnation), attempt),
         )
-        self._control_queues[rank] = self._writer(
-            control_queue(attempt, rank, incarnation), attempt
-        )
+
+    def _discard_unread(self, rank: int) -> None:
+        for queue in self._queues[rank]:
+            queue.discard_unread()
 
     def _delete_old_messages(self) -> None:
         """Delete messages that ranks of earlier attempts left incomplete when they exited."""
@@ -132,14 +138,11 @@ class StoreLink:
 
     def send(self, rank: int, command: MessageToRank) -> None:
         """Send a message to a rank. Interrupts, cancellations and input replies skip the queue."""
-        queues = (
-            self._control_queues
-            if isinstance(command, Interrupt | CancelRequest | InputReply)
-            else self._command_queues
-        )
+        is_urgent = isinstance(command, Interrupt | CancelRequest | InputReply)
+        queue = self._queues[rank].control if is_urgent else self._queues[rank].command
         if command is not self._last_command:  # the same message goes to many ranks
             self._last_command, self._encoded = command, encode(command)
-        queues[rank].put_encoded(self._encoded)
+        queue.put_encoded(self._encoded)
 
     def get(self) -> Envelope | None:
         """Return the next ordinary message; wait for it. None if the link was closed."""
