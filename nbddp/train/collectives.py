@@ -125,7 +125,7 @@ def on_main(fn: Callable[P, T]) -> Callable[P, T]:
         check_same_call(call_name, None)
         if this_rank.rank() != 0:
             return cast(T, pickle.loads(_receive_from_rank_0()))
-        with _failure_broadcast(call_name), _marked_not_collective(call_name):
+        with _without_other_ranks(call_name):
             result = fn(*args, **kwargs)
             outcome = pickle_outcome(result) if this_rank.world_size() > 1 else CallOutcome()
             if outcome.failure:
@@ -155,37 +155,33 @@ def main_rank_first() -> Iterator[None]:
         yield
         return
     check_same_call(call_name, None)
-    if this_rank.rank() != 0:
+    is_first = this_rank.rank() == 0
+    if not is_first:
         _receive_from_rank_0()
-        with _marked_not_collective(call_name):
-            yield
-        return
-    with _failure_broadcast(call_name), _marked_not_collective(call_name):
+    with _without_other_ranks(call_name):
         yield
-    broadcast_outcome(CallOutcome())
+    if is_first:
+        broadcast_outcome(CallOutcome())
 
 
 @contextmanager
-def _marked_not_collective(call_name: str) -> Iterator[None]:
-    """Mark the body as not collective: a collective in it raises an error instead of hanging."""
+def _without_other_ranks(call_name: str) -> Iterator[None]:
+    """Make a collective in the body raise an error instead of hanging.
+
+    If the body fails on rank 0, send the failure to the ranks that wait for rank 0.
+    """
     before = not_collective.set(call_name)
-    try:
-        yield
-    finally:
-        not_collective.reset(before)
-
-
-@contextmanager
-def _failure_broadcast(call_name: str) -> Iterator[None]:
-    """Send the failure of the body on rank 0 to the ranks that wait for rank 0."""
     try:
         yield
     except KeyboardInterrupt:  # it reaches every rank: perhaps no rank receives any more
         raise
     except BaseException as error:
-        reason = f"{type(error).__name__}: {error}".removesuffix(": ")
-        broadcast_outcome(CallOutcome(failure=f"rank 0 failed in {call_name}: {reason}"))
+        if this_rank.rank() == 0:
+            reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+            broadcast_outcome(CallOutcome(failure=f"rank 0 failed in {call_name}: {reason}"))
         raise
+    finally:
+        not_collective.reset(before)
 
 
 def _receive_from_rank_0() -> bytes:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from numbers import Complex, Real
 from typing import Any, Generic, TypeVar
@@ -82,7 +83,7 @@ OnStep = Callable[[int, str], None]
 
 _sink = Sink()
 _on_step: list[OnStep] = []
-_counts: dict[str, int] = {}  # of values without a step, by name
+_counts: Counter[str] = Counter()  # of values without a step, by name
 
 
 def set_sink(sink: Sink) -> None:
@@ -132,16 +133,13 @@ def log(
         raise TypeError(f"nbddp.log: step must be a whole number, got {step!r}") from None
     numbers = _merge_names(values, named)
     _sink.log(number, {name: _number(name, value) for name, value in numbers.items()})
-    report_step(_count(numbers) if number is None else number, source="log")
+    report_step(_count(numbers.keys()) if number is None else number, source="log")
 
 
-def _count(names: Iterable[str]) -> int:
+def _count(names: Collection[str]) -> int:
     """Increase the count of each name; return the highest count before that."""
-    highest = 0
-    for name in names:
-        count = _counts.get(name, 0)
-        highest = max(highest, count)
-        _counts[name] = count + 1
+    highest = max((_counts[name] for name in names), default=0)
+    _counts.update(names)
     return highest
 
 

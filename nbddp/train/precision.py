@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.train import this_rank
@@ -15,13 +16,6 @@ from nbddp.train import this_rank
 Kind = Literal["bf16", "fp16", "fp32"]
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-
-class HasStep(Protocol):
-    """An object with a ``step()``, such as a learning rate scheduler."""
-
-    def step(self) -> Any:
-        """Advance by one step."""
 
 
 def precision(
@@ -63,7 +57,7 @@ def precision(
     False
     True
     """
-    if kind not in get_args(Kind):
+    if kind not in _DTYPES:
         raise ArgumentError(f"precision: kind must be 'bf16', 'fp16' or 'fp32', got {kind!r}")
     if accumulate < 1:
         raise ArgumentError(f"precision: accumulate must be at least 1, got {accumulate}")
@@ -134,7 +128,7 @@ class Precision:
         loss: torch.Tensor,
         optimizer: torch.optim.Optimizer,
         *,
-        scheduler: HasStep | None = None,
+        scheduler: LRScheduler | None = None,
     ) -> bool:
         """Backpropagate; at the end of an accumulation, clip, update and clear the gradients.
 
@@ -200,9 +194,14 @@ class Precision:
     @contextmanager
     def _without_gradient_sync(self) -> Iterator[None]:
         """Prevent DDP and FSDP2 from synchronizing, except in the last micro-step."""
+        models: tuple[Any, ...] = () if self._is_last else self._models
         with ExitStack() as stack:
-            for model in () if self._is_last else self._models:
-                stack.enter_context(_no_gradient_sync(model))
+            for model in models:
+                if hasattr(model, "set_requires_gradient_sync"):  # FSDP2
+                    model.set_requires_gradient_sync(False)
+                    stack.callback(model.set_requires_gradient_sync, requires_gradient_sync=True)
+                elif hasattr(model, "no_sync"):  # DDP, also inside torch.compile's wrapper
+                    stack.enter_context(model.no_sync())
             yield
 
     # ---- state
@@ -240,18 +239,3 @@ class Precision:
         """Drop a running accumulation after its gradients were lost."""
         self.micro_step, self._models, self._is_final = 0, (), False
         self._optimizer = None
-
-
-@contextmanager
-def _no_gradient_sync(model: Any) -> Iterator[None]:
-    if hasattr(model, "set_requires_gradient_sync"):  # FSDP2
-        model.set_requires_gradient_sync(False)
-        try:
-            yield
-        finally:
-            model.set_requires_gradient_sync(True)
-    elif hasattr(model, "no_sync"):  # DDP, also inside torch.compile's wrapper
-        with model.no_sync():
-            yield
-    else:
-        yield

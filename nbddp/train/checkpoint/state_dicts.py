@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from numbers import Number
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -52,9 +51,14 @@ not be loaded again; save tensors, numbers and strings, and lists, dicts and set
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, set):
         return {plain_value(item, f"an item of {path}", copy_tensor) for item in value}
-    if isinstance(value, Number):
-        return _plain_number(value, path)
-    raise _unloadable(value, path)
+    if isinstance(value, int):  # an IntEnum
+        return int(value)
+    if isinstance(value, (float, np.number)):
+        return value.item() if isinstance(value, np.number) else float(value)
+    raise CheckpointError(
+        f"{path} is a {type(value).__qualname__}: it could not be loaded again; save tensors, "
+        "numbers and strings, and lists, dicts and sets of them"
+    )
 
 
 def _plain_mapping(value: Mapping[Any, Any], path: str, copy_tensor: CopyTensor) -> dict[Any, Any]:
@@ -67,23 +71,6 @@ def _plain_mapping(value: Mapping[Any, Any], path: str, copy_tensor: CopyTensor)
     state = OrderedDict(items)
     state._metadata = value._metadata  # type: ignore[attr-defined]  # versions of modules
     return state
-
-
-def _plain_number(value: Any, path: str) -> Any:
-    if isinstance(value, int):  # an IntEnum
-        return int(value)
-    if isinstance(value, float):  # a NumPy float
-        return float(value)
-    if type(value).__module__ == "numpy":
-        return value.item()
-    raise _unloadable(value, path)
-
-
-def _unloadable(value: object, path: str) -> CheckpointError:
-    return CheckpointError(
-        f"{path} is a {type(value).__qualname__}: it could not be loaded again; save tensors, "
-        "numbers and strings, and lists, dicts and sets of them"
-    )
 
 
 def without_copy(path: str, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - a CopyTensor
@@ -124,9 +111,9 @@ def random_state() -> dict[str, Any]:
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if this_rank.device().type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(this_rank.device())
-    if "numpy" in sys.modules:
-        name, keys, *rest = sys.modules["numpy"].random.get_state()
-        state["numpy"] = (name, keys.tolist(), *rest)
+    numpy_state: Any = np.random.get_state()
+    name, keys, *rest = numpy_state
+    state["numpy"] = (name, keys.tolist(), *rest)
     return state
 
 
@@ -136,5 +123,4 @@ def restore_random(state: Mapping[str, Any]) -> None:
     random.setstate(state["python"])
     if "cuda" in state and this_rank.device().type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], this_rank.device())
-    if "numpy" in state and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(state["numpy"])
+    np.random.set_state(state["numpy"])

@@ -188,8 +188,8 @@ class Spread(nn.Linear):
         super().__init__(4, 1)
         self.is_on, self.seen = True, list[bool]()
 
-    def set_requires_gradient_sync(self, requires: bool) -> None:
-        self.is_on = requires
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool) -> None:
+        self.is_on = requires_gradient_sync
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self.seen.append(self.is_on)
