@@ -24,8 +24,6 @@ from nbddp.train.epoch_batches import (
 )
 from nbddp.train.this_rank import mix, warn_user
 
-_OPTIONS_OF_LOADER = ("generator", "in_order")
-
 
 def loader(
     dataset: Dataset[Any],
@@ -99,11 +97,8 @@ def loader(
     _check_samplers(sampler=sampler, batch_sampler=batch_sampler, **given)
     if is_stream:
         _check_stream(shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, **options)
-    for name in _OPTIONS_OF_LOADER:
-        if name in options:
-            raise ArgumentError(
-                f"nbddp.loader makes its own {name}; use a torch DataLoader for yours"
-            )
+    for name in options.keys() & {"generator", "in_order"}:
+        raise ArgumentError(f"nbddp.loader makes its own {name}; use a torch DataLoader for yours")
     size = 1 if batch_size is None else batch_size
     if size < 1:
         raise ArgumentError(f"batch_size must be a whole number above 0, got {batch_size!r}")

@@ -20,13 +20,7 @@ import torch.distributed as dist
 from nbddp.errors import ArgumentError, CheckpointError
 from nbddp.train import log_and_track, this_rank
 from nbddp.train.checkpoint import atomic_files, sharded, state_dicts
-from nbddp.train.checkpoint.contents import (
-    CheckpointContents,
-    collect_state,
-    load,
-    rank_state,
-    split_parts,
-)
+from nbddp.train.checkpoint.contents import CheckpointContents, load, split_parts
 from nbddp.train.collectives import run_on_all_ranks
 from nbddp.train.this_rank import warn_user
 
@@ -157,9 +151,14 @@ class Checkpoint:
                 rest = {
                     name: each for name, each in given.shared.items() if name not in sharded_parts
                 }
-                state.update(collect_state(rest, given.values, keep_copy))
+                state["parts"] = state_dicts.plain_states(rest, keep_copy)
+                state["values"] = {
+                    name: state_dicts.plain_value(each, name, keep_copy)
+                    for name, each in given.values.items()
+                }
                 self._staging.synchronize()
-            return rank_state(given.per_rank)
+            own = state_dicts.plain_states(given.per_rank, state_dicts.without_copy)
+            return {"random": state_dicts.random_state(), "own": own}
 
         state["ranks"] = run_on_all_ranks(collect)
         if sharded_parts:

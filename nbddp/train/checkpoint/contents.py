@@ -60,36 +60,6 @@ def _unwrapped(part: Any) -> Any:
     return part
 
 
-# ---- saving
-
-
-def collect_state(
-    parts: dict[str, Any], values: dict[str, Any], copy_tensor: state_dicts.CopyTensor
-) -> dict[str, Any]:
-    """Return the states of the parts, and the values, as plain values.
-
-    Raises:
-        CheckpointError: a value could not be loaded again.
-    """
-    return {
-        "parts": {
-            name: state_dicts.plain_value(part.state_dict(), name, copy_tensor)
-            for name, part in parts.items()
-        },
-        "values": {
-            name: state_dicts.plain_value(each, name, copy_tensor) for name, each in values.items()
-        },
-    }
-
-
-def rank_state(own: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of this rank only: its random generators and its position in the data."""
-    return {
-        "random": state_dicts.random_state(),
-        "own": collect_state(own, {}, state_dicts.without_copy)["parts"],
-    }
-
-
 # ---- resuming
 
 
@@ -101,12 +71,15 @@ class CheckpointContents:
         path: the path of the checkpoint.
         state: the contents without sharded parts: step, world size, parts and values by name, and
             for each rank its random state and its own parts.
-        sharded_names: the names of parts of which each rank wrote a shard.
     """
 
     path: Path
     state: dict[str, Any]
-    sharded_names: tuple[str, ...]
+
+    @property
+    def sharded_names(self) -> list[str]:
+        """The names of the parts of which each rank wrote a shard."""
+        return [*self.state["spread"]]
 
     @property
     def is_same_world(self) -> bool:
@@ -137,13 +110,13 @@ def load(path: Path, given: Parts) -> CheckpointContents:
     state: dict[str, Any] = atomic_files.read_plain(
         path / sharded.UNSHARDED_FILE if path.is_dir() else path
     )
-    contents = CheckpointContents(path, state, tuple(state["spread"]))
+    contents = CheckpointContents(path, state)
     _check(contents, given)
     parts = given.shared
     if of_shards := {name: parts[name] for name in parts if name in contents.sharded_names}:
         sharded.load(path, of_shards)
-    for name in given.shared.keys() - of_shards.keys():
-        given.shared[name].load_state_dict(state["parts"][name])
+    for name in parts.keys() - of_shards.keys():
+        parts[name].load_state_dict(state["parts"][name])
     for name, part in given.per_rank.items():
         # a loader divides the remaining samples among the current ranks
         part.load_state_dict(contents.rank_state["own"][name])

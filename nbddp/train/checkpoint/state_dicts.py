@@ -22,6 +22,11 @@ _PLAIN_TYPES = (
 CopyTensor = Callable[[str, torch.Tensor], torch.Tensor]
 
 
+def plain_states(parts: Mapping[str, Any], copy_tensor: CopyTensor) -> dict[str, Any]:
+    """Return the states of parts as plain values, by name."""
+    return {name: plain_value(part.state_dict(), name, copy_tensor) for name, part in parts.items()}
+
+
 def plain_value(value: Any, path: str, copy_tensor: CopyTensor) -> Any:
     """Convert a value to plain types, with each tensor passed through ``copy_tensor``.
 
