@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from nbddp.controller.controller_state import ControllerState
 from nbddp.controller.heal_requests import HealRequests
 from nbddp.controller.message_handler import MessageHandler
-from nbddp.controller.rank_processes import FailedRanks, RankProcesses, short_error
+from nbddp.controller.rank_processes import FailedRanks, RankProcesses, short_error, start_error
 from nbddp.controller.run_recorder import WRITE_INTERVAL, known_facts
+from nbddp.controller.threads import Runtime
 from nbddp.errors import NbddpError, RequestError, StartError
 from nbddp.launch.local_launcher import Launcher
 from nbddp.lifecycle import events as ev
@@ -20,8 +22,8 @@ from nbddp.lifecycle.group_state import GroupState
 from nbddp.lifecycle.heal_steps import KILLED
 from nbddp.lifecycle.transitions import advance
 from nbddp.record.cell import CellHandle, CellResult
-from nbddp.record.push_store import PushRecord
 from nbddp.record.rank_monitor import CHECK_PERIOD
+from nbddp.sigint import import_interruptibly, sigint_deferred
 from nbddp.wire import messages as msg
 
 if TYPE_CHECKING:
@@ -49,6 +51,21 @@ class Executor(ControllerState):
         self.faults_to_arm: tuple[str, ...] = ()
         self.surviving_group: SurvivingGroup | None = None
         self.messages = MessageHandler(self, self.step)
+
+    def open_runtime(self, make: Callable[[], Runtime]) -> None:
+        """Open the connection to the ranks and the threads.
+
+        Raises:
+            StartError: that failed.
+        """
+        import_interruptibly("nbddp.controller.store_link")  # imports torch: only when needed
+        with sigint_deferred():
+            try:
+                runtime = make()
+            except (OSError, RuntimeError) as error:  # of the store, a socket or a thread
+                raise start_error("the link to the ranks", error) from error
+            runtime.start_readers(self.messages.handle, self.on_link_lost)
+            self.runtime = runtime
 
     # ---- while a cell runs
 
@@ -265,11 +282,6 @@ class Executor(ControllerState):
             self.step(ev.CapacityChanged())
         else:
             self.step(event)
-
-    def record_push(self, pushed: PushRecord) -> None:
-        """Add a push to the replay log, and show its notice."""
-        self.replay_log.add(pushed)
-        self.router.notify(pushed.notice)
 
     # ---- results
 

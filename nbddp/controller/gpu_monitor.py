@@ -72,10 +72,9 @@ class GpuMonitor:
         return nvml
 
     def _query(self, uuid: str, ranks: Set[int]) -> GpuUsage:
-        names = (f"GPU-{uuid}", f"MIG-{uuid}")
-        handles = [self._ask("nvmlDeviceGetHandleByUUID", name) for name in names]
-        handle = next((each for each in handles if each is not None), None)
-        if handle is None:
+        by_uuid = "nvmlDeviceGetHandleByUUID"
+        handle = self._ask(by_uuid, f"GPU-{uuid}") or self._ask(by_uuid, f"MIG-{uuid}")
+        if not handle:
             return UNKNOWN_USAGE
         memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
         rates = self._ask("nvmlDeviceGetUtilizationRates", handle)

@@ -10,15 +10,15 @@ import threading
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from nbddp.controller.executor import Executor
 from nbddp.controller.gpu_monitor import GpuMonitor
 from nbddp.controller.group_spec import GroupSpec
-from nbddp.controller.rank_processes import short_error, start_error
+from nbddp.controller.rank_processes import short_error
 from nbddp.controller.run_recorder import start_git_query
-from nbddp.controller.threads import ClosedError, Runtime, open_runtime
+from nbddp.controller.threads import ClosedError, Runtime, on_thread, open_runtime
 from nbddp.errors import RequestError, StartError
 from nbddp.launch.local_launcher import Launcher, LocalLauncher
 from nbddp.lifecycle import events as ev
@@ -29,12 +29,11 @@ from nbddp.nodes.rejoin import SurvivingGroup
 from nbddp.record.cell import CellHandle, CellRequest, ReplayEntry
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.push_store import PushRecord, PushStore
+from nbddp.record.replay_log import ReplayLog
 from nbddp.record.snapshot import Snapshot, build_snapshot
 from nbddp.sigint import (
     Future,
     InterruptCount,
-    import_interruptibly,
-    sigint_deferred,
     sigint_handler,
     wait_for_result,
 )
@@ -47,20 +46,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R", bound=Request)
 T = TypeVar("T")
-
-
-def on_thread(act: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:
-    """Run a method on the session's thread, and wait for it.
-
-    Raises:
-        RequestError: there is no group, or it cannot do this now; then nothing has changed.
-    """
-
-    @wraps(act)
-    def wrapper(session: Session, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return session.call(act, session, *args, **kwargs)
-
-    return wrapper
 
 
 class Session:
@@ -144,24 +129,19 @@ class Session:
         return self.rank_monitor.version, self.life
 
     @property
-    def completed_entries(self) -> tuple[ReplayEntry, ...]:
-        """The cells and pushes of this attempt that succeeded, in order."""
-        return self._executor.replay_log.entries
-
-    @property
-    def pending_entries(self) -> tuple[ReplayEntry, ...]:
-        """The entries that an incomplete replay did not run, unless the user ran something else."""
-        return self._executor.replay_log.pending
+    def replay_log(self) -> ReplayLog:
+        """The cells and pushes of this attempt, and those that an incomplete replay did not run."""
+        return self._executor.replay_log
 
     @property
     def replay_entries(self) -> tuple[ReplayEntry, ...]:
         """The entries of a replay: those of this attempt, then the pending ones."""
-        return (*self.completed_entries, *self.pending_entries)
+        return (*self.replay_log.entries, *self.replay_log.pending)
 
     @on_thread
     def set_pending(self, entries: Sequence[ReplayEntry], *, is_all: bool = False) -> None:
         """Set the entries that a replay did not run. ``is_all``: it ran none."""
-        self._executor.replay_log.set_pending(entries, clears_entries=is_all)
+        self.replay_log.set_pending(entries, clears_entries=is_all)
 
     def store_push(
         self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes
@@ -170,8 +150,11 @@ class Session:
         folder = self.event_log.folder
         return self._push_store.add(names, ranks, data, folder.path if folder else None)
 
+    @on_thread
     def record_push(self, pushed: PushRecord) -> None:
-        self.call(self._executor.record_push, pushed)
+        """Add a push to the replay log, and show its notice."""
+        self.replay_log.add(pushed)
+        self._executor.router.notify(pushed.notice)
 
     @on_thread
     def record_recovery(self, recovery: RecoveryRecord) -> None:
@@ -297,17 +280,18 @@ class Session:
 
     def wait_for_pending_start(self) -> None:
         """Wait for a start or stop that was only requested, for example by a button."""
-        if self._executor.runtime is not None and (future := self._pending_start_or_stop()):
+        if self._executor.runtime is not None:
             with self._stop_on_interrupt():
-                wait_for_result(future)
+                for future in self._pending_start_or_stop():
+                    wait_for_result(future)
 
     @on_thread
-    def _pending_start_or_stop(self) -> Future[None] | None:
-        """Return a future for the start or stop that is in progress; None if there is none."""
-        if self.life.state is GroupState.STARTING or self.life.next_start:
-            return self._executor.futures.new("start")
+    def _pending_start_or_stop(self) -> list[Future[None]]:
+        """Return a future for the start or stop that is in progress, if there is one."""
+        is_starting = self.life.state is GroupState.STARTING or self.life.next_start
         is_stopping = self.life.state is GroupState.STOPPING
-        return self._executor.futures.new("stop") if is_stopping else None
+        key = "start" if is_starting else "stop"
+        return [self._executor.futures.new(key)] if is_starting or is_stopping else []
 
     @on_thread
     def submit(self, request: CellRequest, *, is_elastic: bool = False) -> CellHandle:
@@ -446,13 +430,10 @@ class Session:
         if self._executor.runtime is not None:
             wait_for_result(self.request_stop())
 
+    @on_thread
     def request_stop(self) -> Future[None]:
         """Stop all ranks, and do not wait."""
         self.end_requests += 1
-        return self._submit_stop()
-
-    @on_thread
-    def _submit_stop(self) -> Future[None]:
         future = self._executor.futures.new("stop")
         self._mark_cell_ended("stop")
         self._executor.step(ev.StopAsked())
@@ -505,14 +486,4 @@ class Session:
                 runtime.close()
                 self._executor.drop_runtime()
             if self._executor.runtime is None:
-                # store_link imports torch: only when needed
-                import_interruptibly("nbddp.controller.store_link")
-                with sigint_deferred():
-                    try:
-                        runtime = self._make_runtime()
-                    except (OSError, RuntimeError) as error:  # of the store, a pipe or a thread
-                        raise start_error("the link to the ranks", error) from error
-                    runtime.start_readers(
-                        self._executor.messages.handle, self._executor.on_link_lost
-                    )
-                    self._executor.runtime = runtime
+                self._executor.open_runtime(self._make_runtime)

@@ -194,7 +194,7 @@ class Recovery:
     def _restart_and_replay(self, failure: AttemptFailure | None = None) -> CellResult | None:
         """Restart with all joined nodes, and replay. Return the result of a failed cell."""
         found = time.time()
-        before, entries = len(self._session.life.ranks), self._session.completed_entries
+        before, entries = len(self._session.life.ranks), self._session.replay_log.entries
         began = time.monotonic()
         with self._reporting_unreplayed(entries):
             self._session.restart(is_recovery=True)

@@ -31,7 +31,8 @@ class ExportLog:
 
     def add(self, item: PulledValue | Omitted) -> None:
         """Add an item that is not in the replay log."""
-        self._items.append((self._session.life.attempt, len(self._session.completed_entries), item))
+        entries = self._session.replay_log.entries
+        self._items.append((self._session.life.attempt, len(entries), item))
 
     def record_store_ports(self, names: Mapping[str, object]) -> None:
         """Record the ports of the notebook's stores: a pushed value may tell them to the ranks."""
@@ -43,7 +44,7 @@ class ExportLog:
 
     def items(self) -> list[Item]:
         """Return the items of an export in order, the replay log of this attempt included."""
-        attempt, entries = self._session.life.attempt, self._session.completed_entries
+        attempt, entries = self._session.life.attempt, self._session.replay_log.entries
         noted = [(position, item) for at, position, item in self._items if at == attempt]
         done = [(position, _export_item(entry)) for position, entry in enumerate(entries)]
         return [item for _, item in sorted([*noted, *done], key=itemgetter(0))]

@@ -131,7 +131,7 @@ class NotebookState:
                 message = "the current run keeps its name; the next run will be named"
                 self.presenter.print_line(f"nbddp: {message} {spec.name}")
             return
-        if fresh and not is_recovery and self.group.session.pending_entries:
+        if fresh and not is_recovery and self.group.session.replay_log.pending:
             self.group.session.set_pending(())
         before, self.group.spec = self.group.spec, spec
         try:

@@ -236,7 +236,7 @@ class Ranks(WorkerGroup):
     @property
     def replay_log(self) -> Sequence[ReplayEntry]:
         """Return the cells and pushed values that a replay would repeat."""
-        return self.session.completed_entries
+        return self.session.replay_log.entries
 
     def replay(self, entries: Sequence[ReplayEntry]) -> None:
         """Replay entries, as ``%ddp restart --replay`` does."""

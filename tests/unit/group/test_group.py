@@ -62,7 +62,7 @@ def test_an_empty_list_of_ranks_does_not_mean_all_ranks(
     ]
     assert said == snapshot
     assert not link.sent
-    assert group._group.session.completed_entries == ()
+    assert group._group.session.replay_log.entries == ()
 
 
 def test_a_rank_out_of_range_is_an_argument_error(group: WorkerGroup, link: FakeLink) -> None:

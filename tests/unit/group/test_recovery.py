@@ -80,7 +80,7 @@ class Play:
     @property
     def replay_log(self) -> tuple[Any, Any]:
         """Return the completed entries, and the entries that a replay left pending."""
-        return self.session.completed_entries, self.session.pending_entries
+        return self.session.replay_log.entries, self.session.replay_log.pending
 
     def train(self, **retries: Any) -> CellResult:
         return self.recovery.run(CellRequest(source="trains"), Retries(**retries))
@@ -182,7 +182,7 @@ def test_the_next_replay_runs_entries_that_a_failed_replay_left_pending(
     assert play.replay_log == (again(ENTRIES[:1]), ENTRIES[1:])
     play.fails_in = ""
     play.recovery.replay(
-        (*play.session.completed_entries, *play.session.pending_entries),
+        (*play.session.replay_log.entries, *play.session.replay_log.pending),
         restart=play.session.restart,
     )
     assert play.replay_log == (again(ENTRIES), ())
@@ -190,7 +190,7 @@ def test_the_next_replay_runs_entries_that_a_failed_replay_left_pending(
     play.fails_in = "step 1"
     play.recovery.replay(ENTRIES, restart=play.session.restart)
     assert play.show(play.session.submit(CellRequest(source="other"))).is_ok
-    assert play.session.pending_entries == ()
+    assert play.session.replay_log.pending == ()
 
 
 def test_a_restart_stopped_before_its_replay_leaves_all_entries_pending(play: Play) -> None:
@@ -214,7 +214,7 @@ def test_a_refused_restart_prints_nothing_about_a_replay(play: Play) -> None:
     with pytest.raises(RequestError):
         play.recovery.replay(ENTRIES, restart=refused)
     assert play.printed == []
-    assert play.session.pending_entries == ()
+    assert play.session.replay_log.pending == ()
 
 
 def test_an_interrupt_during_a_recovery_prevents_further_restarts(play: Play) -> None:
