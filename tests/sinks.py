@@ -1,23 +1,49 @@
-"""A sink that records the metrics of a training."""
+"""A sink that records the reports of a training."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from nbddp.train.log_and_track import Sink
+from nbddp.train import log_and_track
+from nbddp.train.log_and_track import ProgressBar, Sink, set_sink
 
 
 class Recorder(Sink):
-    """Keeps steps, events and flushes, in their order."""
+    """Keeps reports in their order: a step alone, or with its values; events, bars, flushes."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
+        self.bars: list[ProgressBar] = []
 
-    def log(self, step: int, values: dict[str, float]) -> None:  # noqa: ARG002
-        self.calls.append(step)
+    def log(self, step: int | None, values: dict[str, float]) -> None:
+        self.calls.append((step, values) if values else step)
 
     def record_event(self, kind: str, facts: dict[str, Any]) -> None:
         self.calls.append((kind, facts))
 
+    def open_bar(self, bar: ProgressBar) -> None:
+        self.bars.append(bar)
+        self.calls.append(("begin", bar.label))
+
+    def update_bar(self, bar: ProgressBar) -> None:
+        self.calls.append(("show", bar.label, bar.done))
+
+    def close_bar(self, bar: ProgressBar) -> None:
+        bar.close()
+        self.calls.append(("end", bar.label, bar.done))
+
     def flush(self) -> None:
         self.calls.append("flush")
+
+
+@contextmanager
+def recording() -> Iterator[Recorder]:
+    """Yield a recorder of the reports that are made meanwhile."""
+    before, recorder = log_and_track._sink, Recorder()
+    set_sink(recorder)
+    try:
+        yield recorder
+    finally:
+        set_sink(before)

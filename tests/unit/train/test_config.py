@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from argparse import Namespace
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,16 +16,6 @@ from torch import nn
 
 import nbddp
 from nbddp.errors import ArgumentError
-from nbddp.train import log_and_track
-from nbddp.train.log_and_track import Sink
-
-
-@pytest.fixture
-def recorder() -> Iterator[Recorder]:
-    sink = Recorder()
-    log_and_track.set_sink(sink)
-    yield sink
-    log_and_track.set_sink(Sink())
 
 
 def said(recorder: Recorder) -> dict[str, Any]:

@@ -67,6 +67,7 @@ def test_the_loader_gives_each_rank_the_samples_of_a_distributed_sampler(
         theirs = DistributedSampler(range(samples), world_size, rank, **options)
         with as_rank(rank, world_size):
             ours = loader(range(samples), batch_size, **options)
+            assert not ours.is_evaluation
             for epoch in range(2):
                 theirs.set_epoch(epoch)
                 order = list(theirs)
@@ -85,18 +86,12 @@ def test_evaluation_gives_every_sample_to_one_rank_and_sizes_differ_by_one(
     for rank in range(world_size):
         with as_rank(rank, world_size):
             ours = loader(range(samples), batch_size, evaluation=True)
+            assert ours.is_evaluation
             batches = list(ours)
             assert len(batches) == len(ours)
         parts.append(samples_of(batches))
     assert sorted(itertools.chain(*parts)) == list(range(samples))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_a_loader_says_whether_it_is_for_evaluation() -> None:
-    assert [loader(range(3), 2, evaluation=each).is_evaluation for each in (False, True)] == [
-        False,
-        True,
-    ]
 
 
 def test_a_dataset_with_getitems_gets_the_indices_of_a_whole_batch() -> None:

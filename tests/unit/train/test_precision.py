@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 from torch import nn
@@ -123,13 +121,6 @@ def test_a_final_micro_step_does_not_end_the_next_accumulation_early() -> None:
     assert [step(amp, *made, final=each) for each in (True, False, False)] == [True, False, True]
 
 
-def test_gradients_are_kept_between_micro_steps_and_cleared_after_a_step() -> None:
-    amp, (model, optimizer) = precision(accumulate=2), model_and_optimizer()
-    for has_stepped in (False, True):
-        assert step(amp, model, optimizer) is has_stepped
-        assert all((each.grad is None) is has_stepped for each in model.parameters())
-
-
 def test_bf16_trains_on_the_cpu_with_fp32_weights() -> None:
     assert_learns(precision("bf16"), "cpu", steps=60)
 
@@ -208,15 +199,7 @@ class Wrapped(DistributedDataParallel):
         return super().forward(inputs)
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A process group of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize("kind", [Spread, Wrapped])
 def test_gradients_are_averaged_in_the_last_micro_step_only(kind: type[Spread | Wrapped]) -> None:
     model = kind()

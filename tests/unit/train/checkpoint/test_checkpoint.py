@@ -21,12 +21,12 @@ import numpy as np
 import pytest
 import torch
 from refusals import refusal
+from sinks import Recorder
 from syrupy.assertion import SnapshotAssertion
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import CheckpointError
-from nbddp.train import log_and_track
 from nbddp.train.checkpoint import atomic_files
 from nbddp.train.checkpoint.checkpoint import Checkpoint, Resumed, checkpoints
 from nbddp.train.precision import precision
@@ -187,37 +187,26 @@ def test_resuming_parts_that_the_checkpoint_lacks_is_refused(
     assert said == snapshot
 
 
-def test_torch_load_reads_a_checkpoint_file_with_weights_only(tmp_path: Path) -> None:
-    run = run_of()
-    Checkpoint(tmp_path).save(3, **run, extra="words")
-    found = torch.load(step_in(tmp_path, 3), weights_only=True)
-    assert found["step"] == 3
-    assert found["values"] == {"extra": "words"}
-    assert found["parts"]["model"].keys() == run["model"].state_dict().keys()
-
-
+@pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize("is_saved_wrapped", [False, True])
 def test_ddp_and_plain_models_load_each_others_checkpoints(
     tmp_path: Path, is_saved_wrapped: bool
 ) -> None:
-    from torch import distributed as dist
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        plain, wrapped = nn.Linear(4, 2), DistributedDataParallel(nn.Linear(4, 2))
-        saved, loaded = (wrapped, plain) if is_saved_wrapped else (plain, wrapped)
-        Checkpoint(tmp_path).save(0, model=saved)
-        Checkpoint(tmp_path).resume(model=loaded)
-        assert torch.equal(plain.weight, wrapped.module.weight)
-    finally:
-        dist.destroy_process_group()
+    plain, wrapped = nn.Linear(4, 2), DistributedDataParallel(nn.Linear(4, 2))
+    saved, loaded = (wrapped, plain) if is_saved_wrapped else (plain, wrapped)
+    Checkpoint(tmp_path).save(0, model=saved)
+    Checkpoint(tmp_path).resume(model=loaded)
+    assert torch.equal(plain.weight, wrapped.module.weight)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler, of itself
-def test_a_compiled_model_is_saved_under_its_uncompiled_parameter_names(tmp_path: Path) -> None:
+def test_torch_load_reads_a_compiled_model_under_its_uncompiled_parameter_names(
+    tmp_path: Path,
+) -> None:
     model = nn.Linear(2, 1)
-    Checkpoint(tmp_path).save(0, model=torch.compile(model, backend="eager"))
+    Checkpoint(tmp_path).save(0, model=torch.compile(model, backend="eager"), extra="words")
     found = torch.load(step_in(tmp_path, 0), weights_only=True)
+    assert (found["step"], found["values"]) == (0, {"extra": "words"})
     assert list(found["parts"]["model"]) == ["weight", "bias"]
     assert found["parts"]["model"]._metadata == model.state_dict()._metadata
 
@@ -240,19 +229,13 @@ def test_parts_and_values_under_any_name_are_restored(tmp_path: Path) -> None:
         assert str(loaded[name].state_dict()) == str(saved[name].state_dict())
 
 
-def test_saving_and_resuming_a_checkpoint_record_events(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[tuple[str, dict[str, Any]]] = []
-    sink = log_and_track.Sink()
-    monkeypatch.setattr(sink, "record_event", lambda kind, facts: events.append((kind, facts)))
-    monkeypatch.setattr(log_and_track, "_sink", sink)
+def test_saving_and_resuming_a_checkpoint_record_events(tmp_path: Path, recorder: Recorder) -> None:
     checkpoint = Checkpoint(tmp_path)
     checkpoint.save(3)
     checkpoint.save(4, asynchronous=True)
     checkpoint.resume()
     path = str(step_in(tmp_path, 4))
-    (first, _), (second, saved), (third, resumed) = events
+    (first, _), (second, saved), (third, resumed) = recorder.calls
     assert [first, second, third] == ["checkpoint", "checkpoint", "resume"]
     assert 0 < saved.pop("seconds") < 30
     assert saved == resumed == {"step": 4, "path": path}
@@ -482,20 +465,6 @@ def test_an_exiting_process_completes_its_asynchronous_save(tmp_path: Path) -> N
     )
     subprocess.run([sys.executable, "-c", source], check=True)
     assert atomic_files.find_damage(step_in(tmp_path, 1)) == ""
-
-
-# ---- one run in one folder
-
-
-def test_a_repeated_run_replaces_its_own_checkpoint(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(tmp_path)
-    for seed in range(2):
-        run = run_of(seed)
-        run["model"].itself = [run["model"]]  # it lives on in a circle
-        checkpoint.save(3, **run)
-    assert torch.equal(
-        torch.load(step_in(tmp_path, 3))["parts"]["model"]["0.weight"], run["model"][0].weight
-    )
 
 
 def test_a_pickled_checkpoint_object_keeps_its_folder_and_settings(tmp_path: Path) -> None:

@@ -25,19 +25,16 @@ from nbddp.train import log_and_track, this_rank
 from nbddp.train.faults import arming, fault_actions
 from nbddp.train.faults.arming import KINDS, Fault, FaultError, armed, at, clear
 from nbddp.train.faults.kinds import FAULTS_VARIABLE
-from nbddp.train.log_and_track import Sink, log, report_step, set_sink
+from nbddp.train.log_and_track import log, report_step
 
 
 @pytest.fixture(autouse=True)
-def sink(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+def sink(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> Iterator[Recorder]:
     """Rank 1 of 2, without a launcher that restarts it; disarmed at the end."""
-    monkeypatch.setattr(log_and_track, "_sink", Sink())
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("NBDDP_STRUCK", raising=False)
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
-    recorder = Recorder()
-    set_sink(recorder)
     yield recorder
     clear()
 
@@ -382,20 +379,14 @@ def test_clear_cancels_a_nan_fault(model: torch.nn.Sequential) -> None:
 # ---- skip
 
 
-def form_group_of_one() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-
-
 @pytest.fixture
-def skips(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+def skips(monkeypatch: pytest.MonkeyPatch, group_of_one: None) -> SimpleNamespace:  # noqa: ARG001
     """A process group of one, which is rank 1 for the faults all the same; yields torch's own."""
     monkeypatch.setattr(fault_actions, "prepared", list)
-    form_group_of_one()
     monkeypatch.setattr(this_rank, "rank", lambda: 1)
     monkeypatch.setattr(this_rank, "world_size", lambda: 2)
     names = [name for name in fault_actions.COLLECTIVES if hasattr(dist, name)]
-    yield SimpleNamespace(**{name: getattr(dist, name) for name in names})
-    dist.destroy_process_group()
+    return SimpleNamespace(**{name: getattr(dist, name) for name in names})
 
 
 def gather_one() -> float:
@@ -427,7 +418,7 @@ def test_a_skipped_asynchronous_collective_returns_completed_work() -> None:
 def test_a_skip_fault_does_not_affect_a_later_process_group() -> None:
     fire("skip")
     dist.destroy_process_group()
-    form_group_of_one()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     assert gather_one() == 1.0
 
 
