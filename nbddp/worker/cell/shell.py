@@ -16,6 +16,7 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from traitlets import Type, default
 from traitlets.config import Config
 
+from nbddp.import_hooks import change_when_imported
 from nbddp.wire.messages import Display, RunCell
 from nbddp.wire.rank_start import Script
 from nbddp.worker.cell import run_script
@@ -23,7 +24,6 @@ from nbddp.worker.cell.compiler import CellCompiler
 from nbddp.worker.cell.debugger import RankPdb, post_mortem
 from nbddp.worker.cell.display import RankDisplayHook, RankDisplayPublisher
 from nbddp.worker.cell.failure import error_text, format_traceback
-from nbddp.worker.cell.import_hooks import change_when_imported
 from nbddp.worker.cell.signal_handlers import CellSignalHandlers
 from nbddp.worker.cell.warning_lines import name_users_lines
 from nbddp.worker.heal.reported_values import ReportedValues

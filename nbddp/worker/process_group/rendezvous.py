@@ -31,8 +31,8 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch.distributed.distributed_c10d import default_pg_timeout
 
+from nbddp.import_hooks import change_when_imported
 from nbddp.topology import Topology
-from nbddp.worker.cell.import_hooks import change_when_imported
 from nbddp.worker.watch.main_thread import frames_from
 
 CONNECT_TIMEOUT = 1.0  # seconds to connect to a store on this machine
