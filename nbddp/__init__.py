@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from nbddp.train.precision import Precision, precision
     from nbddp.train.prepare import prepare
     from nbddp.train.sonnets import sonnets
+    from nbddp.trainers.attach import report_trainers
 
 __version__ = "0.1.0"
 
@@ -85,6 +86,7 @@ __all__ = [
     "on_main",
     "precision",
     "prepare",
+    "report_trainers",
     "runs",
     "sonnets",
     "timeline",
@@ -111,6 +113,7 @@ _MODULES = {
     "nbddp.train.precision": ("Precision", "precision"),
     "nbddp.train.log_and_track": ("Track", "log", "track"),
     "nbddp.train.sonnets": ("sonnets",),
+    "nbddp.trainers.attach": ("report_trainers",),
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
 

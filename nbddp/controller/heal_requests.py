@@ -9,7 +9,7 @@ from nbddp.controller.controller_state import ControllerState
 from nbddp.controller.rank_processes import FailedRanks, try_each
 from nbddp.lifecycle import events as ev
 from nbddp.record.heal.heal_report import MAX_SHOWN_PLACES, MAX_SHOWN_VALUES, Healed
-from nbddp.record.replay_log import cell_that_assigned
+from nbddp.record.replay_log import cell_that_assigned, root_name
 from nbddp.wire.messages import CancelRequest
 from nbddp.wire.request_messages import Answer, JoinGroup, SendNamespace
 
@@ -159,8 +159,8 @@ class HealRequests:
             more=pickled.content["more"],
             places=tuple(self._reported["places"]),
             own=tuple(own),
-            unknown=tuple(path for path in unknown if path not in left),
-            cells={name: cell_that_assigned(name, state.replay_log.entries) for name in left},
+            unknown=tuple(path for path in unknown if {path, root_name(path)}.isdisjoint(left)),
+            cells={path: cell_that_assigned(path, state.replay_log.entries) for path in left},
             size=pickled.content["bytes"] + sum(size for size, _ in pickled.content["storages"]),
             fork=self._forked_at - self._started_at,
             carry=self._pickled_at - self._forked_at,

@@ -46,6 +46,7 @@ class RankGroup:
 
     Attributes:
         nodes: the nodes of the ranks; None if the ranks run on this machine.
+        last_healed: the result of the last heal.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class RankGroup:
         will_return: Callable[[], bool] = lambda: False,
     ) -> None:
         self.nodes: NodePool | None = None
+        self.last_healed: Healed | None = None
         self._spec = spec
         self._session = session or Session(colors=colors or _default_colors())
         self._scripts = ScriptRanks(self._session)
@@ -262,7 +264,8 @@ class RankGroup:
             RequestError: the group cannot be healed; it has not changed.
         """
         self.check_started()
-        return self.session.heal(ranks, donor)
+        self.last_healed = self.session.heal(ranks, donor)
+        return self.last_healed
 
     def push(self, values: Mapping[str, Any], *, ranks: Sequence[int] | None = None) -> None:
         """Put values into the namespaces of some ranks, or of all; see :class:`WorkerGroup`."""

@@ -22,6 +22,7 @@ from nbddp.lifecycle.retries import (
     why_no_retry,
 )
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Purpose, ReplayEntry
+from nbddp.record.heal.heal_report import Healed
 from nbddp.record.notices import InputRequest
 from nbddp.record.push_store import PushRecord
 from nbddp.record.replay_log import describe_entries
@@ -161,7 +162,7 @@ class Recovery:
                 failures[-1] = failure
                 return self._restart_and_replay(failure)
             try:
-                self._heal(failure)
+                healed = self._heal(failure)
             except RequestError as error:
                 why = str(error).removeprefix(f"{NOT_HEALED}: ")
                 if retries.restarts:
@@ -172,12 +173,28 @@ class Recovery:
                 reason = f"it cannot be healed: {why}"
             else:
                 failures[-1] = failure
-                return None
+                return self.rerun(healed)
         if retries != NO_RETRIES:
             self._display.print_line(f"not started again: {reason}")
         return result
 
-    def _heal(self, failure: AttemptFailure) -> None:
+    def rerun(self, healed: Healed) -> CellResult | None:
+        """Run the cells that make trainers again: a heal cannot carry a trainer.
+
+        Return the result of the first cell that fails, or None.
+        """
+        cells = {
+            entry.execution_count: entry
+            for entry in self._session.completed_entries
+            if isinstance(entry, CellRequest)
+        }
+        entries = [cells[number] for number in healed.cells_to_rerun if number in cells]
+        failed = self._replay(entries)
+        if entries and failed is None:
+            self._display.print_line(f"ran again on all ranks: {describe_entries(entries)}")
+        return failed
+
+    def _heal(self, failure: AttemptFailure) -> Healed:
         """Replace the dead ranks, and record the recovery.
 
         Raises:
@@ -190,6 +207,7 @@ class Recovery:
         self._record_recovery(
             RecoveryRecord(failure=failure, detected=detected, healed=healed.seconds)
         )
+        return healed
 
     def _restart_and_replay(self, failure: AttemptFailure | None = None) -> CellResult | None:
         """Restart with all joined nodes, and replay. Return the result of a failed cell."""

@@ -354,15 +354,26 @@ class WorkerGroup:
         """
         self._group.kill(rank)
 
-    def heal(self, ranks: Sequence[int] = (), *, donor: int | None = None) -> Healed:
+    def heal(
+        self, ranks: Sequence[int] = (), *, donor: int | None = None, rerun: bool = False
+    ) -> Healed:
         """Replace dead ranks. New ranks get the variables of a donor.
 
-        The default donor is the lowest living rank.
+        Args:
+            ranks: the ranks to replace; all that died by default.
+            donor: the rank whose variables they get; the lowest living rank by default.
+            rerun: then run the cells again, on all ranks, that made trainers of other libraries.
 
         Raises:
             RequestError: the group cannot be healed; it has not changed.
+            CellFailedError: a cell failed when it ran again.
         """
-        return self._group.heal(ranks, donor=donor)
+        healed = self._group.heal(ranks, donor=donor)
+        if rerun:
+            failed = Recovery(self._group.session, TextDisplay()).rerun(healed)
+            if failed is not None:
+                failed.raise_for_failure()
+        return healed
 
     def timeline(self, last: int | None = None) -> Timeline:
         """Return which rank waited for which in the last cell, or in its last steps."""

@@ -119,7 +119,12 @@ def _heal(notebook: NotebookState, args: Namespace) -> None:
     if notebook.group.scripts.dead_ranks and not notebook.group.life.gone:
         notebook.presenter.print_line(f"nbddp: {SCRIPT_RANKS_DIED}")
         return
-    notebook.presenter.print_line(f"nbddp: {notebook.heal(args.rank or (), donor=args.donor)}")
+    healed = notebook.group.last_healed
+    if not args.rerun or healed is None or notebook.group.life.gone:
+        healed = notebook.heal(args.rank or (), donor=args.donor)
+        notebook.presenter.print_line(f"nbddp: {healed}")
+    if args.rerun:
+        notebook.rerun_after_heal(healed)
 
 
 def _logs(notebook: NotebookState, args: Namespace) -> None:

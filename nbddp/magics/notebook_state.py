@@ -246,7 +246,12 @@ class NotebookState:
     ) -> tuple[CellRequest, Retries]:
         stopped = session.life.all_ranks if args.break_ranks == ALL_RANKS else args.break_ranks
         traced = args.trace or self.next_trace
-        request = replace(request, break_ranks=tuple(stopped or ()), trace=traced)
+        request = replace(
+            request,
+            break_ranks=tuple(stopped or ()),
+            trace=traced,
+            reports_trainers=not args.no_trainer_metrics,
+        )
         self.last_request, self.last_succeeded = request, False
         self.publishing.follow(session, args.publish or ())
         retries = Retries(heals=args.heal, restarts=args.max_restarts, is_elastic=args.elastic)
@@ -362,6 +367,13 @@ class NotebookState:
             return self.group.heal(ranks, donor=donor)
         except RequestError as error:
             raise RequestError(with_way_out(str(error), self.group.life)) from None
+
+    def rerun_after_heal(self, healed: Healed) -> None:
+        """Run the cells that make trainers again, on all ranks."""
+        display = NotebookDisplay(self.presenter, quiet=True)
+        failed = Recovery(self.group.session, display).rerun(healed)
+        if failed is not None:
+            failed.raise_for_failure()
 
     def notebook_values(self, names: Iterable[str]) -> dict[str, Any]:
         """Return variables of the notebook with their values.

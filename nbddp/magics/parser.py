@@ -92,9 +92,7 @@ add("--gpus 0,1", "GPUs that the ranks may use: numbers, UUIDs or MIG devices", 
 add("--name NAME", "part of the name of the run's folder")
 add("--timeout SECONDS", "a collective fails after this time (default: 1800)", seconds)
 add("--env K=V", "environment variable for the ranks; may be repeated", variable, action="append")
-add(
-    "--grace SECONDS", "after it, an ignored interrupt or stop becomes a kill (default: 5)", seconds
-)
+add("--grace SECONDS", "after it, an ignored interrupt or stop is a kill (default: 5)", seconds)
 add("--threads N", "threads per rank for torch's operators (default: cores / ranks)", positive_int)
 
 _RUN = MagicParser()
@@ -132,6 +130,7 @@ add(
     installed_target,
     action="append",
 )
+add("--no-trainer-metrics", "do not record what other people's trainers report")
 add("--no-wait", "return at once; `%%ddp wait` waits")
 add("--quiet", "show only the values of the last line")
 
@@ -249,6 +248,7 @@ add("rank", "the rank to kill, with SIGKILL", count)
 add = _command("heal", "Replace the ranks that died; the other ranks keep all their variables.")
 add("--rank R", "ranks to replace (default: all that died)", numbers)
 add("--from R", "copy the variables of this rank", count, dest="donor")
+add("--rerun", "then run the cells again, on all ranks, that make trainers")
 
 add = _command("nodes", "Run ranks on other machines: listen for nodes, and list them.")
 add("--nnodes N", "how many, or MIN:MAX (default: 1)", node_range)

@@ -49,6 +49,7 @@ class CellRequest:
         answers: input to use before the user is asked.
         recorded_input: the user's input in the run that succeeded, by rank, for a replay.
         trace: the steps that torch's profiler traces, if any.
+        reports_trainers: whether other people's trainers report their metrics.
     """
 
     source: str
@@ -64,6 +65,7 @@ class CellRequest:
     answers: tuple[str, ...] = ()
     recorded_input: tuple[tuple[int, InputReply], ...] = field(default=(), repr=False)
     trace: TraceSteps | None = None
+    reports_trainers: bool = True
 
     @property
     def is_again(self) -> bool:
@@ -208,6 +210,7 @@ class CellHandle:
             break_ranks=list(self.request.break_ranks),
             answers=list(self.request.answers),
             trace=asdict(self.request.trace) if self.request.trace else {},
+            reports_trainers=self.request.reports_trainers,
         )
 
     def facts(self) -> dict[str, Any]:

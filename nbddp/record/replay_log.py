@@ -73,13 +73,25 @@ def assigned_names(source: str) -> set[str]:
     }
 
 
+def root_name(path: str) -> str:
+    """Return the variable at the start of a path.
+
+    >>> root_name("trainer.state['step']")
+    'trainer'
+    """
+    return re.split(r"\W", path, maxsplit=1)[0]
+
+
 def cell_that_assigned(name: str, entries: Sequence[ReplayEntry]) -> int:
     """Return the prompt number of the last cell that assigned a name; 0 if there is none.
+
+    ``name`` may be a path, such as ``state['trainer']``; its first name counts.
 
     >>> cells = [CellRequest(source="lock = 1", execution_count=4), CellRequest(source="!ls")]
     >>> cell_that_assigned("lock", cells), cell_that_assigned("x", cells)
     (4, 0)
     """
+    name = root_name(name)
     for entry in reversed(entries):
         with suppress(SyntaxError):  # it contains a magic
             if isinstance(entry, CellRequest) and name in assigned_names(entry.source):

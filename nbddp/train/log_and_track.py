@@ -28,13 +28,19 @@ RESERVED = frozenset({"time", "rank", "attempt", "step"})
 
 @dataclass(slots=True, kw_only=True)
 class ProgressBar:
-    """The progress of a loop: ``done`` of ``total``, which is 0 if it is unknown."""
+    """The progress of a loop: ``done`` of ``total``, which is 0 if it is unknown.
+
+    Attributes:
+        sink: the sink in which it started, and where it ends.
+    """
 
     label: str
     total: int
     done: int = 0
     began: float = field(default_factory=time.monotonic)
     ended: float = 0.0
+    shown: float = 0.0
+    sink: Sink = field(default_factory=lambda: _sink, repr=False)
 
     @property
     def is_open(self) -> bool:
@@ -203,6 +209,27 @@ def record_event(kind: str, **facts: Any) -> None:
     _sink.record_event(kind, facts)
 
 
+def open_bar(*, label: str, total: int) -> ProgressBar:
+    """Show the bar of a new loop; ``total`` is 0 if it is unknown."""
+    bar = ProgressBar(label=label, total=total)
+    bar.sink.open_bar(bar)
+    return bar
+
+
+def update_bar(bar: ProgressBar, done: int) -> None:
+    """Set the number of finished iterations; show it at most every 0.1 seconds."""
+    bar.done = done
+    now = time.monotonic()
+    if now >= bar.shown + SHOW_PERIOD:
+        bar.shown = now
+        bar.sink.update_bar(bar)
+
+
+def close_bar(bar: ProgressBar) -> None:
+    """Report that the loop has ended."""
+    bar.sink.close_bar(bar)
+
+
 def track(iterable: Iterable[T], *, total: int | None = None, label: str = "") -> Track[T]:
     """Iterate and show this rank's progress, speed and remaining time.
 
@@ -247,16 +274,10 @@ class Track(Generic[T]):
         return True
 
     def __iter__(self) -> Iterator[T]:
-        bar = ProgressBar(label=self._label, total=self._total)
-        sink, next_show = _sink, 0.0
-        sink.open_bar(bar)
+        bar = open_bar(label=self._label, total=self._total)
         try:
             for item in self._iterable:
                 yield item
-                bar.done += 1
-                now = time.monotonic()
-                if now >= next_show:
-                    next_show = now + SHOW_PERIOD
-                    sink.update_bar(bar)
+                update_bar(bar, bar.done + 1)
         finally:
-            sink.close_bar(bar)
+            close_bar(bar)

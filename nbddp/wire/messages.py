@@ -38,6 +38,7 @@ class RunCell:
         answers: replies to input requests; the user is asked when none is left.
         trace: a :class:`~nbddp.wire.trace_messages.TraceSteps` as a dict; empty if nothing is
             traced.
+        reports_trainers: whether other people's trainers report their metrics.
     """
 
     cell: int
@@ -52,6 +53,7 @@ class RunCell:
     break_ranks: list[int] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
     trace: JsonDict = field(default_factory=dict)
+    reports_trainers: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,9 @@ from typing import Any
 from nbddp.wire.trace_messages import SendTrace
 
 JsonDict = dict[str, Any]
-MADE_BY_ALL = "a process group is made by all ranks at once"  # the reason in a heal report
+# reasons in a heal report for which all ranks must make the object again
+MADE_BY_ALL = "a process group is made by all ranks at once"
+KEEPS_RANK = "a trainer keeps its rank and its process group"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

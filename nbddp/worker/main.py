@@ -24,6 +24,8 @@ import torch.distributed as dist
 import nbddp
 from nbddp.train import log_and_track
 from nbddp.train.faults import arming
+from nbddp.trainers import reporting
+from nbddp.trainers.attach import attach_to_libraries
 from nbddp.wire import messages as msg
 from nbddp.wire.envelope import CONTROLLER
 from nbddp.wire.queues import QueueReader, QueueWriter
@@ -144,6 +146,7 @@ class Rank:
         self._metric_sink = metric_sink
         log_and_track.set_sink(metric_sink)
         arming.arm_from_environment()
+        attach_to_libraries()
         self._group = ProcessGroup(
             clients.groups,
             clients.connections,
@@ -152,6 +155,8 @@ class Rank:
             timeout=timedelta(seconds=start.timeout),
             attempt=start.attempt,
         )
+        if self._group.device.type == "cpu":  # else Accelerate ignores a group without a GPU
+            os.environ.setdefault("ACCELERATE_USE_CPU", "true")
         self._shell = self._make_shell(start.colors)
         claims = f"a{start.attempt}/installs"
         PackageCommands(clients.commands, claims, self._topology, self._shell).install_hooks()
@@ -358,6 +363,7 @@ class Rank:
         log_and_track.begin_cell()
         clear_epochs()
         arming.begin_cell(is_again=command.is_replay)
+        reporting.enable(command.reports_trainers)
         self._outbox.begin_cell()
         return self._interrupter.begin_cell(command.cell)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nbddp.errors import format_ranks
 from nbddp.formatting import format_bytes, list_some, plural
-from nbddp.wire.request_messages import MADE_BY_ALL
+from nbddp.wire.request_messages import KEEPS_RANK, MADE_BY_ALL
 
 MAX_SHOWN_PLACES = 20  # paths in the report
 MAX_SHOWN_VALUES = 100  # values in the report
@@ -52,6 +52,12 @@ class Healed:
         """Total duration, from the request until the ranks were ready."""
         return self.fork + self.carry + self.meet
 
+    @property
+    def cells_to_rerun(self) -> tuple[int, ...]:
+        """The prompt numbers of the cells that make trainers."""
+        numbers = {self.cells.get(name, 0) for name, why in self.left.items() if why == KEEPS_RANK}
+        return tuple(sorted(numbers - {0}))
+
     def __str__(self) -> str:
         """Return the report as text."""
         return "\n".join(self.lines())
@@ -84,14 +90,15 @@ class Healed:
         return lines
 
     def _on_which_ranks(self, why: str) -> str:
-        if why == MADE_BY_ALL:
+        if why in (KEEPS_RANK, MADE_BY_ALL):
             return "on all ranks"
         return "with --ranks " + ",".join(map(str, self.ranks))
 
     def _way_out(self, name: str, why: str) -> str:
         ranks = self._on_which_ranks(why)
+        cell = self.cells.get(name)
+        if cell and why == KEEPS_RANK:
+            return f"; cell [{cell}] makes it: `%ddp heal --rerun` runs that cell again {ranks}"
         if not name.isidentifier():  # a part of a carried object
             return f"; make it again, {ranks}"
-        if not self.cells.get(name):
-            return ""
-        return f"; a line of cell [{self.cells[name]}] makes it: run that line again {ranks}"
+        return f"; a line of cell [{cell}] makes it: run that line again {ranks}" if cell else ""

@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader
 
 from nbddp.formatting import with_article
 from nbddp.wire.function_sources import Pickler
-from nbddp.wire.request_messages import MADE_BY_ALL
+from nbddp.wire.request_messages import KEEPS_RANK, MADE_BY_ALL
 from nbddp.worker.cell.failure import error_text
 from nbddp.worker.process_group.migration import GROUP_ATTRIBUTES
 from nbddp.worker.watch.namespace import paths_of
@@ -41,6 +41,15 @@ _NAMESPACE_ID = "the namespace"
 PROTOCOL = 5  # pickle protocol
 MIN_ARRAY_BYTES = 4096  # bytes; the memory of larger arrays is sent like that of tensors
 _LRU_CACHE = type(functools.lru_cache(print))
+# other people's trainers; a copy would act as the donor's rank
+_TRAINERS = {
+    "transformers.trainer.Trainer",
+    "transformers.training_args.TrainingArguments",
+    "lightning.fabric.fabric.Fabric",
+    "lightning.pytorch.trainer.trainer.Trainer",
+    "lightning_fabric.fabric.Fabric",
+    "pytorch_lightning.trainer.trainer.Trainer",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +278,10 @@ def _why_not_movable(obj: Any) -> str:
         return f"{_type_with_article(obj)} that is open belongs to its process"
     if isinstance(obj, threading.Thread):
         return f"{_type_with_article(obj)} belongs to its process"
-    return MADE_BY_ALL if isinstance(obj, dist.ProcessGroup) else ""
+    if isinstance(obj, dist.ProcessGroup):
+        return MADE_BY_ALL
+    kinds = {f"{each.__module__}.{each.__qualname__}" for each in type(obj).__mro__}
+    return KEEPS_RANK if kinds & _TRAINERS else ""
 
 
 def _type_with_article(value: Any) -> str:

@@ -11,6 +11,7 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.record.event_log import RunEvent
 from nbddp.record.heal.heal_report import Healed
 from nbddp.ui.wording import describe_event
+from nbddp.wire.request_messages import KEEPS_RANK
 
 LOCK = "cannot pickle '_thread.lock' object"
 
@@ -62,3 +63,15 @@ def test_the_event_of_a_heal_is_one_short_line() -> None:
     )
     assert one.endswith(": a")
     assert several.startswith(none)
+
+
+def test_the_heal_report_names_the_cells_that_make_trainers_again() -> None:
+    done = replace(
+        healed({"trainer": KEEPS_RANK, "net.trainer": KEEPS_RANK, "file": "open"}, {}),
+        cells={"trainer": 7, "net.trainer": 0, "file": 3},
+    )
+    assert done.cells_to_rerun == (7,)
+    [_, trainer, part, file] = done.lines()
+    assert "cell [7] makes it: `%ddp heal --rerun` runs that cell again on all ranks" in trainer
+    assert part.endswith("make it again, on all ranks")
+    assert "--rerun" not in file

@@ -1,0 +1,69 @@
+"""A callback for the Trainer of Transformers, and so for the trainers of TRL.
+
+Transformers gives each Trainer the callbacks of ``transformers.trainer.DEFAULT_CALLBACKS``.
+"""
+
+# ruff: noqa: ARG002 - Transformers passes all of them
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.trainer_callback import TrainerCallback
+
+from nbddp.train.log_and_track import length_of
+from nbddp.trainers.reporting import StepReporter, report
+
+
+class NbddpCallback(TrainerCallback):  # type: ignore[misc]
+    """Reports metrics under the names that Transformers gives them, and progress."""
+
+    def __init__(self) -> None:
+        self._training: StepReporter | None = None
+        self._evaluation: StepReporter | None = None
+        self._batches = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Show how far the training is."""
+        samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        self._training = StepReporter(
+            "train", state.max_steps, first=state.global_step, samples=samples
+        )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Report the step and its speed."""
+        if self._training:
+            self._training.end_step(state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Report metrics."""
+        report(logs or {}, state.global_step)
+
+    def on_prediction_step(
+        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **_: Any
+    ) -> None:
+        """Show how far the evaluation or the prediction is."""
+        if self._evaluation is None:
+            self._evaluation = StepReporter("evaluate", length_of(eval_dataloader) or 0)
+            self._batches = 0
+        self._batches += 1
+        self._evaluation.show(self._batches)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Close the bar of the evaluation."""
+        if self._evaluation:
+            self._evaluation.close()
+            self._evaluation = None
+        self.on_save(args, state, control)
+
+    on_predict = on_evaluate
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Leave the time for the checkpoint out of the speed."""
+        if self._training:
+            self._training.skip_pause()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Close the bar of the training."""
+        if self._training:
+            self._training.close()

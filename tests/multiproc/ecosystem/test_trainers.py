@@ -1,0 +1,174 @@
+"""Other people's trainers, pasted into a cell: torchrun's weights, and metrics in the record."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from drivers.ranks import Ranks
+from notebook import Notebook
+from trainer_cells import CELLS
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.ecosystem, pytest.mark.timeout(300)]
+
+SAVE = """
+torch.save([each.detach().clone() for each in train().parameters()], f"{folder}/{rank}.pt")
+"""
+
+
+def train_with_torchrun(source: str, folder: Path, threads: int) -> None:
+    folder.mkdir()
+    script = folder / "script.py"
+    script.write_text(
+        f"import os\nfolder, rank = {str(folder)!r}, os.environ['RANK']\n{source}\n{SAVE}"
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads), "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(
+        [*torchrun, str(script)], env=env, timeout=200, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_trainer_has_the_weights_of_torchrun_and_reports_its_metrics(
+    group: Ranks, tmp_path: Path, name: str
+) -> None:
+    source, metrics, steps = CELLS[name]
+    group.run(source)
+    for number in ("first", "second"):  # the second run in the same session
+        (tmp_path / number).mkdir()
+        group.run(f"folder = {str(tmp_path / number)!r}\n{SAVE}")
+    threads = group.pull("torch.get_num_threads()", rank=0)
+    train_with_torchrun(source, tmp_path / "torchrun", threads)
+    saved = {
+        (run, rank): torch.load(tmp_path / run / f"{rank}.pt")
+        for run in ("first", "second", "torchrun")
+        for rank in range(2)
+    }
+    expected = saved["torchrun", 0]
+    for weights in saved.values():
+        assert len(weights) == len(expected) > 0
+        assert all(map(torch.equal, weights, expected))
+    rows = group.read_lines("metrics.jsonl")
+    for rank in range(2):
+        mine = [each for each in rows if each["rank"] == rank]
+        assert metrics <= {key for each in mine for key in each}
+        assert max(each["step"] for each in mine) == steps
+
+
+DIE = """
+import ast
+import os
+from transformers import TrainerCallback
+
+class Die(TrainerCallback):
+    def on_step_end(self, args, state, control, **options):
+        if rank == 1 and state.global_step == 5:
+            os.kill(os.getpid(), 9)
+"""
+WEIGHTS = "[each.detach() for each in trainer.model.parameters()]"
+
+
+@pytest.mark.parametrize("name", ["Trainer", "SFTTrainer with LoRA"])
+def test_healed_trainer_resumes_to_the_weights_of_an_undisturbed_run(
+    group: Ranks, name: str
+) -> None:
+    saves = "save_strategy='steps', save_steps=2"
+    group.run(f"{CELLS[name][0]}\ntrainer = make_trainer({saves})")
+    group.run("trainer.train()")
+    expected = group.pull(WEIGHTS, rank=0)
+    group.run(f"trainer = make_trainer({saves}, output_dir='again')")
+    group.failure_of(f"{DIE}\ntrainer.add_callback(Die)\ntrainer.train()")
+    healed = group.heal(rerun=True)
+    assert "cell [3] makes it: `%ddp heal --rerun`" in str(healed)
+    assert group.pull("trainer.state.is_world_process_zero, trainer.args.process_index") == [
+        (True, 0),
+        (False, 1),
+    ]
+    group.run("trainer.train(resume_from_checkpoint=True)")
+    for weights in group.pull(WEIGHTS):
+        assert all(map(torch.equal, weights, expected))
+
+
+def test_trainer_that_is_not_made_again_after_a_heal_fails_at_once(group: Ranks) -> None:
+    group.run(f"{CELLS['Trainer'][0]}\ntrainer = make_trainer()")
+    group.failure_of(f"{DIE}\ntrainer.add_callback(Die)\ntrainer.train()")
+    group.heal()
+    assert "'trainer' is not defined" in str(group.failure_of("trainer.train()"))
+
+
+def test_training_is_healed_and_resumed_without_the_user(group: Ranks) -> None:
+    group.run(f"{CELLS['Trainer'][0]}\ntrainer = make_trainer(save_strategy='steps', save_steps=2)")
+    resume = "from transformers.trainer_utils import get_last_checkpoint\n"
+    resume += "trainer.train(resume_from_checkpoint=get_last_checkpoint('out'))"
+    first = f"{DIE}\nif not get_last_checkpoint('out'): trainer.add_callback(Die)\n"
+    group.run(f"{resume.splitlines()[0]}\n{first}{resume.splitlines()[1]}", heal=1)
+    assert group.pull("trainer.state.global_step") == [8, 8]
+
+
+def test_healed_lightning_trainer_resumes_to_the_weights_of_an_undisturbed_run(
+    group: Ranks,
+) -> None:
+    die = (
+        "import os\n"
+        "class Die(lightning.Callback):\n"
+        "    def on_train_batch_end(self, trainer, *_):\n"
+        "        if rank == 1 and trainer.global_step == 6: os.kill(os.getpid(), 9)\n"
+    )
+    weights = "[each.detach() for each in net.parameters()]"
+    made = "net, trainer = Net(), make_trainer(enable_checkpointing=True, default_root_dir='{}')"
+    data = "make_loader(), make_loader()"
+    group.run(f"{CELLS['Lightning'][0]}\n{die}\n{made.format('one')}\ntrainer.fit(net, {data})")
+    expected = group.pull(weights, rank=0)
+    group.run(made.format("two"))
+    group.failure_of(f"trainer.callbacks.append(Die())\ntrainer.fit(net, {data})")
+    healed = group.heal(rerun=True)
+    assert "cell [2] makes it: `%ddp heal --rerun`" in str(healed)
+    assert group.pull("trainer.global_rank") == [0, 1]
+    group.run(
+        "from pathlib import Path\n[path] = Path('two').rglob('*.ckpt')\n"
+        f"trainer.fit(net, {data}, ckpt_path=path)"
+    )
+    for each in group.pull(weights):
+        assert all(map(torch.equal, each, expected))
+
+
+def test_notebook_cell_reports_trainers_unless_told_not_to(notebook: Notebook) -> None:
+    source = f"{CELLS['Trainer'][0]}\ntrain()"
+    notebook.run(f"%%ddp --nproc 2 --no-trainer-metrics\n{source}")
+    [path] = notebook.folder.rglob("metrics.jsonl")
+    assert path.read_text() == ""
+    notebook.run(f"%%ddp\n{source}")
+    assert '"eval_loss": ' in path.read_text()
+
+
+def test_heal_command_makes_trainers_again(notebook: Notebook) -> None:
+    made = f"%%ddp --nproc 2\n{CELLS['Trainer'][0]}\ntrainer = make_trainer()"
+    assert notebook.run(made).status == "ok"
+    notebook.run("%ddp kill 1")
+    assert "`%ddp heal --rerun`" in notebook.run("%ddp heal").text
+    assert notebook.run("%%ddp --ranks 1\ntrainer").status == "error"
+    assert "ran again on all ranks: cell" in notebook.run("%ddp heal --rerun").text
+    reply = notebook.run("%%ddp\nprint(trainer.args.process_index)\ntrainer.train();")
+    assert reply.status == "ok", reply.traceback
+    assert reply.lines(1)[0] == "1"
+
+
+def test_report_trainers_sends_metrics_to_the_logger_under_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import logging, sys, nbddp\n"
+        "logging.basicConfig(level=logging.INFO, stream=sys.stdout)\n"
+        f"nbddp.report_trainers()\n{CELLS['Lightning'][0]}\ntrain()"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(script)]
+    done = subprocess.run(
+        command, cwd=tmp_path, timeout=200, text=True, capture_output=True, check=True
+    )
+    assert "INFO:nbddp:step 8: " in done.stdout
+    assert "val_loss=" in done.stdout

@@ -1,0 +1,159 @@
+"""The reports of other people's trainers, with libraries of a few lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from nbddp.train import log_and_track
+from nbddp.train.log_and_track import ProgressBar, Sink
+from nbddp.trainers import attach, reporting
+from nbddp.trainers.lightning_callback import NbddpCallback
+from nbddp.trainers.reporting import StepReporter, report
+
+
+class Recorder(Sink):
+    """A sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int | None, dict[str, float]]] = []
+        self.bars: list[ProgressBar] = []
+
+    def log(self, step: int | None, values: dict[str, float]) -> None:
+        self.rows.append((step, values))
+
+    def open_bar(self, bar: ProgressBar) -> None:
+        self.bars.append(bar)
+
+    def close_bar(self, bar: ProgressBar) -> None:
+        bar.close()
+
+
+@pytest.fixture
+def sink() -> Iterator[Recorder]:
+    """Return the sink of trainers that report."""
+    recorder = Recorder()
+    log_and_track.set_sink(recorder)
+    reporting.enable()
+    yield recorder
+    reporting.enable(False)
+    log_and_track.set_sink(Sink())
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"), [(3, 3), (None, 7), (torch.tensor(4), 4), (2.0, 2)], ids=repr
+)
+def test_numbers_are_reported_with_their_step(sink: Recorder, step: Any, expected: int) -> None:
+    values = {"loss": torch.tensor(0.5), "note": "x", "ok": True, "step": 7, "all": torch.ones(2)}
+    report(values, step)
+    assert sink.rows == [(expected, {"loss": 0.5})]
+
+
+def test_nothing_is_reported_if_there_is_no_number_or_if_it_is_off(sink: Recorder) -> None:
+    report({"note": "x"}, 1)
+    reporting.enable(False)
+    report({"loss": 1.0}, 1)
+    StepReporter("train", 10).end_step(1)
+    assert (sink.rows, sink.bars) == ([], [])
+
+
+def test_steps_of_a_resumed_training_fill_a_bar_of_the_remaining_steps(sink: Recorder) -> None:
+    steps = StepReporter("train", 10, first=6, samples=8)
+    steps.end_step(7, {"loss": 2.0})
+    [bar] = sink.bars
+    assert (bar.label, bar.total, bar.done, bar.is_open) == ("train", 4, 1, True)
+    [(step, values)] = sink.rows
+    assert (step, values.keys()) == (7, {"samples_per_second", "loss"})
+    steps.close()
+    assert not bar.is_open
+
+
+class Accelerator:
+    """Has the method of the library that is changed."""
+
+    def log(self, values: dict[str, Any], step: int | None = None) -> str:
+        if "bad" in values:
+            raise ValueError("bad")
+        return f"logged {len(values)} at {step}"
+
+
+def test_calls_of_a_library_are_reported_and_return_what_they_did(sink: Recorder) -> None:
+    library: Any = ModuleType("accelerate.accelerator")
+    library.Accelerator = type("Accelerator", (Accelerator,), {})
+    attach._report_accelerator(library)
+    assert library.Accelerator().log({"loss": 0.5}, step=2) == "logged 1 at 2"
+    with pytest.raises(ValueError, match="bad"):
+        library.Accelerator().log({"bad": 1.0})
+    assert sink.rows == [(2, {"loss": 0.5})]
+
+
+def test_tensorboard_is_reported_unless_a_trainer_writes_to_it(sink: Recorder) -> None:
+    class SummaryWriter:
+        def add_scalar(self, tag: str, scalar_value: float, global_step: int = 0) -> None:
+            pass
+
+    attach._report_tensorboard(SimpleNamespace(SummaryWriter=SummaryWriter))
+    SummaryWriter().add_scalar("loss", 0.5, global_step=3)
+    exec("write('loss', 0.5, 4)", {"write": SummaryWriter().add_scalar, "__name__": "lightning.x"})
+    assert sink.rows == [(3, {"loss": 0.5})]
+
+
+def test_lightning_metrics_are_reported_at_the_moments_at_which_they_are_new(
+    sink: Recorder,
+) -> None:
+    trainer = SimpleNamespace(
+        estimated_stepping_batches=float("inf"),
+        global_step=0,
+        train_dataloader=SimpleNamespace(batch_size=4),
+        accumulate_grad_batches=1,
+        world_size=2,
+        log_every_n_steps=50,
+        optimizers=[SimpleNamespace(param_groups=[{"lr": 0.1}])],
+        current_epoch=0,
+        sanity_checking=False,
+        callback_metrics={},
+    )
+    callback = NbddpCallback()
+    callback.on_train_start(trainer, None)
+    assert sink.bars[0].total == 0
+    callback.on_train_batch_end(trainer, None)  # only adds gradients
+    trainer.global_step, trainer.callback_metrics = 1, {"loss": torch.tensor(0.5)}
+    callback.on_train_batch_end(trainer, None)
+    trainer.callback_metrics |= {"val_loss": torch.tensor(0.25)}
+    callback.on_validation_end(trainer, None)
+    trainer.global_step = 2
+    callback.on_train_batch_end(trainer, None)
+    trainer.callback_metrics |= {"loss_epoch": torch.tensor(0.75)}
+    callback.on_train_epoch_end(trainer, None)
+    callback.on_train_end(trainer, None)
+    for _, values in sink.rows:
+        values.pop("samples_per_second", 0.0)
+    training = {"learning_rate": 0.1, "epoch": 0.0, "loss": 0.5}
+    assert sink.rows == [
+        (1, training),
+        (1, {"val_loss": 0.25}),
+        (2, training),
+        (2, {"loss_epoch": 0.75}),
+    ]
+    assert not sink.bars[0].is_open
+
+
+def test_lightning_gets_a_callback_only_where_trainers_report(
+    sink: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nbddp.trainers.lightning_callback import lightning_callbacks
+
+    library: Any = ModuleType("lightning.pytorch")
+    library.Callback = type("Callback", (), {})
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", library)
+    [callback] = lightning_callbacks()
+    assert isinstance(callback, library.Callback)
+    assert isinstance(callback, NbddpCallback)
+    reporting.enable(False)
+    assert lightning_callbacks() == []
+    assert sink.rows == []
