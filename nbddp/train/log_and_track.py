@@ -87,7 +87,7 @@ class Sink:
 
 OnStep = Callable[[int, str], None]
 
-_sink = Sink()
+_sink: Sink = Sink()
 _on_step: list[OnStep] = []
 _counts: Counter[str] = Counter()  # of values without a step, by name
 
