@@ -71,31 +71,26 @@ class LineAssembler:
     def __init__(self, log: str = "the log", *, max_line: int = MAX_LINE) -> None:
         self._log = log
         self._max_line = max_line
-        # rows without a newline; after a final "\r", the next text replaces the row
-        self._above: list[str] = []
-        self._row = ""
-        self._below: list[str] = []  # the nearest row is last
+        self._rows = [""]  # without a newline; after a final "\r", the next text replaces a row
+        self._at = 0  # the row of the cursor
         self._cut = ""  # the start of an incomplete escape sequence
 
     @property
     def partial(self) -> str:
         """The text of the unfinished line; several lines for nested bars, "" for a blank line."""
-        return "\n".join(self._unfinished())
+        return "\n".join(self._visible(self._rows))
 
     def add(self, text: str) -> list[str]:
         """Add output. Return the lines that it finished."""
         text = self._cut + text
         cut = _CUT_UP.search(text)
         self._cut = cut.group() if cut else ""
-        first, *others = text.removesuffix(self._cut).split("\n")
-        self._write(first)
-        if not others:
-            return []
-        lines = self._end_row()
-        *whole, last = others
-        is_simple = not (self._above or self._below or _UP.search(text))
+        *whole, last = text.removesuffix(self._cut).split("\n")
+        lines: list[str] = []
+        has_moves = bool(_UP.search(text))
         for line in whole:
-            if is_simple and len(line) <= self._max_line and "\r" not in line:
+            is_simple = not has_moves and len(line) <= self._max_line and "\r" not in line
+            if is_simple and self._rows == [""]:
                 lines.append(line)  # the usual case, for possibly many lines
             else:
                 self._write(line)
@@ -106,12 +101,9 @@ class LineAssembler:
     def flush(self) -> list[str]:
         """Return the unfinished lines at the end of the output."""
         self._write(self._cut)
-        lines = self._unfinished()
-        self._above, self._row, self._below, self._cut = [], "", [], ""
+        lines = self._visible(self._rows)
+        self._rows, self._at, self._cut = [""], 0, ""
         return lines
-
-    def _unfinished(self) -> list[str]:
-        return self._visible([*self._above, self._row, *reversed(self._below)])
 
     def _visible(self, rows: Iterable[str]) -> list[str]:
         """Return rows as lines, without cleared progress bars."""
@@ -124,28 +116,29 @@ class LineAssembler:
     def _write(self, text: str) -> None:
         """Write text that contains no newline."""
         before, *moves = _UP.split(text)
-        self._row = self._overwrite(self._row, before)
+        self._overwrite(before)
         for count, after in zip(moves[::2], moves[1::2], strict=True):
-            for _ in range(min(int(count or "1"), MAX_CURSOR_ROWS - len(self._below))):
-                self._below.append(self._row)
-                # a finished row cannot be rewritten: an empty row takes its place
-                self._row = self._above.pop() if self._above else ""
-            self._row = self._overwrite(f"{self._row}\r", after)
+            below = len(self._rows) - 1 - self._at
+            up = min(int(count or "1"), MAX_CURSOR_ROWS - below)
+            if up > self._at:  # a finished row cannot be rewritten: an empty row takes its place
+                self._rows[:0] = [""] * (up - self._at)
+            self._at = max(0, self._at - up)
+            self._overwrite(f"\r{after}")
 
-    def _overwrite(self, row: str, text: str) -> str:
-        """Add text to a row. The part after the last carriage return replaces the row."""
-        row += text
+    def _overwrite(self, text: str) -> None:
+        """Add text to the cursor's row. The part after the last carriage return replaces it."""
+        row = self._rows[self._at] + text
         new = row.rstrip("\r")
-        return new.rpartition("\r")[2][: self._max_line + 1] + row[len(new) :][:1]
+        self._rows[self._at] = new.rpartition("\r")[2][: self._max_line + 1] + row[len(new) :][:1]
 
     def _end_row(self) -> list[str]:
         """Move down one row. Return the finished rows; none while there are rows below."""
-        if self._below:
-            self._above.append(self._row)
-            self._row = f"{self._below.pop()}\r"
+        self._at += 1
+        if self._at < len(self._rows):
+            self._rows[self._at] += "\r"
             return []
-        lines = [*self._visible(self._above), self._format(self._row)]
-        self._above, self._row = [], ""
+        lines = [*self._visible(self._rows[:-1]), self._format(self._rows[-1])]
+        self._rows, self._at = [""], 0
         return lines
 
     def _format(self, row: str) -> str:
