@@ -147,9 +147,7 @@ def test_curves_can_be_drawn_over_steps_samples_and_time(folder: Path) -> None:
     assert unknown.axes == [XAxis.STEP, XAxis.TIME]
 
 
-def test_time_counts_from_the_first_metric_of_a_run_for_any_requested_metric(
-    folder: Path,
-) -> None:
+def test_time_counts_from_the_first_metric_of_a_run_for_any_requested_metric(folder: Path) -> None:
     late = {"time": BEGAN + 101, "rank": 0, "attempt": 1, "step": 5, "val": 1.0}
     rows = [row(0, 1.0), late]
     paths = [make_run(folder, name, rows=rows) for name in "ab"]

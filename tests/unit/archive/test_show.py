@@ -101,9 +101,7 @@ def test_the_end_of_a_run_is_unknown_if_its_kernel_ran_on_another_machine(tmp_pa
 
 
 @pytest.mark.process
-def test_a_run_of_a_zombie_kernel_is_described_as_killed(
-    tmp_path: Path,
-) -> None:
+def test_a_run_of_a_zombie_kernel_is_described_as_killed(tmp_path: Path) -> None:
     killed = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process = psutil.Process(killed.pid)
     path = failed_run(tmp_path, events=UNENDED, host=platform.node(), pid=killed.pid)
@@ -180,9 +178,7 @@ def numbers(text: str) -> list[str]:
     return re.findall(r"^(\S+): .* at last ", text, re.MULTILINE)
 
 
-def test_show_finds_every_recorded_metric_and_lists_a_bounded_number(
-    folder: Path,
-) -> None:
+def test_show_finds_every_recorded_metric_and_lists_a_bounded_number(folder: Path) -> None:
     run = nbddp.Run(make_run(folder, rows=[*rows_of_many(MANY)]))
     for name in ("m/7", "m/63", "m/64", "m/1063", "m/1064", "m/2999"):
         assert numbers(ddp(f"show --metrics {name}")) == [name]

@@ -80,9 +80,7 @@ def test_a_run_has_an_end_time_only_after_its_stop_was_recorded() -> None:
 # ---- in the folder
 
 
-def test_run_json_has_all_facts_and_outcomes_even_of_a_resumed_run(
-    tmp_path: Path,
-) -> None:
+def test_run_json_has_all_facts_and_outcomes_even_of_a_resumed_run(tmp_path: Path) -> None:
     with closing(RunFolder(tmp_path, notify=pytest.fail)) as folder:
         folder.add_facts(nproc=2, pid=1)
         folder.append_event("cell ended", number=1, outcome="ok")

@@ -45,9 +45,7 @@ def test_lines_read_in_bulk_equal_lines_read_one_by_one(
     assert (list(read), read.unreadable) == one_by_one(texts, needed)
 
 
-def test_torn_lines_and_invalid_bytes_do_not_affect_other_lines(
-    tmp_path: Path,
-) -> None:
+def test_torn_lines_and_invalid_bytes_do_not_affect_other_lines(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     whole = [{"time": float(number), "kind": "x"} for number in range(CHUNK // 10)]
     path.write_bytes(b"\xff\xfe\x00\n" + lines(whole).encode() + b'{"time": 9.0, "ki')

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -81,26 +81,14 @@ def test_each_run_has_its_own_folder_under_the_working_folder(
     assert folders[0].log_path(3) == folders[0].path / "rank3.log"
 
 
-@pytest.mark.parametrize(
-    ("name", "safe"),
-    [
-        ("my first run", "-my-first-run"),
-        ("lr 0.1/größe", "-lr-0.1-gr-e"),
-        ("lr=0.1,b=2", "-lr-0.1-b-2"),
-        ("../../etc/passwd", "-etc-passwd"),
-        ("..", ""),
-        ("  ", ""),
-        (".hidden", "-hidden"),
-        ("a\0b\nc", "-a-b-c"),
-        ("n" * 61, f"-{'n' * 60}"),
-    ],
-)
-def test_unsafe_characters_of_a_run_name_are_replaced(
-    base: Path, name: str, safe: str, begin: Begin
-) -> None:
-    folder = begin(base, name)
-    assert folder.path == base / ".nbddp" / "runs" / f"20250102-030405{safe}"
-    assert folder.path.is_dir()
+def test_unsafe_characters_of_a_run_name_are_replaced(base: Path, begin: Begin) -> None:
+    names = {"my first run": "-my-first-run", "lr 0.1/größe": "-lr-0.1-gr-e", "..": "", "  ": ""}
+    names |= {"lr=0.1,b=2": "-lr-0.1-b-2", "../../etc/passwd": "-etc-passwd", ".hidden": "-hidden"}
+    names |= {"a\0b\nc": "-a-b-c", "n" * 61: f"-{'n' * 60}"}
+    for name, safe in names.items():
+        folder = begin(base, name)
+        assert folder.path == base / ".nbddp" / "runs" / f"20250102-030405{safe}"
+        shutil.rmtree(folder.path)
 
 
 def test_only_the_owner_can_read_a_run_folder_under_any_umask(
@@ -162,27 +150,19 @@ def test_run_json_has_the_start_facts_and_the_versions(base: Path, begin: Begin)
     assert not list(folder.path.glob("*.tmp")), "no draft is left"
 
 
-@pytest.mark.parametrize(
-    ("known", "name"),
-    [
-        ({}, ""),
-        ({"JPY_SESSION_NAME": "/home/me/digits.ipynb"}, "digits.ipynb"),
-        ({"__vsc_ipynb_file__": "/home/me/in code.ipynb"}, "in code.ipynb"),
-        ({"JPY_SESSION_NAME": "/home/me/digits.ipynb", "__file__": "train.py"}, "train.py"),
-    ],
-)
 def test_run_json_names_the_notebook_or_script_that_started_the_run(
-    begin: Begin, base: Path, monkeypatch: pytest.MonkeyPatch, known: dict[str, str], name: str
+    begin: Begin, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-    main = ModuleType("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    for key, value in known.items():
-        if key == "JPY_SESSION_NAME":
-            monkeypatch.setenv(key, value)
-        else:
-            setattr(main, key, value)
-    assert begin(base).run_json.facts["started_by"] == name
+    for session, file, code, name in (
+        ("", None, None, ""),
+        ("/home/me/digits.ipynb", None, None, "digits.ipynb"),
+        ("", None, "/home/me/in code.ipynb", "in code.ipynb"),
+        ("/home/me/digits.ipynb", "train.py", None, "train.py"),
+    ):
+        monkeypatch.setenv("JPY_SESSION_NAME", session)
+        main = SimpleNamespace(__file__=file, __vsc_ipynb_file__=code)
+        monkeypatch.setitem(sys.modules, "__main__", cast(ModuleType, main))
+        assert begin(base).run_json.facts["started_by"] == name
 
 
 # ---- the record never stops the run

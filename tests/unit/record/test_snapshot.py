@@ -29,9 +29,7 @@ RUNNING = Life(
     ranks=(RankLife(0, RankState.RUNNING), RankLife(1, RankState.RUNNING)),
 )
 IDLE = replace(
-    RUNNING,
-    state=GroupState.IDLE,
-    ranks=(RankLife(0, RankState.IDLE), RankLife(1, RankState.IDLE)),
+    RUNNING, state=GroupState.IDLE, ranks=(RankLife(0, RankState.IDLE), RankLife(1, RankState.IDLE))
 )
 ANEW = replace(RUNNING, attempt=3, ranks=tuple(RankLife(rank) for rank in range(4)))
 PULSE = RankStatus(
@@ -228,9 +226,7 @@ def rows(*steps: int, pause: float = 0.1) -> Metrics:
     return Metrics(rows=[[1000 + step * pause, step, {"loss": 1.0}] for step in steps], missed=3)
 
 
-def test_a_snapshot_has_steps_and_bars_only_from_the_current_attempt(
-    group: Group,
-) -> None:
+def test_a_snapshot_has_steps_and_bars_only_from_the_current_attempt(group: Group) -> None:
     group.note(0, rows(0, 10, 20, 30, 40), Progress(bars=[["epoch", 1, 2, 4.0]]))
     bars = (LoopProgress("epoch", 1, 2, 4.0),)
     names = ("step", "steps_per_second", "progress_bars")

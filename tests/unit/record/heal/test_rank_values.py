@@ -291,9 +291,7 @@ OTHERS: list[Callable[[int], Any]] = [
 
 
 @pytest.mark.parametrize("make", OTHERS)
-def test_only_other_values_that_differ_between_ranks_are_named(
-    make: Callable[[int], Any],
-) -> None:
+def test_only_other_values_that_differ_between_ranks_are_named(make: Callable[[int], Any]) -> None:
     def values(rank: int) -> dict[str, Any]:
         kind = type("Kind", (), {"__module__": "__main__", "value": make(rank)})
         return {"value": make(rank), "held": SimpleNamespace(value=make(rank)), "Kind": kind}

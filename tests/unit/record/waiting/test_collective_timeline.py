@@ -232,9 +232,7 @@ MEASURED = {
     "bucket_sizes": "2101248",
     "rebuilt_bucket_sizes": "1050624, 26214400",
 }
-MANY_BUCKETS = MEASURED | {
-    "rebuilt_bucket_sizes": ", ".join(["1048576"] * 9),
-}
+MANY_BUCKETS = MEASURED | {"rebuilt_bucket_sizes": ", ".join(["1048576"] * 9)}
 
 
 def measured(found: dict[str, Any]) -> DdpOverlap:
