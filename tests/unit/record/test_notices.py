@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -57,17 +56,20 @@ def log(tmp_path: Path) -> Log:
 
 def test_queued_text_does_not_wake_a_batching_reader() -> None:
     """One wait for all that comes in it: that is why a talkative group costs so little."""
-    notices, waits = NoticeQueue(), []
+    notices, texts = NoticeQueue(), [OutputText(0, str(number)) for number in range(9)]
     notices.put(picture(3))
     assert notices.get(30.0, batch_text=True) == picture(3)
-    notices._urgent.wait = lambda timeout: [  # type: ignore[method-assign, assignment, return-value]
-        waits.append((timeout, notices._urgent.is_set())),
-        *(notices.put(OutputText(0, str(number))) for number in range(9)),
-        waits.append((timeout, notices._urgent.is_set())),
-    ]
-    found = [notices.get(0.1, batch_text=True) for _ in range(9)]
-    assert found == [OutputText(0, str(number)) for number in range(9)]
-    assert waits == [(0.1, False), (0.1, False)]
+    is_woken = []
+
+    def wait(_timeout: float | None = None) -> bool:
+        for text in texts:
+            notices.put(text)
+        is_woken.append(notices._urgent.is_set())
+        return False
+
+    notices._urgent.wait = wait  # type: ignore[method-assign]
+    assert [notices.get(0.1, batch_text=True) for _ in texts] == texts
+    assert is_woken == [False]
 
 
 @pytest.mark.parametrize("batch_text", [False, True])
@@ -84,10 +86,8 @@ def test_a_picture_and_the_end_wake_any_reader(is_end: bool, batch_text: bool) -
 
 
 def test_notices_are_returned_in_order_and_then_none() -> None:
-    notices, fed = (
-        NoticeQueue(),
-        [OutputText(0, "a"), ControllerMessage("b"), picture(3), OutputText(1, "c")],
-    )
+    notices = NoticeQueue()
+    fed = [OutputText(0, "a"), ControllerMessage("b"), picture(3), OutputText(1, "c")]
     for notice in fed:
         notices.put(notice)
     assert not notices.is_drained
@@ -115,15 +115,12 @@ def test_a_reader_that_caught_up_gets_text_from_memory_again(log: Log) -> None:
     assert notices.get(0) == OutputText(0, "four")
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["0", "1", "said", "take"]), st.text("aé\n", min_size=1, max_size=9)
-        ),
-        max_size=40,
-    ),
-    st.integers(0, 30),
+ACTS = st.tuples(
+    st.sampled_from(["0", "1", "said", "take"]), st.text("aé\n", min_size=1, max_size=9)
 )
+
+
+@given(st.lists(ACTS, max_size=40), st.integers(0, 30))
 def test_each_rank_keeps_all_its_text_and_messages_keep_their_position(
     tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, str]], max_text: int
 ) -> None:
@@ -131,33 +128,25 @@ def test_each_rank_keeps_all_its_text_and_messages_keep_their_position(
     logs, notices = [Log(folder, rank) for rank in (0, 1)], NoticeQueue(max_text=max_text)
     fed: list[Notice] = []
     found: list[Notice] = []
-    for number, (what, text) in enumerate(acts):
+    for what, text in acts:
         if what == "take":
-            found += [each for each in [notices.get(0)] if each is not None]
+            found += filter(None, [notices.get(0)])
             continue
-        fed.append(
-            ControllerMessage(str(number)) if what == "said" else logs[int(what)].write(text)
-        )
+        fed.append(ControllerMessage(text) if what == "said" else logs[int(what)].write(text))
         notices.put(fed[-1])
     found += all_of(notices)
     assert sections(found) == sections(fed)
 
 
-def sections(notices: list[Notice]) -> list[tuple[str, str, str]]:
-    """What each rank wrote between any two words of the controller."""
-    parts = [
-        list(group)
-        for _, group in itertools.groupby(notices, lambda it: isinstance(it, ControllerMessage))
-    ]
-    return [
-        (
-            text_of(part, 0),
-            text_of(part, 1),
-            "".join(s.text for s in part if isinstance(s, ControllerMessage)),
-        )
-        for part in parts
-        if any(isinstance(each, ControllerMessage) or each.text for each in part)
-    ]
+def sections(notices: list[Notice]) -> list[tuple[str, str, list[Notice]]]:
+    """What each rank wrote before each message of the controller."""
+    found, part = [], list[Notice]()
+    for notice in [*notices, ControllerMessage("")]:
+        part.append(notice)
+        if isinstance(notice, ControllerMessage):
+            found.append((text_of(part, 0), text_of(part, 1), part[-1:]))
+            part = []
+    return found
 
 
 def test_an_urgent_close_shows_only_the_end_of_the_logs(
@@ -183,16 +172,10 @@ def test_only_adjacent_spans_of_the_same_log_are_merged(log: Log, tmp_path: Path
 # ---- pictures
 
 
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few pictures wait for a reader."""
-    monkeypatch.setattr(room, "MAX_RICH", 10)
-
-
-@pytest.mark.usefixtures("few")
 def test_unread_pictures_beyond_the_limit_are_dropped_and_counted(
-    snapshot: SnapshotAssertion,
+    monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
+    monkeypatch.setattr(room, "MAX_RICH", 10)
     alone, notices = NoticeQueue(), NoticeQueue()
     alone.put(picture(1000))
     assert all_of(alone) == [picture(1000)]
