@@ -28,9 +28,8 @@ RUNNING = Life(
     attempt=2,
     ranks=(RankLife(0, RankState.RUNNING), RankLife(1, RankState.RUNNING)),
 )
-IDLE = replace(
-    RUNNING, state=GroupState.IDLE, ranks=(RankLife(0, RankState.IDLE), RankLife(1, RankState.IDLE))
-)
+IDLE_RANKS = (RankLife(0, RankState.IDLE), RankLife(1, RankState.IDLE))
+IDLE = replace(RUNNING, state=GroupState.IDLE, ranks=IDLE_RANKS)
 ANEW = replace(RUNNING, attempt=3, ranks=tuple(RankLife(rank) for rank in range(4)))
 PULSE = RankStatus(
     cell=7,
@@ -106,18 +105,14 @@ def gone(code: int) -> RankLife:
 
 
 Act = Callable[[CellHandle], object]
-INTERRUPTED = replace(BADLY, is_interrupted=True)
+FAILED = "ValueError: no, line 3"
 ENDS: dict[str, tuple[RankLife, Act, tuple[str, bool, bool]]] = {
     "in the cell": (RUNS, lambda _: None, ("running", True, False)),
     "through": (IS_IDLE, lambda cell: cell.add_report(1, WELL), ("done", True, False)),
-    "failed": (
-        IS_IDLE,
-        lambda cell: cell.add_report(1, BADLY),
-        ("ValueError: no, line 3", False, True),
-    ),
+    "failed": (IS_IDLE, lambda cell: cell.add_report(1, BADLY), (FAILED, False, True)),
     "interrupted": (
         IS_IDLE,
-        lambda cell: cell.add_report(1, INTERRUPTED),
+        lambda cell: cell.add_report(1, replace(BADLY, is_interrupted=True)),
         ("interrupted, line 3", False, False),
     ),
     "died": (gone(-9), lambda cell: cell.add_exit(1, -9), ("was killed by SIGKILL", False, True)),
@@ -137,20 +132,14 @@ def test_the_state_of_a_rank_in_a_cell(
     assert snapshot.alive == ([0] if rank.state is RankState.GONE else [0, 1])
 
 
-@pytest.mark.parametrize(
-    ("rank", "told"),
-    [
+def test_the_state_of_a_rank_without_a_cell(group: Group) -> None:
+    for rank, told in (
         (IS_IDLE, ("ready", True, False)),
         (gone(0), ("exited with code 0", True, False)),
         (gone(3), ("exited with code 3", False, True)),
-    ],
-    ids=["idle", "left", "failed"],
-)
-def test_the_state_of_a_rank_without_a_cell(
-    group: Group, rank: RankLife, told: tuple[str, bool, bool]
-) -> None:
-    each = group.look(with_rank_1(IDLE, rank)).ranks[1]
-    assert (each.state, each.is_healthy, each.is_first_cause) == told
+    ):
+        each = group.look(with_rank_1(IDLE, rank)).ranks[1]
+        assert (each.state, each.is_healthy, each.is_first_cause) == told
 
 
 @pytest.mark.parametrize("is_for_cell", [True, False])
@@ -165,7 +154,7 @@ def test_only_a_snapshot_of_a_cell_has_its_outcome_and_its_first_error_once(grou
     group.cell.add_report(1, BADLY)
     of_group = group.look(IDLE, group.cell, is_for_cell=False)
     assert [(each.state, each.is_healthy) for each in of_group.ranks] == [("ready", True)] * 2
-    assert group.rank(1, IDLE).state == "ValueError: no, line 3"
+    assert group.rank(1, IDLE).state == FAILED
     group.cell.finish()
     assert group.rank(1, IDLE).state == "failed"
     alone = cell_on(1)
