@@ -173,20 +173,20 @@ def test_there_is_no_verdict_if_all_ranks_succeeded() -> None:
     assert find_first_cause([0, 1], {0: ended(), 1: ended()}, {}, ended_by="stop") is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        CLOSED,
-        "Connection reset by peer",
-        "writev [127.0.0.1]:1: Broken pipe",
-        "connect [127.0.0.1]:1: Connection refused, remote",
-        "NCCL communicator was aborted on rank 1",
-        "ncclRemoteError: remote process exited or there was a network error",
-        "Socket closed",
-        "socket is closed",
-        "the connection was shut down",
-    ],
+LOST = (
+    CLOSED,
+    "Connection reset by peer",
+    "writev [127.0.0.1]:1: Broken pipe",
+    "connect [127.0.0.1]:1: Connection refused, remote",
+    "NCCL communicator was aborted on rank 1",
+    "ncclRemoteError: remote process exited or there was a network error",
+    "Socket closed",
+    "socket is closed",
+    "the connection was shut down",
 )
+
+
+@pytest.mark.parametrize("text", LOST)
 def test_a_lost_connection_is_described_as_a_consequence_without_its_original_text(
     text: str,
 ) -> None:
@@ -195,6 +195,8 @@ def test_a_lost_connection_is_described_as_a_consequence_without_its_original_te
     assert verdict.first.rank == 1
     assert "all_reduce #1, line 9" in verdict.report()
     assert text not in verdict.report()
+    own = ended("ConnectionRefusedError", "[Errno 111] Connection refused")  # of the user's code
+    assert not verdict_on({0: own, 1: own}).first.is_consequence
 
 
 def test_only_rank_0_knows_which_rank_did_not_come_to_a_monitored_barrier() -> None:
@@ -208,11 +210,6 @@ def test_only_rank_0_knows_which_rank_did_not_come_to_a_monitored_barrier() -> N
     assert verdict.first.rank == 0
     assert "rank 1: waited for rank 0" in verdict.report()
     assert "waited for rank 0" in verdict_on({1: waited, 2: waited}).report()
-
-
-def test_an_error_of_the_users_own_network_code_keeps_its_name() -> None:
-    own = ended("ConnectionRefusedError", "[Errno 111] Connection refused")
-    assert not verdict_on({0: own, 1: own}).first.is_consequence
 
 
 CALLS = {
@@ -237,20 +234,13 @@ def test_the_timeout_of_a_collective_or_a_new_group_blames_the_rank_that_did_not
     assert (verdict_on({0: waiter, 2: outsider}).first.rank == 0) == (call != "new_group")
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("DistStoreError", STORE),
-        ("DistStoreError", "Timed out after 4 seconds waiting for clients. 1/2 clients joined."),
-        (
-            "DistNetworkError",
-            "The client socket has timed out after 3000ms while trying to connect to (::1, 1).",
-        ),
-    ],
-)
-def test_a_timeout_of_init_process_group_blames_the_rank_without_a_group(
-    name: str, text: str
-) -> None:
+JOINING = "Timed out after 4 seconds waiting for clients. 1/2 clients joined."
+CONNECTING = "The client socket has timed out after 3000ms while trying to connect to (::1, 1)."
+
+
+@pytest.mark.parametrize("text", [STORE, JOINING, CONNECTING])
+def test_a_timeout_of_init_process_group_blames_the_rank_without_a_group(text: str) -> None:
+    name = "DistNetworkError" if text == CONNECTING else "DistStoreError"
     waiter = ended(name, text, collective="init_process_group", sequence=0, in_group=False)
     verdict = verdict_on({0: waiter, 1: elsewhere(sequence=0, in_group=False)})
     assert verdict.first.rank == 1
@@ -261,23 +251,22 @@ def test_a_timeout_of_init_process_group_blames_the_rank_without_a_group(
 # ---- the user ended the cell or the ranks
 
 
+ENDED_BY_USER: list[Ranks] = [
+    {0: ProcessExit(-15, 9.0), 1: ProcessExit(0, 9.1)},
+    {0: interrupted(), 1: ProcessExit(-9, 9.0), 2: closed()},
+    {0: ProcessExit(-15, 9.0, "step 7", "out of memory")},
+]
+
+
 @pytest.mark.parametrize("how", ["restart", "stop"])
-@pytest.mark.parametrize(
-    "ranks",
-    [
-        {0: ProcessExit(-15, 9.0), 1: ProcessExit(0, 9.1)},
-        {0: interrupted(), 1: ProcessExit(-9, 9.0), 2: closed()},
-        {0: ProcessExit(-15, 9.0, "step 7", "out of memory")},
-    ],
-    ids=["they ended", "they failed meanwhile", "they had printed"],
-)
-def test_ranks_that_the_user_ended_do_not_count_as_failed(how: str, ranks: Ranks) -> None:
-    verdict = verdict_on(ranks, ended_by=how)
-    assert verdict.ended_by == how
-    assert type(verdict.error()) is CellInterruptedError
-    assert how in verdict.summary()
-    for word in ("step 7", "memory", "rank 0", "interrupted"):
-        assert word not in verdict.report()
+def test_ranks_that_the_user_ended_do_not_count_as_failed(how: str) -> None:
+    for ranks in ENDED_BY_USER:
+        verdict = verdict_on(ranks, ended_by=how)
+        assert verdict.ended_by == how
+        assert type(verdict.error()) is CellInterruptedError
+        assert how in verdict.summary()
+        for word in ("step 7", "memory", "rank 0", "interrupted"):
+            assert word not in verdict.report()
 
 
 def test_a_rank_that_failed_before_the_user_ended_the_group_is_still_the_cause() -> None:
