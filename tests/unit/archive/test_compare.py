@@ -257,15 +257,11 @@ def test_the_page_of_a_comparison_has_charts_keys_and_a_smooth_switch(folder: Pa
 
 def test_the_code_of_a_run_without_cells_is_not_compared(folder: Path, snapshot: Any) -> None:
     known, unknown = make_run(folder, "a"), make_run(folder, "b", cells=())
-    said = {
-        "two": text_of(compare([known, unknown])),
-        "the other way round": text_of(compare([unknown, known])),
-        "three": text_of(compare([known, unknown, make_run(folder, "c")])),
-        "compared with it": text_of(compare([unknown, known, folder / ".nbddp/runs/c"])),
-    }
-    last = {how: text.splitlines()[-2:] for how, text in said.items()}
-    assert last == snapshot
-    assert not any("code from" in text or SAME_CODE in text for text in said.values())
+    last = make_run(folder, "c")
+    orders = [known, unknown], [unknown, known], [known, unknown, last], [unknown, known, last]
+    texts = [text_of(compare(order)) for order in orders]
+    assert [text.splitlines()[-2:] for text in texts] == snapshot
+    assert not any("code from" in text or SAME_CODE in text for text in texts)
 
 
 def test_text_from_runs_is_escaped(folder: Path) -> None:
@@ -300,18 +296,14 @@ def test_refused_arguments_get_an_error_with_the_reason(folder: Path, snapshot: 
 
 
 def test_a_metric_reported_once_is_in_the_table_and_has_no_chart(folder: Path) -> None:
-    paths = []
-    for at in (0, 1):
-        rows = rows_of(20, begin=at + 2.0)
-        last = {key: rows[-1][key] for key in ("time", "rank", "attempt", "step")}
-        final = {**last, "final": (at + 2.0) / 10}
-        paths.append(make_run(folder, f"2027011{at}-080000-r{at}", rows=[*rows, final]))
-    comparison = compare(paths)
-    assert "final" in comparison.metrics
+    rows = rows_of(20)
+    rows.append({key: rows[-1][key] for key in ("time", "rank", "attempt", "step")} | {"f1": 0.2})
+    comparison = compared(folder, rows)
+    assert "f1" in comparison.metrics
     assert comparison.drawn == ("loss", "accuracy")
     html = page_of(comparison)
     assert html.count('class="nbddp-chart"') == 2
     assert "<td>0.2</td>" in html
-    only = compare(paths, "final")
-    assert only.drawn == ("final",)  # the requested metrics are drawn
+    only = compare([run.path for run in comparison.runs], "f1")
+    assert only.drawn == ("f1",)  # the requested metrics are drawn
     assert page_of(only).count('class="nbddp-chart"') == 1

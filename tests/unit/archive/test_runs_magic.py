@@ -9,6 +9,7 @@ import platform
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -109,24 +110,18 @@ def test_the_summary_of_a_run_without_an_end_says_whether_its_kernel_is_alive(fo
     assert summarize(killed(folder, "20270115-09", host="elsewhere")).outcome == "not recorded"
 
 
-@pytest.mark.parametrize(
-    ("outcomes", "said"),
-    [
-        (["ok"], "ok · not stopped"),
-        (["rank 1 was killed by SIGSEGV"], "failed: rank 1 was killed by SIGSEGV · not stopped"),
-        (["rank 1 was killed by SIGSEGV", ""], "running"),
-    ],
-)
-def test_a_running_run_shows_the_outcome_of_its_last_cell(
-    folder: Path, outcomes: list[str], said: str
-) -> None:
-    cells = [("train()", outcome) for outcome in outcomes]
-    path = make_run(folder, cells=cells, is_stopped=False, outcome=outcomes[0])
-    change_facts(path, "ended")
-    assert describe_outcome(summarize(path, current=path)) == said
+def test_a_running_run_shows_the_outcome_of_its_last_cell(folder: Path) -> None:
+    death = "rank 1 was killed by SIGSEGV"
+    said = {("ok",): "ok · not stopped", (death,): f"failed: {death} · not stopped"}
     other = make_run(folder, "20270115-090000-other")
-    [row] = [row for row in compare([path, other], current=path).runs if row.name == path.name]
-    assert describe_outcome(row.summary) == said
+    for number, (outcomes, text) in enumerate((said | {(death, ""): "running"}).items()):
+        cells = [("train()", outcome) for outcome in outcomes]
+        name = f"run{number}"
+        path = make_run(folder, name, cells=cells, is_stopped=False, outcome=outcomes[0])
+        change_facts(path, "ended")
+        assert describe_outcome(summarize(path, current=path)) == text
+        compared = compare([path, other], current=path).runs[0]
+        assert describe_outcome(compared.summary) == text
 
 
 def test_a_killed_run_is_summarized_from_run_json_and_its_events(folder: Path) -> None:
@@ -373,11 +368,7 @@ def test_a_note_that_cannot_be_written_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_run(folder)
-
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(RequestError, match=r"marks\.json .*No space left"):
         write_note(path, "x")
     assert summarize(path).note == ""

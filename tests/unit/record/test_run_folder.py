@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -62,6 +61,10 @@ def begin(said: list[str]) -> Iterator[Begin]:
     """Begins runs, and closes their records."""
     with ExitStack() as records:
         yield lambda *where: records.enter_context(closing(RunFolder(*where, notify=said.append)))
+
+
+def no_space(*_arguments: object, **_options: object) -> int:
+    raise OSError(28, "No space left on device")
 
 
 def mode(path: Path) -> int:
@@ -171,10 +174,6 @@ def test_run_json_names_the_notebook_or_script_that_started_the_run(
 
 
 # ---- the record never stops the run
-
-
-def no_space(*_arguments: object, **_options: object) -> int:
-    raise OSError(28, "No space left on device")
 
 
 def test_a_full_disk_does_not_stop_the_run_and_is_reported_once(
@@ -309,11 +308,7 @@ def test_a_run_json_that_cannot_be_written_keeps_its_old_content(
     said: list[str] = []
     with closing(RunFolder(tmp_path, notify=said.append)) as folder:
         folder.add_facts(nproc=2)
-
-        def fail(*_: object) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(Path, "replace", fail)
+        monkeypatch.setattr(Path, "replace", no_space)
         folder.add_facts(nproc=3)
         assert said[0].endswith("No space left on device")
         assert read_facts(folder.path)["nproc"] == 2
