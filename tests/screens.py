@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from nbddp.ui.frontend import StreamTarget
+
 Rich = tuple[Any, Any, str, bool]  # data, metadata, the id of the display, whether it is an update
 
 
-class RecordingScreen:
+class RecordingScreen(StreamTarget):
     """A recording screen for the views of a cell.
 
     Attributes:
@@ -16,6 +18,7 @@ class RecordingScreen:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.outputs: list[str | Rich] = []
         self.visible = self.flushes = 0
 

@@ -19,7 +19,6 @@ from nbddp.group.checking import QuietChecks
 from nbddp.group.display import TextDisplay
 from nbddp.sigint import import_interruptibly
 from nbddp.ui.frontend import (
-    PAGE_CHARACTERS_PER_SECOND,
     NotebookTarget,
     View,
     no_check,
@@ -139,10 +138,8 @@ class Presenter:
         shown = has_pictures and is_kernel
         progress = ProgressLine(session, is_terminal=is_terminal, has_pictures=shown)
         return TextView(
-            NotebookTarget(),
+            NotebookTarget(has_color=supports_color(self._shell)),
             is_quiet=is_quiet,
-            has_color=supports_color(self._shell),
-            pace=PAGE_CHARACTERS_PER_SECOND,
             progress=None if is_quiet else progress,
             check=no_check if is_quiet else partial(self._checks.check, session),
             input_queue=self._input_queue(session),
@@ -158,8 +155,7 @@ class Presenter:
         return PanelView(
             session,
             CommDispatcher.for_shell(self._shell),
-            NotebookTarget(),
-            has_color=supports_color(self._shell),
+            NotebookTarget(has_color=supports_color(self._shell)),
             check=partial(self._checks.check, session),
             input_queue=self._input_queue(session),
             slot=slot,
@@ -230,9 +226,7 @@ class Presenter:
 
     def print_line(self, text: str) -> None:
         """Print a line for the user."""
-        target = NotebookTarget()
-        target.write(f"{text}\n")
-        target.flush()
+        print(text, flush=True)  # noqa: T201 - for the user
 
 
 class NotebookDisplay(TextDisplay):
@@ -260,9 +254,6 @@ class NotebookDisplay(TextDisplay):
             self._presenter.show_notice(text)
         else:
             self.print_line(text)
-
-    def print_line(self, text: str) -> None:
-        self._presenter.print_line(f"nbddp: {text}")
 
     def show_starting(self, text: str, session: Session) -> AbstractContextManager[None]:
         """Show that ranks are starting, where the next panel appears."""

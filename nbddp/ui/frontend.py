@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import uuid
@@ -20,7 +21,6 @@ from nbddp.wire.messages import Display, JsonDict
 COALESCE_SECONDS = 0.002  # output that ranks print within this time is shown in one or two pieces
 # removes an output by replacing it; a rule in panel.css hides the empty space
 EMPTY_OUTPUT: JsonDict = {"text/html": '<div class="nbddp-fallback"></div>', "text/plain": ""}
-PAGE_CHARACTERS_PER_SECOND = 1e6  # sustained; above this rate, Jupyter's server drops output
 PAGE_PROTOCOL_VERSION = "5.2"  # of Jupyter's JavaScript; jupyter_client sends 5.3 since 2017
 COLAB_VARIABLE = "COLAB_RELEASE_TAG"  # set in every kernel on Colab
 KAGGLE_VARIABLE = "KAGGLE_KERNEL_RUN_TYPE"  # "Interactive" in the editor, "Batch" when saved
@@ -50,7 +50,17 @@ class View(Protocol):
 
 
 class StreamTarget:
-    """The output target of a view; this one prints, and shows rich output as plain text."""
+    """The output target of a view; this one prints, and shows rich output as plain text.
+
+    Attributes:
+        has_color: whether each rank has a colour.
+        pace: characters a second that the target can show.
+    """
+
+    pace = math.inf
+
+    def __init__(self, *, has_color: bool = False) -> None:
+        self.has_color = has_color
 
     def write(self, text: str) -> None:
         sys.stdout.write(text)
@@ -67,9 +77,36 @@ class StreamTarget:
         if not is_update and "text/plain" in data:
             sys.stdout.write(f"{data['text/plain']}\n")
 
+    def show_rich(self, rank: int, message: Display) -> None:
+        """Display a rank's rich output, or update an earlier one."""
+        if not message.is_update:
+            self._write_tag([rank])
+        self.display(
+            message.data,
+            message.metadata,
+            display_id=message.display_id and f"nbddp-{rank}-{message.display_id}",
+            is_update=message.is_update,
+        )
+
+    def show_value(self, ranks: Sequence[int], bundle: JsonDict) -> None:
+        """Display a rich value that some ranks have in common."""
+        self._write_tag(ranks)
+        self.display(bundle["data"], bundle["metadata"], display_id="", is_update=False)
+
+    def tag(self, ranks: Sequence[int], mark: str = "") -> str:
+        """Return the tag before the output of some ranks, in the colour of the first rank."""
+        text = format_rank_tag(ranks, mark)
+        return f"\x1b[38;5;{terminal_color(ranks[0])}m{text}\x1b[0m" if self.has_color else text
+
+    def _write_tag(self, ranks: Sequence[int]) -> None:
+        self.write(f"{self.tag(ranks)}\n")
+        self.flush()
+
 
 class NotebookTarget(StreamTarget):
     """Prints to standard output, and displays rich output with IPython."""
+
+    pace = 1e6  # sustained; above this rate, Jupyter's server drops output
 
     def display(
         self, data: JsonDict, metadata: JsonDict, *, display_id: str, is_update: bool
@@ -127,33 +164,3 @@ def is_restarting(shell: InteractiveShell) -> bool:
 def is_plain_text(message: Display) -> bool:
     """Return whether the output is only plain text, and can be printed."""
     return not message.display_id and set(message.data) == {"text/plain"}
-
-
-def show_rich(screen: StreamTarget, rank: int, message: Display, *, has_color: bool) -> None:
-    """Display a rank's rich output, or update an earlier one."""
-    if not message.is_update:
-        screen.write(f"{colored_rank_tag([rank], has_color=has_color)}\n")
-        screen.flush()
-    screen.display(
-        message.data,
-        message.metadata,
-        display_id=message.display_id and f"nbddp-{rank}-{message.display_id}",
-        is_update=message.is_update,
-    )
-
-
-def show_rich_value(
-    screen: StreamTarget, ranks: Sequence[int], bundle: JsonDict, *, has_color: bool
-) -> None:
-    """Display a rich value that some ranks have in common."""
-    screen.write(f"{colored_rank_tag(ranks, has_color=has_color)}\n")
-    screen.flush()
-    screen.display(bundle["data"], bundle["metadata"], display_id="", is_update=False)
-
-
-def colored_rank_tag(ranks: Sequence[int], mark: str = "", *, has_color: bool) -> str:
-    """Return the tag before the output of some ranks, in the colour of the first rank."""
-    text = format_rank_tag(ranks, mark)
-    if not has_color:
-        return text
-    return f"\x1b[38;5;{terminal_color(ranks[0])}m{text}\x1b[0m"

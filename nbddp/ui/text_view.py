@@ -29,11 +29,8 @@ from nbddp.ui.frontend import (
     Check,
     StreamTarget,
     View,
-    colored_rank_tag,
     is_plain_text,
     no_check,
-    show_rich,
-    show_rich_value,
 )
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import InputBackend, InputQueue
@@ -62,15 +59,13 @@ _ERASE = "\r\x1b[K"
 class TextView:
     """Prints the output of ranks, line by line, with the rank in front.
 
-    After a short delay, an unfinished line is shown as far as it was written.
+    After a short delay, an unfinished line is shown as far as it was written. Of a long flood, only
+    the end is shown. Otherwise the kernel's output queue would grow without limit, and delay the
+    end of the cell.
 
     Args:
         screen: the output target.
         is_quiet: print only values and notices of nbddp.
-        has_color: give each rank a colour.
-        pace: characters a second that the screen can show. Of a long flood, only the end is shown.
-            Otherwise the kernel's output queue would grow without limit, and delay the end of the
-            cell.
         progress: prints lines of progress; None for no progress.
         input_queue: asks the user for the input of ranks; None if input is not possible.
         check: returns the findings of the checks after the cell has ended.
@@ -83,8 +78,6 @@ class TextView:
         screen: StreamTarget,
         *,
         is_quiet: bool = False,
-        has_color: bool = False,
-        pace: float = math.inf,
         progress: ProgressLine | None = None,
         input_queue: InputQueue | None = None,
         check: Check = no_check,
@@ -93,10 +86,8 @@ class TextView:
         self._input_queue = input_queue or InputQueue(InputBackend(), lambda *_: None)
         self._check = check
         self._progress = progress
-        self._pace = pace
         self._caught_up_at = 0.0  # when the screen will have shown everything
         self._is_quiet = is_quiet
-        self._has_color = has_color
         self._assemblers: dict[int, LineAssembler] = {}
         self._unfinished = UnfinishedLines()
         self._pending: list[str] = []
@@ -151,7 +142,7 @@ class TextView:
                 self._show_notice(notice)
             while (due := self._unfinished.pop_due(time.monotonic())) is not None:
                 rank, text, end = due
-                self._write(f"{end}{colored_rank_tag([rank], has_color=self._has_color)} {text}")
+                self._write(f"{end}{self._screen.tag([rank])} {text}")
             if self._pending and (
                 time.monotonic() >= self._next_flush or self._pending_size > MAX_PENDING
             ):
@@ -173,10 +164,8 @@ class TextView:
         self._screen.flush()
         self._shown_lines += text.count("\n")
         pause = min(MAX_PERIOD, max(FLUSH_PERIOD, PERIOD_PER_LINE * self._shown_lines))
-        now = time.monotonic()
-        self._caught_up_at = (
-            max(self._caught_up_at, now - BURST_SIZE / self._pace) + len(text) / self._pace
-        )
+        now, pace = time.monotonic(), self._screen.pace
+        self._caught_up_at = max(self._caught_up_at, now - BURST_SIZE / pace) + len(text) / pace
         self._pauses_end = max(self._pauses_end, now - PAUSE_ALLOWANCE) + pause
         self._next_flush = max(self._pauses_end, now + COALESCE_SECONDS)
 
@@ -242,7 +231,7 @@ class TextView:
         else:
             self._end_line()
             self._clear_progress()
-            show_rich(self._screen, rank, message, has_color=self._has_color)
+            self._screen.show_rich(rank, message)
 
     def _show_value(self, ranks: Sequence[int], bundle: JsonDict) -> None:
         data = bundle["data"]
@@ -251,7 +240,7 @@ class TextView:
         elif data:
             self._flush()
             self._clear_progress()
-            show_rich_value(self._screen, ranks, bundle, has_color=self._has_color)
+            self._screen.show_value(ranks, bundle)
 
     def _assembler_of(self, rank: int) -> LineAssembler:
         return self._assemblers.setdefault(rank, LineAssembler(log_name(rank)))
@@ -262,7 +251,7 @@ class TextView:
             self._write(f"{rest}\n")
             lines = lines[1:]
         if lines:
-            tag = colored_rank_tag(ranks, mark, has_color=self._has_color)
+            tag = self._screen.tag(ranks, mark)
             if mark and len(lines) > 1:  # below one tag, the columns of a value stay aligned
                 self._write_below("\n".join([tag, *lines, ""]))
             else:

@@ -22,15 +22,7 @@ from nbddp.record.notices import (
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.comms.dispatcher import CommDispatcher, ServedWidgets
 from nbddp.ui.comms.kernel_stream import DispatchMode
-from nbddp.ui.frontend import (
-    COALESCE_SECONDS,
-    Check,
-    StreamTarget,
-    View,
-    is_plain_text,
-    show_rich,
-    show_rich_value,
-)
+from nbddp.ui.frontend import COALESCE_SECONDS, Check, StreamTarget, View, is_plain_text
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import InputQueue
 from nbddp.ui.log_lines import LogBuffer, LogLine, split_text_and_rich
@@ -76,7 +68,6 @@ class PanelView:
         comms: CommDispatcher,
         screen: StreamTarget,
         *,
-        has_color: bool,
         input_queue: InputQueue,
         check: Check,
         slot: OutputSlot | None = None,
@@ -86,7 +77,6 @@ class PanelView:
         self.session = session
         self._comms = comms
         self._screen = screen
-        self._has_color = has_color
         self._widgets: PanelWidgets | None = None
         self._served: ServedWidgets | None = None
         self._input_queue, self._check = input_queue, check
@@ -196,7 +186,7 @@ class PanelView:
             return
         if not self.slot.is_published:  # else the record would be below the display
             self._preview(handle)
-        show_rich(self._screen, rank, message, has_color=self._has_color)
+        self._screen.show_rich(rank, message)
         self.slot.has_output_below = True
 
     # ---- the running cell
@@ -284,7 +274,7 @@ class PanelView:
         record = self._record(handle, result, values)
         self.slot.show_record(record_html(record), record_text(record))
         for ranks, bundle in rich:
-            show_rich_value(self._screen, ranks, bundle, has_color=self._has_color)
+            self._screen.show_value(ranks, bundle)
         if self._widgets is not None:
             self._comms.close_later(self._widgets.close, most=PANELS_KEPT)
             self._widgets = None

@@ -129,8 +129,8 @@ def test_results_come_after_all_output_and_quiet_hides_rank_output() -> None:
 def test_each_of_eight_ranks_has_its_own_prefix_colour_on_a_colour_screen(
     screen: RecordingScreen,
 ) -> None:
-    view = TextView(screen, has_color=True)
-    view.show(finished(*(Text(rank, "x\n") for rank in range(9)), size=9))
+    screen.has_color = True
+    TextView(screen).show(finished(*(Text(rank, "x\n") for rank in range(9)), size=9))
     begins = [line.partition("m")[0] for line in screen.text.split("\n")]
     assert len(set(begins[:8])) == 8
     assert begins[8] == begins[0]
@@ -289,7 +289,8 @@ def test_a_slow_screen_shows_the_start_and_end_of_a_flood_and_does_not_delay_the
     log.write_text(text)
     handle = begun(1)
     handle.notice_queue = NoticeQueue(max_text=1000)
-    with shown(handle, TextView(screen, pace=10.0)):
+    screen.pace = 10.0
+    with shown(handle, TextView(screen)):
         for at in range(0, len(text), 100):
             piece = text[at : at + 100]
             handle.notice_queue.put(Text(0, piece, LogSpan(0, log, at, at + len(piece))))
