@@ -36,13 +36,7 @@ from nbddp.record.heal.heal_report import Healed
 from nbddp.record.replay_log import SET_IN_EACH_RANK
 from nbddp.record.trace import Trace
 from nbddp.record.verdict import Verdict
-from nbddp.sigint import (
-    Future,
-    import_interruptibly,
-    sigint_deferred,
-    start_thread,
-    wait_for_all,
-)
+from nbddp.sigint import Future, import_interruptibly, sigint_deferred, start_thread, wait_for_all
 from nbddp.ui.frontend import is_restarting
 from nbddp.ui.report.trace import trace_report
 from nbddp.wire.trace_messages import TraceSteps
@@ -109,12 +103,7 @@ class NotebookState:
         return nodes.fit(spec)
 
     def ensure_started(
-        self,
-        spec: GroupSpec,
-        *,
-        fresh: bool,
-        is_recovery: bool = False,
-        new_run: bool = False,
+        self, spec: GroupSpec, *, fresh: bool, is_recovery: bool = False, new_run: bool = False
     ) -> None:
         """Start or restart the group if necessary, so that it runs as requested.
 

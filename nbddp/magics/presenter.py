@@ -18,13 +18,7 @@ from nbddp.controller.session import Session
 from nbddp.group.checking import QuietChecks
 from nbddp.group.display import TextDisplay
 from nbddp.sigint import import_interruptibly
-from nbddp.ui.frontend import (
-    NotebookTarget,
-    View,
-    no_check,
-    supports_color,
-    supports_widgets,
-)
+from nbddp.ui.frontend import NotebookTarget, View, no_check, supports_color, supports_widgets
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import ConsoleInput, InputBackend, InputQueue, StdinPrompt
 from nbddp.ui.report.blocks import Report

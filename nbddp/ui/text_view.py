@@ -24,14 +24,7 @@ from nbddp.record.notices import (
 )
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.sigint import import_interruptibly
-from nbddp.ui.frontend import (
-    COALESCE_SECONDS,
-    Check,
-    StreamTarget,
-    View,
-    is_plain_text,
-    no_check,
-)
+from nbddp.ui.frontend import COALESCE_SECONDS, Check, StreamTarget, View, is_plain_text, no_check
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import InputBackend, InputQueue
 from nbddp.ui.log_lines import group_ranks_by_value

@@ -7,13 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from nbddp.errors import format_ranks, ranks_by_text
 from nbddp.formatting import format_bytes, plural
-from nbddp.record.trace import (
-    OUTSIDE_OPERATORS,
-    Trace,
-    TraceRow,
-    is_different,
-    trace_rows,
-)
+from nbddp.record.trace import OUTSIDE_OPERATORS, Trace, TraceRow, is_different, trace_rows
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Block, Markup, Report, Table, Text, note
 from nbddp.wire.trace_messages import format_steps

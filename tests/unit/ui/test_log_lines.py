@@ -179,11 +179,7 @@ def tag(rank: int, text: str) -> str:
             [f"{tag(0, 'Out [ranks 0-3]')} 1.5"],
             "Out [ranks 0-3] 1.5",
         ),
-        (
-            [LogLine((1,), "a\nb", "Out")],
-            [tag(1, "Out [rank 1]"), "a", "b"],
-            "Out [rank 1]\na\nb",
-        ),
+        ([LogLine((1,), "a\nb", "Out")], [tag(1, "Out [rank 1]"), "a", "b"], "Out [rank 1]\na\nb"),
         (
             [LogLine((), "rank 1 <died>")],
             ['<span class="nbddp-said">nbddp: rank 1 &lt;died&gt;</span>'],

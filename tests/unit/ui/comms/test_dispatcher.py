@@ -244,9 +244,7 @@ def test_a_background_thread_that_serves_widgets_does_not_block_cells(kernel: Ke
 
 
 @pumped
-def test_the_kernel_answers_background_panels_while_the_main_thread_is_free(
-    kernel: Kernel,
-) -> None:
+def test_the_kernel_answers_background_panels_while_the_main_thread_is_free(kernel: Kernel) -> None:
     button = Button()
     background = kernel.live.serve(button)
     thread = threading.Thread(target=background.start)

@@ -146,9 +146,7 @@ def test_a_paused_log_shows_no_new_lines_and_catches_up() -> None:
     assert log.shows() == ["[rank 0] a", "[rank 0] b"]
 
 
-def test_hidden_log_lines_are_counted_with_the_path_of_the_log(
-    snapshot: SnapshotAssertion,
-) -> None:
+def test_hidden_log_lines_are_counted_with_the_path_of_the_log(snapshot: SnapshotAssertion) -> None:
     log = Log(*"abcde", max_merged=3)
     assert log.shows("runs/x")[0] == snapshot(name="earlier")
     assert "runs/x/rank*.log" in log.path.value

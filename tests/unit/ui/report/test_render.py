@@ -81,9 +81,7 @@ def presenter(choice: ViewChoice, *, has_kernel: bool) -> Presenter:
     return made
 
 
-def test_a_report_is_shown_as_html_as_a_picture_or_as_console_text(
-    published: Mock,
-) -> None:
+def test_a_report_is_shown_as_html_as_a_picture_or_as_console_text(published: Mock) -> None:
     text = render_text(report())
     presenter(ViewChoice.PANEL, has_kernel=True).show(report())
     [data] = published.call_args.args
