@@ -18,7 +18,7 @@ from nbddp.controller.session import Session
 from nbddp.group.checking import QuietChecks
 from nbddp.group.display import TextDisplay
 from nbddp.sigint import import_interruptibly
-from nbddp.ui.frontend import NotebookTarget, View, no_check, supports_color, supports_widgets
+from nbddp.ui.frontend import NotebookTarget, View, supports_color, supports_widgets
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import ConsoleInput, InputBackend, InputQueue, StdinPrompt
 from nbddp.ui.report.blocks import Report
@@ -135,7 +135,7 @@ class Presenter:
             NotebookTarget(has_color=supports_color(self._shell)),
             is_quiet=is_quiet,
             progress=None if is_quiet else progress,
-            check=no_check if is_quiet else partial(self._checks.check, session),
+            check=None if is_quiet else partial(self._checks.check, session),
             input_queue=self._input_queue(session),
         )
 
@@ -220,7 +220,7 @@ class Presenter:
 
     def print_line(self, text: str) -> None:
         """Print a line for the user."""
-        print(text, flush=True)  # noqa: T201 - for the user
+        NotebookTarget().write_line(text)
 
 
 class NotebookDisplay(TextDisplay):

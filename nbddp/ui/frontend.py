@@ -29,11 +29,6 @@ KAGGLE_VARIABLE = "KAGGLE_KERNEL_RUN_TYPE"  # "Interactive" in the editor, "Batc
 Check = Callable[[CellHandle], Sequence[Finding]]  # returns the findings to show below a cell
 
 
-def no_check(_handle: CellHandle) -> Sequence[Finding]:
-    """Find nothing."""
-    return ()
-
-
 class View(Protocol):
     """Shows one cell; ``has_record`` is whether the view also shows why a cell failed."""
 
@@ -69,6 +64,11 @@ class StreamTarget:
         """Flush standard output, which ipykernel would buffer for 200 ms."""
         sys.stdout.flush()
 
+    def write_line(self, text: str) -> None:
+        """Write a line, and show it at once."""
+        self.write(f"{text}\n")
+        self.flush()
+
     def display(
         self, data: JsonDict, metadata: JsonDict, *, display_id: str, is_update: bool
     ) -> None:
@@ -80,7 +80,7 @@ class StreamTarget:
     def show_rich(self, rank: int, message: Display) -> None:
         """Display a rank's rich output, or update an earlier one."""
         if not message.is_update:
-            self._write_tag([rank])
+            self.write_line(self.tag([rank]))
         self.display(
             message.data,
             message.metadata,
@@ -90,17 +90,13 @@ class StreamTarget:
 
     def show_value(self, ranks: Sequence[int], bundle: JsonDict) -> None:
         """Display a rich value that some ranks have in common."""
-        self._write_tag(ranks)
+        self.write_line(self.tag(ranks))
         self.display(bundle["data"], bundle["metadata"], display_id="", is_update=False)
 
     def tag(self, ranks: Sequence[int], mark: str = "") -> str:
         """Return the tag before the output of some ranks, in the colour of the first rank."""
         text = format_rank_tag(ranks, mark)
         return f"\x1b[38;5;{terminal_color(ranks[0])}m{text}\x1b[0m" if self.has_color else text
-
-    def _write_tag(self, ranks: Sequence[int]) -> None:
-        self.write(f"{self.tag(ranks)}\n")
-        self.flush()
 
 
 class NotebookTarget(StreamTarget):

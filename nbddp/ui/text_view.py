@@ -24,7 +24,7 @@ from nbddp.record.notices import (
 )
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.sigint import import_interruptibly
-from nbddp.ui.frontend import COALESCE_SECONDS, Check, StreamTarget, View, is_plain_text, no_check
+from nbddp.ui.frontend import COALESCE_SECONDS, Check, StreamTarget, View, is_plain_text
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import InputBackend, InputQueue
 from nbddp.ui.log_lines import group_ranks_by_value
@@ -61,7 +61,7 @@ class TextView:
         is_quiet: print only values and notices of nbddp.
         progress: prints lines of progress; None for no progress.
         input_queue: asks the user for the input of ranks; None if input is not possible.
-        check: returns the findings of the checks after the cell has ended.
+        check: returns the findings of the checks after the cell has ended; None for no checks.
     """
 
     has_record = False
@@ -73,7 +73,7 @@ class TextView:
         is_quiet: bool = False,
         progress: ProgressLine | None = None,
         input_queue: InputQueue | None = None,
-        check: Check = no_check,
+        check: Check | None = None,
     ) -> None:
         self._screen = screen
         self._input_queue = input_queue or InputQueue(InputBackend(), lambda *_: None)
@@ -97,13 +97,12 @@ class TextView:
     def show_status(self, text: str) -> None:
         """Print a status line."""
         self._end_line()
-        self._screen.write(f"nbddp: {text}\n")
-        self._screen.flush()
+        self._screen.write_line(f"nbddp: {text}")
 
     def show(self, handle: CellHandle) -> CellResult:
         """Show a cell until it ends."""
         try:
-            self.follow(handle)
+            self._follow(handle)
         except BaseException:
             self._end_line()
             raise
@@ -113,14 +112,13 @@ class TextView:
                 self.show_status(self._input_queue.leftover_hint)
         if handle.result is None:
             raise RuntimeError("the cell's notices ended before the cell did")
-        self.finish(handle.result)
-        if findings := findings_text(self._check(handle)):
-            self._screen.write(f"{findings}\n")
-            self._screen.flush()
+        self._finish(handle.result)
+        if self._check is not None and (findings := findings_text(self._check(handle))):
+            self._screen.write_line(findings)
         return handle.result
 
-    def follow(self, handle: CellHandle) -> None:
-        """Show the notices of a cell until it ends; can be called again after an interrupt."""
+    def _follow(self, handle: CellHandle) -> None:
+        """Show the notices of a cell until it ends."""
         while not handle.notice_queue.is_drained:
             behind = self._caught_up_at - time.monotonic()
             if behind > 0 and not handle.is_finished:  # the screen cannot follow
@@ -186,7 +184,7 @@ class TextView:
         self._write(self._unfinished.end_open_line())
         self._flush()
 
-    def finish(self, result: CellResult) -> None:
+    def _finish(self, result: CellResult) -> None:
         """Show the remaining lines, the values and the charts."""
         first = self._unfinished.open_rank  # its line continues in place
         for rank, lines in sorted(self._assemblers.items(), key=lambda it: (it[0] != first, it[0])):
