@@ -9,10 +9,9 @@ from typing import Any
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 
-from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.event_log import RunEvent
 from nbddp.record.rank_monitor import LoopProgress
-from nbddp.record.snapshot import RankSnapshot, Snapshot
+from nbddp.record.snapshot import RankSnapshot
 from nbddp.ui.ansi import strip
 
 _TAGS = {"br", "code", "details", "div", "img", "li", "pre", "small", "span", "style", "summary"}
@@ -171,23 +170,6 @@ def _event(kind: str) -> st.SearchStrategy[RunEvent]:
 
 
 EVENTS = st.sampled_from(sorted(_FACTS)).flatmap(_event)
-SNAPSHOTS = st.builds(
-    Snapshot,
-    state=st.sampled_from(GroupState),
-    at=st.floats(0, 2e9),
-    began=st.floats(0, 2e9),
-    seconds=SECONDS,
-    attempt=st.integers(0, 99),
-    backend=TEXT,
-    devices=st.lists(TEXT, max_size=3).map(tuple),
-    folder=TEXT,
-    run=TEXT,
-    ranks=st.integers(0, 3).flatmap(lambda count: st.tuples(*map(ranks, range(count)))),
-    events=st.lists(EVENTS, max_size=9).map(tuple),
-    alarm=TEXT,
-    missed_rows=COUNTS,
-    rejected_messages=COUNTS,
-)
 
 
 def titles(table: Page) -> list[str]:

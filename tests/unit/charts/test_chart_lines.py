@@ -51,14 +51,6 @@ def test_more_than_8_ranks_are_drawn_as_a_band_with_the_lowest_and_the_highest_r
     assert labels(chart_of(lambda *_: math.nan, ranks=12)) == [""]
 
 
-def test_the_chart_of_128_ranks_is_smaller_than_one_of_8() -> None:
-    def noise(rank: int, step: int) -> float:
-        return (step * 7919 + rank) % 100
-
-    many, few = (svg_of(chart_of(noise, ranks=ranks)) for ranks in (128, 8))
-    assert len(many) < len(few) < 30_000
-
-
 def test_the_mean_line_of_ranks_at_different_steps() -> None:
     def mean(curves: dict[int, Curve]) -> list[float]:
         strong = rank_chart("loss", curves).drawn[-1]

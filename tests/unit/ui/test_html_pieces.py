@@ -31,7 +31,7 @@ def line_of(*events: RunEvent, seconds: float = 10.0) -> Page:
 
 
 def failure(at: float = 105.0, rank: int = 1) -> RunEvent:
-    return RunEvent(at, "failure", {"rank": rank, "what": "ValueError: no"})
+    return RunEvent(at, "failure", {"rank": rank, "what": '<ValueError>: "no"'})
 
 
 def marks(page: Page) -> list[float]:
@@ -76,7 +76,7 @@ def test_every_group_state_has_a_dot_and_shows_the_time_of_a_running_cell(
 def test_an_event_is_a_mark_at_its_time_and_a_line_of_text() -> None:
     page = line_of(failure(105.0))
     assert marks(page) == [50.0]
-    assert page.by_tag["li"] == ["5.0 s rank 1: ValueError: no"]
+    assert page.by_tag["li"] == ['5.0 s rank 1: <ValueError>: "no"']
     assert marks(line_of(failure(99.0), failure(200.0))) == [0.0, 100.0], "outside of the cell"
     assert marks(line_of(failure(100.0), failure(101.0), seconds=0.0)) == [0.0, 100.0]
     for unsaid in ((), (RunEvent(101.0, "ready", {"attempt": 1}),)):

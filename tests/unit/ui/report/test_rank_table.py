@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pages import BIG, Page, cells, column, ranks, readable, titles
 
@@ -238,13 +238,9 @@ def test_the_table_of_128_nodes_shows_nodes_with_failed_ranks() -> None:
     assert shown_ranks(known) == [1000]
 
 
-@settings(max_examples=10)  # each is a group of up to 20 ranks
-@given(st.lists(st.integers(0, 100).flatmap(ranks), min_size=9, max_size=20))
-def test_text_of_ranks_on_nodes_is_escaped(known: list[RankSnapshot]) -> None:
-    placed = [replace(each, rank=at, node=f"<b>{at % 3}") for at, each in enumerate(known)]
-    html = ranks_html(placed, is_open=True)
-    assert {"node", "rank"} <= set(titles(Page(html)))
-    assert "<b>" not in html
+def test_names_of_nodes_are_escaped() -> None:
+    known = [replace(each, node=f"<b>{each.node}") for each in on_nodes()]
+    assert "<b>" not in ranks_html(known, is_open=True)
 
 
 # ---- ranks of one node
