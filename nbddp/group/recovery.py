@@ -185,7 +185,7 @@ class Recovery:
         """
         cells = {
             entry.execution_count: entry
-            for entry in self._session.completed_entries
+            for entry in self._session.replay_log.entries
             if isinstance(entry, CellRequest)
         }
         entries = [cells[number] for number in healed.cells_to_rerun if number in cells]
