@@ -57,13 +57,11 @@ class RedrawPacer:
     def timed(self) -> Iterator[None]:
         """Time the block as a drawing, and set the pause after it."""
         began = time.thread_time()  # of this thread only, so a busy machine does not count
-        try:
-            yield
-        finally:
-            spent = time.thread_time() - began
-            wanted = max(self._least, spent / self._share)
-            self._pause = min(self._most, wanted, 2 * self._pause)
-            self.next_at = time.monotonic() + self._pause
+        yield
+        spent = time.thread_time() - began
+        wanted = max(self._least, spent / self._share)
+        self._pause = min(self._most, wanted, 2 * self._pause)
+        self.next_at = time.monotonic() + self._pause
 
 
 def next_redraw(log: RedrawPacer, *others: RedrawPacer) -> float:

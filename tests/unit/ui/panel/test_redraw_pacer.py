@@ -117,13 +117,3 @@ def test_waiting_for_other_threads_does_not_count_as_redraw_cost(panel: Panel) -
         panel.spent += 0.001
         panel.now += 2.0
     assert panel.rest.next_at == pytest.approx(panel.now + 0.25)
-
-
-def test_a_failed_redraw_counts_as_redraw_cost(panel: Panel) -> None:
-    def fail() -> None:
-        panel.spent += 0.005
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        panel.rest.draw_if_changed((99, 99), fail)
-    assert panel.rest.next_at == pytest.approx(panel.now + 0.5)
