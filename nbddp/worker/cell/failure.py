@@ -90,7 +90,7 @@ def describe_failure(
         because=_first_cause(error, text) or describe_ddp_parameters(error, names),
         collective=_describe_collective(stack, stuck_in),
         at=at,
-        memory=describe_out_of_memory(error, names, scopes),
+        memory=describe_out_of_memory(error, [names, *scopes]),
     )
 
 
@@ -306,20 +306,19 @@ Names = Mapping[str, Any]
 Named = tuple[str, torch.Tensor]
 
 
-def describe_out_of_memory(error: BaseException, names: Names, frames: Iterable[Names]) -> str:
+def describe_out_of_memory(error: BaseException, scopes: Iterable[Names]) -> str:
     """Describe the GPU memory at a failed allocation. Return "" for other errors.
 
     Args:
         error: the error that ended the cell.
-        names: the variables of the cells.
-        frames: the local variables of each function in the traceback.
+        scopes: the variables of the cells, and those of each function in the traceback.
     """
     if not isinstance(error, torch.OutOfMemoryError) or not torch.cuda.is_initialized():
         return ""
     match = _GPU.search(str(error))  # the number in this process
     device = torch.device("cuda", int(match[1]) if match else torch.cuda.current_device())
     try:
-        return "\n".join(_describe_gpu(device, largest_tensors([names, *frames], device)))
+        return "\n".join(_describe_gpu(device, largest_tensors(scopes, device)))
     except Exception as inner:  # noqa: BLE001 - a user's module may raise anything
         return f"  its tensors cannot be listed: {type(inner).__name__}: {inner}"
 

@@ -133,19 +133,17 @@ class RankShell(InteractiveShell):
         """Run a cell with top-level ``await`` as a task that :meth:`cancel_task` can cancel."""
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
-        loop = self._loop
-        self._task = loop.create_task(coroutine)
+        self._task = self._loop.create_task(coroutine)
         try:
-            return loop.run_until_complete(self._task)
+            return self._loop.run_until_complete(self._task)
         finally:
             self._task = None
 
     def cancel_task(self) -> bool:
         """Cancel the task of the cell, in a signal handler. Return False if there is none."""
-        task = self._task
-        if task is None:
+        if self._task is None:
             return False
-        task.get_loop().call_soon_threadsafe(task.cancel)
+        self._task.get_loop().call_soon_threadsafe(self._task.cancel)
         return True
 
     # ---- scripts

@@ -181,12 +181,10 @@ class PackageCommands:
         }
         folders = [*site.getsitepackages(), site.getusersitepackages()]
         paths = [str(file) for folder in folders for file in Path(folder).glob("*.pth")]
-        has_new_paths = any(
-            _has_changed(path, started_at) for path in paths
-        )  # Python reads them at its start
-        if has_new_paths or changed & self._preloaded:
-            names = format_few(sorted(changed & self._preloaded)) or "a new import path"
-            return f"restart the kernel to use {names}"
+        preloaded = sorted(changed & self._preloaded)
+        # Python reads .pth files at its start
+        if preloaded or any(_has_changed(path, started_at) for path in paths):
+            return f"restart the kernel to use {format_few(preloaded) or 'a new import path'}"
         if changed:
             return f"run `%ddp restart` to reload {format_few(sorted(changed))} (already imported)"
         return "no restart is needed"

@@ -32,14 +32,11 @@ class ProcessEnvironment:
             folder = os.getcwd()  # noqa: PTH109 - without resolving links
         # all objects of Accelerate share one dict of attributes
         accelerate = sys.modules.get("accelerate.state")
-        now, before = dict(os.environ), self._environ
-        changed = {name: now.get(name) for name in {*now, *before}}
+        changed = {name for name, _ in os.environ.items() ^ self._environ.items()}
         return {
             "path": [*sys.path],
             "folder": folder,
-            "environ": {
-                name: value for name, value in changed.items() if value != before.get(name)
-            },
+            "environ": {name: os.environ.get(name) for name in changed},
             "torch": [read() for read, _ in _torch_settings()],
             "accelerate": dict(accelerate.PartialState._shared_state) if accelerate else {},
         }

@@ -16,15 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nbddp.wire.value_texts import (
-    DEVICE,
-    FINGERPRINT,
-    MAX_ITEMS,
-    MAX_LENGTH,
-    NAMED_TUPLE,
-    PLAIN,
-    plain_text,
-)
+from nbddp.wire import value_texts
 
 DEPTH = 3  # levels of nested values
 MAX_TEXT_END = 10_000  # characters or bytes that are used at each end of a text
@@ -35,12 +27,12 @@ Facts = Iterable[object]
 def restorable_text(value: object) -> str:
     """Return the text from which a value can be restored; empty for all other values."""
     kind = type(value)
-    if kind in PLAIN or kind.__module__ == "numpy":
-        return plain_text(value)
+    if kind in value_texts.PLAIN or kind.__module__ == "numpy":
+        return value_texts.plain_text(value)
     if kind is torch.device:
-        return f"{DEVICE}{value}"
-    items = plain_text(_items(value)) if is_named_tuple(kind) else ""
-    return items and f"{NAMED_TUPLE}{kind.__name__} {items}"
+        return f"{value_texts.DEVICE}{value}"
+    items = value_texts.plain_text(_items(value)) if is_named_tuple(kind) else ""
+    return items and f"{value_texts.NAMED_TUPLE}{kind.__name__} {items}"
 
 
 def is_named_tuple(kind: type) -> bool:
@@ -50,7 +42,7 @@ def is_named_tuple(kind: type) -> bool:
 
 def fingerprint(value: Any) -> str:
     """Return a text that differs for most different values. Runs no code of the user."""
-    return FINGERPRINT + _fingerprint(value, DEPTH)
+    return value_texts.FINGERPRINT + _fingerprint(value, DEPTH)
 
 
 def _fingerprint(value: Any, depth: int) -> str:
@@ -58,7 +50,7 @@ def _fingerprint(value: Any, depth: int) -> str:
         return text
     kind = type(value)
     facts = " ".join(map(str, _facts(kind, value, depth - 1))) if depth else ""
-    if len(facts) > MAX_LENGTH:
+    if len(facts) > value_texts.MAX_LENGTH:
         facts = str(zlib.crc32(facts.encode(errors="replace")))
     return f"{kind.__name__} {facts}"
 
@@ -91,13 +83,13 @@ def _item_facts(items: Sequence[Any], depth: int) -> Facts:
 
 
 def _set_facts(items: Any, depth: int) -> Facts:
-    few = [*items] if len(items) <= MAX_ITEMS else []
+    few = [*items] if len(items) <= value_texts.MAX_ITEMS else []
     return [len(items), *sorted(_fingerprint(each, depth) for each in few)]
 
 
 def _dict_facts(items: Mapping[Any, Any], depth: int) -> Facts:
     """Return the keys, and the values that do not have paths of their own."""
-    few = [*items.items()] if len(items) <= MAX_ITEMS else []
+    few = [*items.items()] if len(items) <= value_texts.MAX_ITEMS else []
     has_paths = depth == DEPTH - 1
     parts = [
         _fingerprint(key if has_paths and type(key) is str else (key, value), depth)

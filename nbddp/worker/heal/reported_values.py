@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import re
 import time
+import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from operator import is_
-from types import (
-    BuiltinFunctionType,
-    FunctionType,
-    GetSetDescriptorType,
-    MemberDescriptorType,
-    ModuleType,
-)
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,8 +33,8 @@ SHELL_NAMES = re.compile(
 _SHELL_FUNCTIONS = frozenset({"In", "Out", "exit", "quit", "get_ipython"})
 # Values of these types are equal on all ranks, or a heal moves them to the new process group.
 _SKIPPED_TYPES = (
-    *(ModuleType, type, nn.Module, Optimizer, BuiltinFunctionType),
-    *(property, classmethod, staticmethod, MemberDescriptorType, GetSetDescriptorType),
+    *(types.ModuleType, type, nn.Module, Optimizer, types.BuiltinFunctionType),
+    *(property, classmethod, staticmethod, types.MemberDescriptorType, types.GetSetDescriptorType),
 )
 # A heal moves parameters, buffers and hooks.
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
@@ -146,7 +140,7 @@ def _traits_of_type(kind: type) -> _TypeTraits:
     is_skipped = issubclass(kind, _SKIPPED_TYPES)
     # All references to an enum member share its attributes.
     is_open = package not in _OPAQUE_PACKAGES and not issubclass(
-        kind, (Enum, Optimizer, ModuleType)
+        kind, (Enum, Optimizer, types.ModuleType)
     )
     return _TypeTraits(
         may_be_plain=kind in PLAIN or issubclass(kind, (tuple, torch.device, np.generic)),
@@ -232,7 +226,7 @@ class _Search:
             return text
         if traits.has_parts:
             self._nested += _holders(path, value)
-        if traits.is_skipped or (kind is FunctionType and not self._holds_values(value)):
+        if traits.is_skipped or (kind is types.FunctionType and not self._holds_values(value)):
             return ""
         return self._fingerprint(form, path, value)
 
@@ -251,7 +245,7 @@ class _Search:
             return  # an item may change in place
         self._memo[path] = value, (*value,) if kind in (list, set) else None, text
 
-    def _holds_values(self, function: FunctionType) -> bool:
+    def _holds_values(self, function: types.FunctionType) -> bool:
         if function.__closure__:
             return True
         is_cells = function.__globals__ is self._namespace

@@ -61,7 +61,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
             device=torch.device("cuda", 1), nbytes=3 * GIB, dtype=torch.float32, shape=(3, 5)
         )
         monkeypatch.setattr(failure, "largest_tensors", lambda *_scopes: [("x", big)])
-        return describe_out_of_memory(torch.OutOfMemoryError("GPU 1 has no room"), {}, [])
+        return describe_out_of_memory(torch.OutOfMemoryError("GPU 1 has no room"), [])
 
     return told
 
@@ -80,9 +80,9 @@ def test_an_out_of_memory_message_names_the_main_user_of_the_gpu_and_a_remedy(
 def test_other_errors_and_ranks_without_a_gpu_get_no_out_of_memory_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert describe_out_of_memory(torch.OutOfMemoryError("pretended"), {}, []) == ""
+    assert describe_out_of_memory(torch.OutOfMemoryError("pretended"), []) == ""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert describe_out_of_memory(RuntimeError("no"), {}, []) == ""
+    assert describe_out_of_memory(RuntimeError("no"), []) == ""
 
 
 def test_an_out_of_memory_message_is_shown_even_if_a_module_raises_on_inspection(
@@ -94,6 +94,6 @@ def test_an_out_of_memory_message_is_shown_even_if_a_module_raises_on_inspection
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert (
-        describe_out_of_memory(torch.OutOfMemoryError("GPU 0 has no room"), {"model": Odd()}, [])
+        describe_out_of_memory(torch.OutOfMemoryError("GPU 0 has no room"), [{"model": Odd()}])
         == snapshot
     )
