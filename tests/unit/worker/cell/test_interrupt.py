@@ -21,8 +21,8 @@ CELL = "<a cell>"
 FOREVER = "while True: time.sleep(0.01)"
 
 
-class InterruptedCells:
-    """An interrupter and its actions."""
+class Cells(CellInterrupter):
+    """An interrupter, the cells that it interrupts, and its actions."""
 
     def __init__(self) -> None:
         self.aborts: list[bool] = []
@@ -32,16 +32,16 @@ class InterruptedCells:
         self.begun = threading.Event()
         self.flow: Iterator[bool] = iter(())
         self.on_break: Callable[[], None] = lambda: None
-        self.interrupter = CellInterrupter(
+        super().__init__(
             is_cell_file=lambda name: name == CELL,
-            cancel_task=self.cancel,
+            cancel_task=self.cancel_task,
             record_wait=lambda: None,
             is_transferring=lambda: next(self.flow, False),
             abort_waits=self.abort_waits,
             acknowledge=self.acknowledged.append,
         )
 
-    def cancel(self) -> bool:
+    def cancel_task(self) -> bool:
         self.cancels += 1
         return self.awaits_something
 
@@ -51,15 +51,15 @@ class InterruptedCells:
 
     def run(self, number: int, source: str, **names: object) -> str:
         """Run a cell as a rank would; return the exception."""
-        if not self.interrupter.begin_cell(number):
+        if not self.begin_cell(number):
             return "not begun"
         self.begun.set()
         try:
-            exec(compile(source, CELL, "exec"), {"time": time, "threading": threading, **names})
+            exec(compile(source, CELL, "exec"), {"time": time, **names})
         except BaseException as error:  # noqa: BLE001 - any end of a cell
             return type(error).__name__
         finally:
-            self.interrupter.end_cell()
+            self.end_cell()
         return "done"
 
     def interrupt_soon(
@@ -75,7 +75,7 @@ class InterruptedCells:
             if after is None:
                 assert self.begun.wait(30.0)
                 time.sleep(0.05)
-            self.interrupter.interrupt(cell, rank_died=rank_died)
+            self.interrupt(cell, rank_died=rank_died)
 
         thread = threading.Timer(after or 0.0, interrupt)
         thread.start()
@@ -90,9 +90,9 @@ class InterruptedCells:
 
 
 @pytest.fixture
-def cells() -> Iterator[InterruptedCells]:
+def cells() -> Iterator[Cells]:
     before = signal.getsignal(signal.SIGINT)
-    yield InterruptedCells()
+    yield Cells()
     signal.signal(signal.SIGINT, before)
 
 
@@ -107,79 +107,75 @@ def in_c_code() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def test_an_interrupt_raises_in_a_python_cell_and_not_in_the_next_cell(
-    cells: InterruptedCells,
-) -> None:
+def test_an_interrupt_raises_in_a_python_cell_and_not_in_the_next_cell(cells: Cells) -> None:
     assert cells.interrupted(FOREVER) == "KeyboardInterrupt"
-    assert cells.interrupter.was_interrupted
+    assert cells.was_interrupted
     assert cells.aborts == []
     assert cells.acknowledged == [1]  # to say how it ended may take longer than a rank gets to obey
     assert cells.run(2, "time.sleep(0.2)") == "done"
-    assert not cells.interrupter.was_interrupted
+    assert not cells.was_interrupted
 
 
-def test_an_interrupt_before_the_start_of_a_cell_ends_it(cells: InterruptedCells) -> None:
+def test_an_interrupt_before_the_start_of_a_cell_ends_it(cells: Cells) -> None:
     assert cells.run(2, "pass") == "done"
     asked = cells.interrupt_soon(3, after=0.0)
-    while not cells.interrupter.was_interrupted:
+    while not cells.was_interrupted:
         time.sleep(0.001)
     assert cells.run(3, "raise AssertionError('must not run')") == "not begun"
-    assert cells.interrupter.was_interrupted
+    assert cells.was_interrupted
     asked.join()
     assert cells.run(4, "pass") == "done"
 
 
 @pytest.mark.parametrize("late", [1, 2])
-def test_an_interrupt_for_a_finished_cell_has_no_effect(cells: InterruptedCells, late: int) -> None:
+def test_an_interrupt_for_a_finished_cell_has_no_effect(cells: Cells, late: int) -> None:
     assert cells.run(1, "pass") == cells.run(2, "pass") == "done"
-    cells.interrupter.interrupt(late)
-    assert not cells.interrupter.was_interrupted
+    cells.interrupt(late)
+    assert not cells.was_interrupted
     assert cells.run(3, "time.sleep(0.1)") == "done"
     assert cells.aborts == []
     assert cells.acknowledged == ([2] if late == 2 else [])  # its result may be on its way
 
 
 def test_the_signal_is_repeated_if_it_arrives_before_the_first_line_of_the_cell(
-    cells: InterruptedCells,
+    cells: Cells,
 ) -> None:
     def get_ready() -> None:  # what IPython does before it runs a cell's code
         deadline = time.monotonic() + 0.35
         while time.monotonic() < deadline:
             time.sleep(0.01)
 
-    assert cells.interrupter.begin_cell(1)
+    assert cells.begin_cell(1)
     asked = cells.interrupt_soon(1, after=0.1)
     get_ready()
     with pytest.raises(KeyboardInterrupt):
         exec(compile(FOREVER, CELL, "exec"), {"time": time})
-    cells.interrupter.end_cell()
+    cells.end_cell()
     asked.join()
     assert cells.aborts == []
     assert cells.acknowledged == [1]
 
 
 def test_a_rank_that_waits_for_a_dead_rank_is_freed_without_the_signal_timeout(
-    cells: InterruptedCells, monkeypatch: pytest.MonkeyPatch
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupt, "SIGNAL_TIMEOUT", 60.0)
-    assert cells.interrupter.begin_cell(1)
+    assert cells.begin_cell(1)
     with in_c_code():
-        cells.on_break = cells.interrupter.end_cell
+        cells.on_break = cells.end_cell
         cells.interrupt_soon(1, after=0.0, rank_died=True).join(30.0)
         assert cells.aborts == [False]
 
 
-def test_a_call_that_blocks_the_signal_ends_by_closing_all_connections(
-    cells: InterruptedCells,
-) -> None:
+def test_a_call_that_blocks_the_signal_ends_by_closing_all_connections(cells: Cells) -> None:
     heard: list[list[int]] = []
 
     def is_freed() -> None:
         if cells.aborts[-1]:
             heard.append([*cells.acknowledged])
-            cells.interrupter.end_cell()
+            cells.end_cell()
 
-    assert cells.interrupter.begin_cell(1)
+    assert cells.begin_cell(1)
     with in_c_code():
         cells.on_break = is_freed
         cells.interrupt_soon(1, after=0.0).join(30.0)
@@ -188,9 +184,7 @@ def test_a_call_that_blocks_the_signal_ends_by_closing_all_connections(
     assert cells.acknowledged == [1]
 
 
-def test_connections_are_not_aborted_while_the_process_group_transfers_data(
-    cells: InterruptedCells,
-) -> None:
+def test_connections_are_not_aborted_while_the_process_group_transfers_data(cells: Cells) -> None:
     asked_of_flow: list[bool] = []
 
     def flow() -> Iterator[bool]:
@@ -199,12 +193,12 @@ def test_connections_are_not_aborted_while_the_process_group_transfers_data(
             yield True
 
     cells.flow = flow()
-    assert cells.interrupter.begin_cell(1)
+    assert cells.begin_cell(1)
     with in_c_code():
         asked = cells.interrupt_soon(1, after=0.0)
         while not cells.aborts:
             time.sleep(0.01)
-        cells.interrupter.end_cell()
+        cells.end_cell()
         asked.join()
     assert asked_of_flow == [True] * 6
     assert cells.acknowledged == [1]  # it will answer: it is not killed for being deaf
@@ -212,11 +206,11 @@ def test_connections_are_not_aborted_while_the_process_group_transfers_data(
 
 @pytest.mark.parametrize("is_signalled", [False, True])
 def test_an_awaited_task_is_cancelled_once_even_if_a_signal_arrives_too(
-    cells: InterruptedCells, monkeypatch: pytest.MonkeyPatch, is_signalled: bool
+    cells: Cells, monkeypatch: pytest.MonkeyPatch, is_signalled: bool
 ) -> None:
     monkeypatch.setattr(interrupt, "MESSAGE_TIMEOUT", 60.0)
     cells.awaits_something = True
-    assert cells.interrupter.begin_cell(1)
+    assert cells.begin_cell(1)
     asked = cells.interrupt_soon(1, after=0.1)
     began = time.monotonic()
     if is_signalled:
@@ -224,14 +218,12 @@ def test_an_awaited_task_is_cancelled_once_even_if_a_signal_arrives_too(
     assert time.monotonic() < began + 30  # and nothing is cancelled until the handler returns
     while not cells.cancels:
         time.sleep(0.01)
-    cells.interrupter.end_cell()
+    cells.end_cell()
     asked.join()
     assert cells.cancels == 1
 
 
-def test_a_cell_that_cleans_up_after_an_interrupt_is_interrupted_once(
-    cells: InterruptedCells,
-) -> None:
+def test_a_cell_that_cleans_up_after_an_interrupt_is_interrupted_once(cells: Cells) -> None:
     source = (
         "try:\n    while True: time.sleep(0.01)\n"
         "except KeyboardInterrupt:\n    for _ in range(50): time.sleep(0.01)"
@@ -242,7 +234,7 @@ def test_a_cell_that_cleans_up_after_an_interrupt_is_interrupted_once(
 
 
 def test_a_signal_and_the_interrupt_message_that_follows_count_as_one_interrupt(
-    cells: InterruptedCells,
+    cells: Cells,
 ) -> None:
     asked = cells.interrupt_soon(1, after=0.3)
     source = (
@@ -253,14 +245,14 @@ def test_a_signal_and_the_interrupt_message_that_follows_count_as_one_interrupt(
     done: list[str] = []
     assert cells.run(1, source, signal=signal, done=done) == "KeyboardInterrupt"
     asked.join()
-    assert cells.interrupter.was_interrupted
+    assert cells.was_interrupted
     assert done == ["cleaned up"]
     assert cells.acknowledged == [1]
 
 
 @pytest.mark.parametrize("has_had_it", [False, True])
 def test_a_signal_without_a_message_interrupts_the_cell_unless_it_was_interrupted_before(
-    cells: InterruptedCells, monkeypatch: pytest.MonkeyPatch, has_had_it: bool
+    cells: Cells, monkeypatch: pytest.MonkeyPatch, has_had_it: bool
 ) -> None:
     monkeypatch.setattr(interrupt, "MESSAGE_TIMEOUT", 0.1)
     source = (
@@ -285,7 +277,7 @@ IN_A_LIBRARY = str(Path(pytest.__file__).parent / "a_module.py")
 
 
 def test_an_interrupt_waits_until_a_library_import_is_complete(
-    cells: InterruptedCells, monkeypatch: pytest.MonkeyPatch
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupt, "REPEAT_TIMEOUT", 0.2)  # is over long before the import is
     done: list[int] = []
@@ -306,7 +298,7 @@ def test_an_interrupt_waits_until_a_library_import_is_complete(
     ],
 )
 def test_imports_of_user_modules_and_endless_imports_are_interrupted(
-    cells: InterruptedCells,
+    cells: Cells,
     monkeypatch: pytest.MonkeyPatch,
     filename: str,
     name: str,
@@ -319,7 +311,7 @@ def test_imports_of_user_modules_and_endless_imports_are_interrupted(
 
 
 def test_forming_a_process_group_is_aborted_before_the_cell(
-    cells: InterruptedCells, monkeypatch: pytest.MonkeyPatch
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupt, "GROUP_TIMEOUT", 0.05)
     formed = threading.Event()
@@ -332,11 +324,11 @@ def test_forming_a_process_group_is_aborted_before_the_cell(
 
 
 def test_an_interrupt_that_python_discards_is_raised_again(
-    cells: InterruptedCells, monkeypatch: pytest.MonkeyPatch
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     complaints: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", complaints.append)
-    cells.interrupter.install_hooks()
+    cells.install_hooks()
     source = (
         "class Slow:\n    def __del__(self):\n        while True: time.sleep(0.01)\n"
         f"Slow()\n{FOREVER}"
@@ -348,9 +340,9 @@ def test_an_interrupt_that_python_discards_is_raised_again(
     assert len(complaints) == 1
 
 
-def test_fork_hooks_are_not_interrupted(cells: InterruptedCells) -> None:
+def test_fork_hooks_are_not_interrupted(cells: Cells) -> None:
     ended: list[str] = []
-    forks: list[InterruptedCells] = [cells]
+    forks: list[Cells] = [cells]
     others = set(psutil.Process().children())
 
     def hold() -> None:  # as logging does with its lock: it must release a lock that it has taken
@@ -361,8 +353,8 @@ def test_fork_hooks_are_not_interrupted(cells: InterruptedCells) -> None:
 
     forking = threading.Event()
     os.register_at_fork(before=forking.set, after_in_parent=hold)
-    cells.interrupter.install_hooks()
-    asked = threading.Thread(target=lambda: (forking.wait(30.0), cells.interrupter.interrupt(1)))
+    cells.install_hooks()
+    asked = threading.Thread(target=lambda: (forking.wait(30.0), cells.interrupt(1)))
     asked.start()
     source = f"if not fork(): leave(0)\n{FOREVER}"
     assert cells.run(1, source, fork=os.fork, leave=os._exit) == "KeyboardInterrupt"
@@ -373,22 +365,20 @@ def test_fork_hooks_are_not_interrupted(cells: InterruptedCells) -> None:
     assert ended == ["whole"]
 
 
-def test_cancel_interrupts_only_the_request_with_that_number(cells: InterruptedCells) -> None:
+def test_cancel_interrupts_only_the_request_with_that_number(cells: Cells) -> None:
     source = compile(f"begin()\n{FOREVER}", CELL, "exec")
-    asked = threading.Timer(0.05, cells.interrupter.cancel, [7])
-    with pytest.raises(KeyboardInterrupt), cells.interrupter.interruptible(7):
+    asked = threading.Timer(0.05, cells.cancel, [7])
+    with pytest.raises(KeyboardInterrupt), cells.interruptible(7):
         exec(source, {"time": time, "begin": asked.start})
     asked.join()
-    with cells.interrupter.interruptible(8):
-        cells.interrupter.cancel(7)
+    with cells.interruptible(8):
+        cells.cancel(7)
         exec(compile("time.sleep(0.3)", CELL, "exec"), {"time": time})
     assert cells.run(9, "time.sleep(0.3)") == "done"
     assert not cells.aborts
 
 
-def test_a_collective_is_not_aborted_in_the_middle_of_a_message(
-    cells: InterruptedCells,
-) -> None:
+def test_a_collective_is_not_aborted_in_the_middle_of_a_message(cells: Cells) -> None:
     flows = iter([False, True, True, False])
     left: list[int] = []
 
@@ -401,8 +391,8 @@ def test_a_collective_is_not_aborted_in_the_middle_of_a_message(
         left.append(len(cells.aborts))
 
     cells.flow, cells.on_break = flow(), leave
-    asked = threading.Timer(0.0, cells.interrupter.cancel, [7])
-    with cells.interrupter.interruptible(7, joins_group=True):
+    asked = threading.Timer(0.0, cells.cancel, [7])
+    with cells.interruptible(7, joins_group=True):
         asked.start()
         while not left:
             time.sleep(0.01)

@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader
 import nbddp
 from nbddp.worker.heal.namespace_transfer import UnpickleError, load_namespace, pickle_namespace
 
+Names = dict[str, Any]
+
 CELLS = """
 import functools, torch
 from torch import nn
@@ -54,33 +56,33 @@ view = weight.detach()[0]
 """
 
 
-def namespace(source: str = CELLS) -> dict[str, Any]:
+def namespace(source: str = CELLS) -> Names:
     """The names of a rank in which these cells ran."""
-    names: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    names: Names = {"__name__": "__main__", "__builtins__": __builtins__}
     exec(source, names)
     return names
 
 
-def packed(names: dict[str, Any]) -> Any:
+def packed(names: Names) -> Any:
     return pickle_namespace(names, exclude=["__name__", "__builtins__"])
 
 
-def opened(carried: Any) -> dict[str, Any]:
+def opened(carried: Any) -> Names:
     """The transferred variables, in another rank."""
-    names: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    names: Names = {"__name__": "__main__", "__builtins__": __builtins__}
     load_namespace(carried.data, names, carried.storages)
     return names
 
 
 @pytest.fixture
-def there() -> dict[str, Any]:
+def there() -> Names:
     """Another rank's names, which had every one of this one's, carried."""
     carried = packed(namespace())
     assert carried.not_carried == {}
     return opened(carried)
 
 
-def test_transferred_functions_use_the_globals_of_the_new_rank(there: dict[str, Any]) -> None:
+def test_transferred_functions_use_the_globals_of_the_new_rank(there: Names) -> None:
     assert there["times"](1) == 2
     there["scale"] = 5
     assert there["times"](1) == 5
@@ -90,15 +92,13 @@ def test_transferred_functions_use_the_globals_of_the_new_rank(there: dict[str, 
     assert there["__builtins__"] is __builtins__
 
 
-def test_a_transferred_closure_keeps_its_variables_docstring_and_name(
-    there: dict[str, Any],
-) -> None:
+def test_a_transferred_closure_keeps_its_variables_docstring_and_name(there: Names) -> None:
     tick = there["tick"]
     told = tick(twice=True), tick.__doc__, tick.__qualname__
     assert told == (3, "Count.", "counter.<locals>.tick")
 
 
-def test_a_transferred_optimizer_refers_to_the_transferred_model(there: dict[str, Any]) -> None:
+def test_a_transferred_optimizer_refers_to_the_transferred_model(there: Names) -> None:
     model, optimizer = there["model"], there["optimizer"]
     mine = [id(each) for each in model.parameters()]
     assert [id(each) for group in optimizer.param_groups for each in group["params"]] == mine
@@ -110,7 +110,7 @@ def test_a_transferred_optimizer_refers_to_the_transferred_model(there: dict[str
 
 
 def test_transferred_instances_and_subclasses_refer_to_the_same_transferred_class(
-    there: dict[str, Any],
+    there: Names,
 ) -> None:
     assert type(there["model"]) is there["Wide"]
     assert issubclass(there["Wide"], there["Net"])
@@ -220,7 +220,7 @@ def test_the_memory_of_large_arrays_is_not_in_the_pickle() -> None:
     large, small, fixed = np.arange(5000.0), np.arange(3), np.arange(2000.0)
     fixed.setflags(write=False)
     names = {"large": large, "same": large, "small": small, "fixed": fixed}
-    carried, there = pickle_namespace(names), dict[str, Any]()
+    carried, there = pickle_namespace(names), Names()
     assert [each.nbytes() for each in carried.storages] == [40_000]
     assert len(carried.data) < 20_000
     load_namespace(carried.data, there, [each.clone() for each in carried.storages])
@@ -234,7 +234,7 @@ def test_the_memory_of_large_arrays_is_not_in_the_pickle() -> None:
 def test_a_logger_is_transferred_with_its_level() -> None:
     log = logging.getLogger("tests.carried")
     log.setLevel(logging.INFO)
-    carried, there = pickle_namespace({"log": log}), dict[str, Any]()
+    carried, there = pickle_namespace({"log": log}), Names()
     log.setLevel(logging.NOTSET)
     load_namespace(carried.data, there, carried.storages)
     assert there["log"] is log

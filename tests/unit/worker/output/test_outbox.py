@@ -175,9 +175,7 @@ def test_data_that_a_source_gets_after_a_report_is_sent_after_it(outboxes: Outbo
     assert outboxes.posted == [wrote("before"), picture(1), *between, report(1), wrote("after")]
 
 
-def test_output_written_during_a_send_does_not_overtake_a_report(
-    outboxes: Outboxes,
-) -> None:
+def test_output_written_during_a_send_does_not_overtake_a_report(outboxes: Outboxes) -> None:
     class Busy(FakeSource):
         def read(self, upto: int | None = None) -> msg.MessageFromRank | None:
             piece = super().read(upto)
@@ -370,9 +368,7 @@ NEWS = [
 ]
 
 
-def test_urgent_messages_use_their_own_queue_while_output_is_unread(
-    outboxes: Outboxes,
-) -> None:
+def test_urgent_messages_use_their_own_queue_while_output_is_unread(outboxes: Outboxes) -> None:
     outboxes.writer.waiting = 1
     outbox = outboxes.start(ENDLESS)
     assert wait_until(lambda: outboxes.writer.asked > 3)

@@ -165,9 +165,7 @@ def test_missing_and_different_steps_are_reported(rank: Rank, snapshot: Any) -> 
     assert list(rank.folder.iterdir()) == []
 
 
-def test_step_numbers_that_restart_end_the_trace_and_gaps_are_recorded(
-    rank: Rank,
-) -> None:
+def test_step_numbers_that_restart_end_the_trace_and_gaps_are_recorded(rank: Rank) -> None:
     rank.begin(3, 9)
     log(0, 1, 2, 3, 4, 0, 1, 2, 3, 4)  # two epochs, each counts from 0
     assert rank.end().steps == [3, 4]
