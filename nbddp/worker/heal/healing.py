@@ -72,12 +72,11 @@ class HealHandler:
         self._namespace = shell.user_ns
         self._preset_names = {*shell.user_ns}
         self._environment = ProcessEnvironment()
-        self._compiler = shell.compile
+        self._shell = shell
         self._group = group
         self._regrouper = regrouper
         self._store = store
         self._payload_key = payload_key
-        self._reported_values = shell.reported_values
         self._storages: Sequence[UntypedStorage] = ()
         self._report: JsonDict = {}
 
@@ -99,7 +98,7 @@ class HealHandler:
             *filter(SHELL_NAMES.fullmatch, self._namespace),
             *command.exclude,
         ]
-        extra = self._compiler.sources, self._environment.capture()
+        extra = self._shell.compile.sources, self._environment.capture()
         pickled = pickle_namespace(self._namespace, exclude=exclude, extra=extra)
         self._storages = pickled.storages
         payload = payloads.put(
@@ -165,7 +164,7 @@ class HealHandler:
         gathered = gather_objects(mine, communication_device())
         gathered = [each for each in gathered if each is not None]
         if is_new:
-            self._report["taken"] = self._reported_values.restore(
+            self._report["taken"] = self._shell.reported_values.restore(
                 command.own_values, self._preset_names
             )
             agreed = {*gathered[0]}.intersection(*gathered[1:]) - command.own_values.keys()
@@ -174,12 +173,12 @@ class HealHandler:
                 places.append("a DistributedSampler")
             self._report |= {
                 "places": places,
-                "unlike": self._reported_values.differing(command.own_values),
+                "unlike": self._shell.reported_values.differing(command.own_values),
             }
 
     def _apply_extra(self, extra: Any) -> None:
         sources, environment = extra
-        self._compiler.add_sources(sources)
+        self._shell.compile.add_sources(sources)
         self._environment.apply(environment)
 
     # ---- memory of tensors

@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from nbddp.child_processes import find_descendants
+from nbddp.worker.watch.stall_detector import ProcessSample
 
 # seconds of CPU measurement; over less, the clock ticks of the system distort the result
 MIN_INTERVAL = 0.2
@@ -64,31 +65,22 @@ class UsageSampler:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ChildUsage:
-    """The use of resources by the descendants of a process.
+def sample_process(state: str, cpu: float) -> ProcessSample:
+    """Return the work of this process: what its descendants have done, including ended ones.
 
-    Attributes:
-        cpu_time: seconds of CPU, including ended processes.
-        is_reading: whether one of them waits for a disk.
-        written: bytes that they have written; 0 on macOS, which does not report it.
+    Args:
+        state: the state of the main thread.
+        cpu: the CPU use of the process in percent.
     """
-
-    cpu_time: float
-    is_reading: bool
-    written: int
-
-
-def read_child_usage() -> ChildUsage:
-    """Return the resources that the descendants of this process use and have used."""
     ended = os.times()
     seconds = ended.children_user + ended.children_system
-    is_reading, written = False, 0
+    written = 0
     for each in find_descendants(os.getpid()):
         with suppress(psutil.Error), each.oneshot():  # the process may have ended
             used = each.cpu_times()
             seconds += used.user + used.system + used.children_user + used.children_system
-            is_reading |= each.status() == psutil.STATUS_DISK_SLEEP
+            if each.status() == psutil.STATUS_DISK_SLEEP:
+                state = "D"
             if hasattr(each, "io_counters"):
                 written += each.io_counters().write_chars
-    return ChildUsage(seconds, is_reading, written)
+    return ProcessSample(state=state, cpu=cpu, children=seconds, written=written)

@@ -25,13 +25,8 @@ from nbddp.worker.output.metric_sink import MetricSink
 from nbddp.worker.watch import main_thread
 from nbddp.worker.watch.collective_arrivals import ArrivalRecorder
 from nbddp.worker.watch.flight_recorder import RecordedCollective, newest_of
-from nbddp.worker.watch.resource_usage import ResourceUsage, UsageSampler, read_child_usage
-from nbddp.worker.watch.stall_detector import (
-    BlockingCall,
-    ProcessSample,
-    StallDetector,
-    ThreadSample,
-)
+from nbddp.worker.watch.resource_usage import ResourceUsage, UsageSampler, sample_process
+from nbddp.worker.watch.stall_detector import BlockingCall, StallDetector, ThreadSample
 
 logger = logging.getLogger(__name__)
 
@@ -221,14 +216,7 @@ class Sampler:
         state = main_thread.main_state()
         if waits_for_event and state == "R":
             state = "S"  # it has just woken, or waits for a core; neither is work
-        children = read_child_usage()
-        process_sample = ProcessSample(
-            state="D" if children.is_reading else state,
-            cpu=usage.cpu,
-            children=children.cpu_time,
-            written=children.written,
-        )
-        return self._stall_detector.add_process_sample(process_sample, now)
+        return self._stall_detector.add_process_sample(sample_process(state, usage.cpu), now)
 
     def _waiting_thread(self, frame: FrameType) -> str:
         """Name a background thread that waits, or "" if the main thread is in torch.distributed."""

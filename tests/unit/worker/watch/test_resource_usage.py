@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nbddp.worker.watch import resource_usage as usage_module
-from nbddp.worker.watch.resource_usage import UsageSampler, read_child_usage
+from nbddp.worker.watch.resource_usage import UsageSampler, sample_process
 
 
 def test_an_interval_that_is_too_short_gives_no_cpu_usage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,20 +70,20 @@ def child(*command: str) -> Iterator[Popen[bytes]]:
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell")
 def test_cpu_time_of_a_finished_grandchild_is_counted() -> None:
-    before = read_child_usage().cpu_time
+    before = sample_process("S", 0.0).children
     script = "sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; echo; read line"
     with child("sh", "-c", script):
-        used = read_child_usage().cpu_time - before
+        used = sample_process("S", 0.0).children - before
     assert used >= 0.05
 
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the output of another process")
 def test_bytes_written_by_a_child_and_a_finished_grandchild_are_counted() -> None:
-    before = read_child_usage().written
+    before = sample_process("S", 0.0).written
     script = "echo one > /dev/null; sh -c 'echo two > /dev/null'; echo; read line"
     with child("sh", "-c", script):
-        assert read_child_usage().written - before >= len("one\ntwo\n\n")
+        assert sample_process("S", 0.0).written - before >= len("one\ntwo\n\n")
 
 
 @pytest.mark.process
@@ -99,9 +99,9 @@ def test_a_child_process_that_waits_for_disk_io_is_detected() -> None:
         "print(flush=True)\n"
         "libc.clone(libc.usleep, top, CLONE_VFORK | signal.SIGCHLD, ctypes.c_void_p(500_000))"
     )
-    assert not read_child_usage().is_reading
+    assert sample_process("S", 0.0).state == "S"
     with child(sys.executable, "-c", script) as process:
-        seen = False
-        while not seen and process.poll() is None:
-            seen = read_child_usage().is_reading
-    assert seen
+        state = "S"
+        while state == "S" and process.poll() is None:
+            state = sample_process("S", 0.0).state
+    assert state == "D"
