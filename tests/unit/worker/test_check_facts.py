@@ -280,9 +280,14 @@ def failure_of(names: dict[str, Any], train: Callable[[], object]) -> Failure:
 
 
 @pytest.mark.usefixtures("alone")
-def test_unused_parameters_are_named_from_the_indices_in_ddps_error() -> None:
+def test_parameters_without_a_gradient_are_named_also_from_the_indices_in_ddps_error() -> None:
     names: dict[str, Any] = {"model": DistributedDataParallel(Two())}
     names |= {"copy": DistributedDataParallel(Two()), "plain": Two()}
+    names["copy"](torch.ones(2, 4)).sum().backward()
+    copied = thing(names["copy"])
+    assert (copied.with_gradient, copied.without_gradient) == (2, 2)
+    assert copied.unused == ["idle.weight", "idle.bias"]
+    assert thing(names["model"]).unused == []
 
     def train() -> None:
         for _ in range(2):
@@ -301,16 +306,6 @@ def test_unused_parameters_are_named_from_the_indices_in_ddps_error() -> None:
     assert known.unused == ["idle.weight", "idle.bias"]
     assert not refused("model", FAILED).is_refused
     assert not refused("plain", failure).is_refused
-
-
-@pytest.mark.usefixtures("alone")
-def test_parameters_without_a_gradient_are_named() -> None:
-    model = DistributedDataParallel(Two())
-    assert thing(model).unused == []
-    model(torch.ones(2, 4)).sum().backward()
-    known = thing(model)
-    assert (known.with_gradient, known.without_gradient) == (2, 2)
-    assert known.unused == ["idle.weight", "idle.bias"]
 
 
 @pytest.mark.usefixtures("alone")

@@ -59,14 +59,6 @@ def read_all(sink: MetricSink) -> list[MessageFromRank]:
     return list(iter(sink.read, None))
 
 
-def read_rows(sink: MetricSink) -> list[Metrics]:
-    """All that is to be read, which is rows of numbers."""
-    found = read_all(sink)
-    letters = [each for each in found if isinstance(each, Metrics)]
-    assert letters == found
-    return letters
-
-
 def labels(sink: MetricSink) -> list[str]:
     """The bars of the newest word on them; there is one."""
     progress = read_all(sink)[-1]
@@ -81,18 +73,24 @@ def bar(label: str = "", total: int = 0) -> ProgressBar:
 # ---- the file
 
 
-def test_each_metrics_line_has_time_rank_attempt_and_values_and_is_written_at_once(
+def test_each_metrics_line_is_written_at_once_and_its_values_are_read_once(
     make: Make, path: Path
 ) -> None:
     path.write_text('{"step": 0}\n')
     sink = make(rank=3, attempt=2)
+    assert sink.read() is None
     sink.log(7, {"loss": 0.5, "accuracy": 1.0})
-    before, line = lines(path)
+    sink.log(None, {"loss": 0.25})
+    before, *written = lines(path)
     assert before == {"step": 0}, "a file that is there is gone on with"
-    assert line.pop("time") > 1e9
-    assert line == {"rank": 3, "attempt": 2, "step": 7, "loss": 0.5, "accuracy": 1.0}
-    sink.log(None, {"loss": 0.5})
-    assert lines(path)[-1].keys() == {"time", "rank", "attempt", "loss"}
+    first, second = (line.pop("time") for line in written)
+    assert 1e9 < first <= second
+    assert written == [
+        {"rank": 3, "attempt": 2, "step": 7, "loss": 0.5, "accuracy": 1.0},
+        {"rank": 3, "attempt": 2, "loss": 0.25},
+    ]
+    rows = [[first, 7, {"loss": 0.5, "accuracy": 1.0}], [second, None, {"loss": 0.25}]]
+    assert read_all(sink) == [Metrics(rows=rows, missed=0)]
 
 
 def test_only_the_owner_can_read_the_metrics_file(make: Make, path: Path) -> None:
@@ -148,7 +146,8 @@ def test_a_full_disk_is_reported_once_and_metrics_are_still_sent(
         sink.log(2, {"loss": 1.0})
     [[remark]] = [call.args for call in sink._outbox.post.call_args_list]  # type: ignore[attr-defined]
     assert "No space left on device" in remark.data["text/plain"]
-    [metrics] = read_rows(sink)
+    [metrics] = read_all(sink)
+    assert isinstance(metrics, Metrics)
     assert [step for _, step, _ in metrics.rows] == [1, 2]
 
 
@@ -169,17 +168,6 @@ def test_a_metrics_line_cut_by_a_full_disk_does_not_corrupt_the_next_line(
 # ---- messages
 
 
-def test_metrics_rows_are_read_once_in_order_with_their_time(sink: MetricSink, path: Path) -> None:
-    assert sink.read() is None
-    sink.log(1, {"a": 1.0})
-    sink.log(None, {"b": 2.0})
-    [metrics] = read_rows(sink)
-    first, second = lines(path)
-    assert metrics.rows == [[first["time"], 1, {"a": 1.0}], [second["time"], None, {"b": 2.0}]]
-    assert metrics.missed == 0
-    assert sink.read() is None
-
-
 def test_the_oldest_rows_beyond_the_queue_limit_are_omitted_and_counted(
     sink: MetricSink, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,13 +175,10 @@ def test_the_oldest_rows_beyond_the_queue_limit_are_omitted_and_counted(
     monkeypatch.setattr(metric_sink_module, "MAX_ROWS", 4)
     for step in range(13):
         sink.log(step, {})
-    letters = read_rows(sink)
-    assert [each.missed for each in letters] == [3, 0, 0]
-    assert [[step for _, step, _ in each.rows] for each in letters] == [
-        [3, 4, 5, 6],
-        [7, 8, 9, 10],
-        [11, 12],
-    ]
+    messages = [each for each in read_all(sink) if isinstance(each, Metrics)]
+    assert [each.missed for each in messages] == [3, 0, 0]
+    steps = [[step for _, step, _ in each.rows] for each in messages]
+    assert steps == [[3, 4, 5, 6], [7, 8, 9, 10], [11, 12]]
     assert len(lines(path)) == 13
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,20 +99,12 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
         each()
 
 
-def log(*steps: int) -> None:
-    for step in steps:
-        log_and_track.report_step(step, source="log")
+def log(*steps: int, sources: Sequence[str] = ("log",)) -> None:
+    for step, source in itertools.product(steps, sources):
+        log_and_track.report_step(step, source=source)
 
 
-def load(*steps: int) -> None:
-    for step in steps:
-        log_and_track.report_step(step, source="loader")
-
-
-def load_and_log(*steps: int) -> None:
-    for step in steps:
-        load(step)
-        log(step)
+load, load_and_log = (partial(log, sources=each) for each in (["loader"], ["loader", "log"]))
 
 
 @pytest.mark.parametrize(
