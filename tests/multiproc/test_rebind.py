@@ -242,7 +242,7 @@ def test_model_survives_a_cell_without_a_process_group(
 def test_ranks_without_models_exchange_one_message(group: Ranks) -> None:
     count = "dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()"
     group.run(imported(gather_objects) + "before = " + count)
-    group.run(f"gather_objects(None, device)\none_exchange = {count} - before")
+    group.run(f"gather_objects(None)\none_exchange = {count} - before")
     lose_the_group(group)
     group.run(f"regroup = {count}")
     assert group.pull("one_exchange == regroup > 0") == [True, True]
@@ -251,8 +251,8 @@ def test_ranks_without_models_exchange_one_message(group: Ranks) -> None:
 def test_gather_objects_accepts_objects_of_any_length(make_group: MakeRanks) -> None:
     group = make_group(3)
     group.run(
-        imported(gather_objects) + "long = gather_objects('ä' * 1000 * (2 - rank), device)\n"
-        "none = gather_objects(None, device)"
+        imported(gather_objects) + "long = gather_objects('ä' * 1000 * (2 - rank))\n"
+        "none = gather_objects(None)"
     )
     said = ["ä" * 2000, "ä" * 1000, ""]
     assert group.pull("long, none") == [(said, [None] * 3)] * 3
@@ -266,7 +266,7 @@ def test_broadcast_tensors_sends_all_dtypes_and_layouts(group: Ranks) -> None:
         "            torch.randn(5).to(torch.float16), torch.randn(4, 5).t(), torch.tensor(seed),\n"
         "            torch.randn(7, dtype=torch.complex64), torch.randn(2500000), torch.rand(1)]\n"
         "mine, theirs = kinds(rank), kinds(1)\n"
-        "broadcast_tensors(mine, device, 1)\n"
+        "broadcast_tensors(mine, 1)\n"
     )
     same = "all(map(torch.equal, mine, theirs))"
     assert group.pull(f"{same}, not torch.equal(kinds(0)[1], theirs[1])") == [(True, True)] * 2

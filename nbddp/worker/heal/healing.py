@@ -161,8 +161,7 @@ class HealHandler:
         """
         is_new = dist.get_rank() in command.replacements
         mine = None if is_new else find_rank_attributes(self._namespace, self._preset_names)
-        gathered = gather_objects(mine, communication_device())
-        gathered = [each for each in gathered if each is not None]
+        gathered = [each for each in gather_objects(mine) if each is not None]
         if is_new:
             self._report["taken"] = self._shell.reported_values.restore(
                 command.own_values, self._preset_names
@@ -228,7 +227,7 @@ class HealHandler:
         while in_flight:
             in_flight.extend(islice(waiting, 1))
             work, data = in_flight.popleft()
-            wait_for_message(work, communication_device(), lambda: self._group.is_broken)
+            wait_for_message(work, lambda: self._group.is_broken)
             yield data
 
 

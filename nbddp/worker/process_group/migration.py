@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from nbddp.errors import format_ranks
 from nbddp.formatting import plural, with_article
+from nbddp.train.call_agreement import communication_device
 from nbddp.worker.process_group import object_state
 from nbddp.worker.process_group.bound_objects import (
     BoundObjects,
@@ -55,7 +56,6 @@ class Migration:
     Args:
         bound_objects: the models, optimizers, schedules and scalers of this process.
         namespace: the user's variables.
-        device: device that the backend can send from.
         source: rank whose state the others get.
         is_heal: whether some ranks have a new process. Then loaders get the position of the source
             too.
@@ -65,14 +65,12 @@ class Migration:
         self,
         bound_objects: BoundObjects,
         namespace: Mapping[str, Any],
-        device: torch.device,
         *,
         source: int = 0,
         is_heal: bool = False,
     ) -> None:
         self._bound_objects = bound_objects
         self._namespace = namespace
-        self._device = device
         self._source = source
         self._is_heal = is_heal
         self._moved: list[Any] = []
@@ -87,7 +85,7 @@ class Migration:
         mine = self._find()
         has_any = bool(any(mine.values()) or self._not_moved)
         signatures = {kind: [*map(signature, objects)] for kind, objects in mine.items()}
-        gathered = self._gather(
+        gathered = gather_objects(
             {"tries": may_migrate, "has any": has_any, "signatures": signatures}
         )
         if not any(each["has any"] for each in gathered):
@@ -108,9 +106,6 @@ class Migration:
             self._not_moved += [(each, "it failed before", _MAKE_AGAIN) for each in mine["models"]]
         self._not_moved += others
         return self._report()
-
-    def _gather(self, value: Any) -> list[Any]:
-        return gather_objects(value, self._device)
 
     # ---- finding objects
 
@@ -204,10 +199,10 @@ class Migration:
         Objects that are not ``wanted`` on every rank are neither sent nor reported.
         """
         mine = [_attempt(object_state.describe_state, each) for each in objects]
-        gathered = self._gather(mine if dist.get_rank() == self._source else [])[self._source]
+        gathered = gather_objects(mine if dist.get_rank() == self._source else [])[self._source]
         make = object_state.state_from_description
         tried = [
-            (None, reason) if reason else _attempt(make, obj, text, self._device)
+            (None, reason) if reason else _attempt(make, obj, text, communication_device())
             for obj, (text, reason) in zip(objects, gathered, strict=True)
         ]
         states = {id(obj): state for obj, (state, _) in zip(objects, tried, strict=True)}
@@ -218,7 +213,7 @@ class Migration:
         succeeded = self._without_failures(objects, failures)
         tensors = [each for model in models for each in _sent_tensors(model)]
         tensors += [each for obj in succeeded for each in object_state.tensors_in(states[id(obj)])]
-        broadcast_tensors(tensors, self._device, self._source)
+        broadcast_tensors(tensors, self._source)
         for obj in succeeded:
             _, reason = _attempt(object_state.load_state, obj, states[id(obj)])
             if reason:
@@ -228,7 +223,7 @@ class Migration:
 
     def _without_failures(self, mine: list[Any], failures: list[str]) -> list[Any]:
         """Return the objects without a failure on any rank, and record the others as not moved."""
-        all_ranks = self._gather(failures)
+        all_ranks = gather_objects(failures)
         succeeded = []
         for index, each in enumerate(mine):
             reasons = [failures[index] for failures in all_ranks if failures[index]]
@@ -245,7 +240,7 @@ class Migration:
         left = [
             each for each in self._not_moved if id(each[0]) in names or each[1:] != _RANKS_DIFFER
         ]
-        all_ranks = self._gather(
+        all_ranks = gather_objects(
             [f"{_name(each, names)}: {reason}; {remedy}" for each, reason, remedy in left]
         )
         lines = []

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from nbddp.train.call_agreement import communication_device
+
 LARGE_BYTES = 1 << 20  # bytes; larger tensors are compared before they are sent, and sent alone
 BATCH_BYTES = 16 << 20  # bytes of small tensors that are sent together
 FRAME_BYTES = 512  # bytes that each rank sends in any case; the rest follows
@@ -23,40 +25,31 @@ _ROWS = 64
 T = TypeVar("T")
 
 
-def gather_objects(value: Any, device: torch.device) -> list[Any]:
+def gather_objects(value: Any) -> list[Any]:
     """Return the JSON values of all ranks, on every rank, in rank order.
 
     The values go through rank 0. An all_gather goes around a ring, and each of its steps waits for
     the step before. With 64 ranks on two cores it takes half a second; this takes a twentieth of
     that.
-
-    Args:
-        value: the value of this rank.
-        device: device that the backend can send from.
     """
     data = json.dumps(value).encode()
     frame = (_LENGTH.pack(len(data)) + data)[:FRAME_BYTES]
     frames = _all_gather_bytes(
-        _tensor(frame.ljust(FRAME_BYTES, b"\0"), device), [FRAME_BYTES] * dist.get_world_size()
+        frame.ljust(FRAME_BYTES, b"\0"), [FRAME_BYTES] * dist.get_world_size()
     )
     sizes = [_LENGTH.unpack_from(each)[0] for each in frames]
     space = FRAME_BYTES - _LENGTH.size
     texts = [each[_LENGTH.size :][:size] for each, size in zip(frames, sizes, strict=True)]
     more = [max(0, size - space) for size in sizes]
     if any(more):
-        rest = _tensor(data[space:].ljust(max(more), b"\0"), device)
-        texts = [
-            first + rest for first, rest in zip(texts, _all_gather_bytes(rest, more), strict=True)
-        ]
+        rest = _all_gather_bytes(data[space:].ljust(max(more), b"\0"), more)
+        texts = [first + last for first, last in zip(texts, rest, strict=True)]
     return [json.loads(each) for each in texts]
 
 
-def _tensor(data: bytes, device: torch.device) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
-
-
-def _all_gather_bytes(mine: torch.Tensor, sizes: Sequence[int]) -> list[bytes]:
-    """Return the first ``sizes[rank]`` bytes of each rank's tensor, on every rank."""
+def _all_gather_bytes(data: bytes, sizes: Sequence[int]) -> list[bytes]:
+    """Return the first ``sizes[rank]`` bytes of each rank's data, on every rank."""
+    mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(communication_device())
     parts = [torch.empty_like(mine) for _ in sizes] if dist.get_rank() == 0 else None
     dist.gather(mine, parts, dst=0)
     if parts is None:
@@ -89,7 +82,7 @@ def split_into_batches(items: Iterable[T], size_of: Callable[[T], int]) -> Itera
         yield batch
 
 
-def wait_for_message(work: Any, device: torch.device, is_broken: Callable[[], bool]) -> None:
+def wait_for_message(work: Any, is_broken: Callable[[], bool]) -> None:
     """Wait until a message was sent or received, or until its process group is broken.
 
     If the other end of a message has died, Gloo may never wake the wait for it; see
@@ -98,13 +91,12 @@ def wait_for_message(work: Any, device: torch.device, is_broken: Callable[[], bo
 
     Args:
         work: result of ``isend`` or ``irecv``.
-        device: device of the bytes.
         is_broken: returns whether the group is broken.
 
     Raises:
         RuntimeError: the group is broken, or Gloo reported an error.
     """
-    if device.type != "cpu":  # with NCCL, wait() makes the stream of this thread wait
+    if communication_device().type != "cpu":  # with NCCL, wait() makes this thread's stream wait
         work.wait()
         return
     is_over = threading.Event()
@@ -125,12 +117,11 @@ def wait_for_message(work: Any, device: torch.device, is_broken: Callable[[], bo
         raise failed[0]
 
 
-def broadcast_tensors(tensors: Sequence[torch.Tensor], device: torch.device, source: int) -> None:
+def broadcast_tensors(tensors: Sequence[torch.Tensor], source: int) -> None:
     """Broadcast tensors of any types and layouts from one rank, and fill those of the others."""
-    differing = _differing(tensors, device, source)
-    for batch in split_into_batches(differing, lambda tensor: tensor.nbytes):
+    for batch in split_into_batches(_differing(tensors, source), lambda tensor: tensor.nbytes):
         # a step count may be on the CPU
-        parts = [_tensor_bytes(each).to(device) for each in batch]
+        parts = [_tensor_bytes(each).to(communication_device()) for each in batch]
         sent = parts[0] if len(parts) == 1 else torch.cat(parts)
         dist.broadcast(sent, src=source)
         sizes = [each.nbytes for each in batch]
@@ -145,9 +136,7 @@ def _tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _differing(
-    tensors: Sequence[torch.Tensor], device: torch.device, source: int
-) -> Sequence[torch.Tensor]:
+def _differing(tensors: Sequence[torch.Tensor], source: int) -> Sequence[torch.Tensor]:
     """Return the tensors except those that are large and equal on all ranks.
 
     Comparing costs a tenth of sending: after a death most ranks are at the same step.
@@ -155,7 +144,7 @@ def _differing(
     large = [each for each in tensors if each.nbytes >= LARGE_BYTES]
     if not large:
         return tensors
-    mine = torch.stack([_fingerprint(each).to(device) for each in large])
+    mine = torch.stack([_fingerprint(each).to(communication_device()) for each in large])
     source_values = mine.clone()
     dist.broadcast(source_values, src=source)
     differs = (source_values != mine).to(torch.int64)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbddp.train.call_agreement import communication_device
 from nbddp.wire.messages import Failure, Regroup, RunCell
 from nbddp.worker.cell.failure import failure_outside_cells
 from nbddp.worker.process_group.migration import Migration, unbind
@@ -29,7 +28,6 @@ class Regrouper:
         self._group = group
         self._namespace = namespace
         self._notify_user = notify_user
-        self._bound_objects = group.bound_objects
         self._may_migrate = True
         self._failure: Failure | None = None
         self.is_consequence = False
@@ -69,7 +67,7 @@ class Regrouper:
             return ""
         self._failure = None if is_heal else failure  # the answer reports the failure of a heal
         group = dist.group.WORLD
-        for model in self._bound_objects.models:
+        for model in self._group.bound_objects.models:
             if model.__dict__.get("process_group") is group:
                 unbind(model)
         self._group.destroy()  # ends the waits of other ranks for this one
@@ -89,13 +87,8 @@ class Regrouper:
         """
         may_migrate, self._may_migrate = self._may_migrate, True
         try:
-            migration = Migration(
-                self._bound_objects,
-                self._namespace,
-                communication_device(),
-                source=source,
-                is_heal=is_heal,
-            )
+            objects, namespace = self._group.bound_objects, self._namespace
+            migration = Migration(objects, namespace, source=source, is_heal=is_heal)
             lines = migration.run(may_migrate=may_migrate)
         except Exception as error:
             self._may_migrate = self._group.is_broken or is_backend_error(error)
