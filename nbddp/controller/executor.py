@@ -262,7 +262,8 @@ class Executor(ControllerState):
         return self.spec
 
     def _open_folder(self) -> RunFolder:
-        return self._started_spec.open_folder(self.event_log)
+        spec = self._started_spec
+        return self.event_log.open(spec.cwd(), spec.name, spec.facts())
 
     def _rank_starts(self) -> list[RankStart]:
         return self._started_spec.rank_starts(

@@ -21,7 +21,6 @@ from nbddp.wire.rank_start import DEFAULT_TIMEOUT, RankStart
 if TYPE_CHECKING:
     from nbddp.controller.store_link import StoreLink
     from nbddp.launch.local_launcher import Launcher
-    from nbddp.record.event_log import EventLog
     from nbddp.record.run_folder import RunFolder
 
 MAX_NPROC = 128
@@ -134,10 +133,6 @@ class GroupSpec:
         del facts["ranks"], facts["more"]  # each recorded cell has its ranks
         facts |= {"env": sorted(self.env), "threads": self.threads_per_rank()}
         return facts | {"cwd": str(self.cwd())} | dict(self.more)
-
-    def open_folder(self, event_log: EventLog) -> RunFolder:
-        """Open the folder of the run."""
-        return event_log.open(self.cwd(), self.name, self.facts())
 
     def rank_starts(
         self,

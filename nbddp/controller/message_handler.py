@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Set
 from typing import TYPE_CHECKING
@@ -181,9 +182,9 @@ class MessageHandler:
         try:
             if ranks is not None and ranks.has_process(rank):
                 state.router.publish_to_running(ranks.unsent_output(rank))
-                final_output, is_ours = ranks.final_output(rank), ranks.was_killed(rank)
-                used = state.rank_monitor.hangs.memory_used()
-                hint = reason or ("" if is_ours else self._memory.hint_for_exit(exitcode, used))
+                final_output = ranks.final_output(rank)
+                if not reason and exitcode == -signal.SIGKILL and not ranks.was_killed(rank):
+                    hint = self._memory.hint(state.rank_monitor.hangs.memory_used())
         finally:
             if state.cell is not None:
                 state.cell.add_exit(rank, exitcode, final_output=final_output, hint=hint)

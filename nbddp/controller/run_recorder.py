@@ -100,19 +100,14 @@ Callback = Callable[[dict[str, Any]], object]
 def start_git_query(folder: Path, callback: Callback) -> None:
     """Query git about a folder on another thread, and pass the facts to ``callback``.
 
-    Without a repository no thread is started, and ``callback`` is not called.
+    If neither this folder nor a parent folder has a ``.git``, no thread is started.
     """
-    if has_repository(folder):
+    # unlike Path.exists, this does not raise for a parent folder that this user cannot read
+    if any(os.path.exists(each / ".git") for each in (folder, *folder.parents)):  # noqa: PTH110
         thread = threading.Thread(
             target=lambda: callback(git_origin(folder)), name="nbddp-git", daemon=True
         )
         thread.start()
-
-
-def has_repository(folder: Path) -> bool:
-    """Return whether this folder or a parent folder has a ``.git``; no process is started."""
-    # unlike Path.exists, this does not raise for a parent folder that this user cannot read
-    return any(os.path.exists(each / ".git") for each in (folder, *folder.parents))  # noqa: PTH110
 
 
 def git_origin(folder: Path) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class StoreLink:
         """Sign with the secret of ranks that an earlier notebook started."""
         self.secret = secret
         for reader in (self._reader, self._urgent):
-            reader.set_secret(secret)
+            reader.secret = secret
 
     def open_attempt(self, attempt: int, world_size: int) -> None:
         """Open the queues to the ranks of an attempt, and delete those of the previous one."""

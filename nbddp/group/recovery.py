@@ -18,6 +18,7 @@ from nbddp.lifecycle.retries import (
     RecoveryRecord,
     Retries,
     describe_recoveries,
+    describe_recovery,
     next_method,
     why_no_retry,
 )
@@ -234,7 +235,7 @@ class Recovery:
     def _record_recovery(self, recovery: RecoveryRecord) -> None:
         self._session.record_recovery(recovery)
         self._seconds_lost += recovery.seconds
-        self._display.show_notice(str(recovery))
+        self._display.show_notice(describe_recovery(recovery.facts()))
 
     def replay(
         self, entries: Sequence[ReplayEntry], *, restart: Callable[[], None] = lambda: None

@@ -66,6 +66,7 @@ class TrialRunner:
 
     def __post_init__(self) -> None:
         self.replay_entries = () if self.fresh else self.group.session.replay_entries
+        self._replayed = describe_entries(self.replay_entries) if self.replay_entries else ""
 
     def run_all(
         self,
@@ -91,7 +92,7 @@ class TrialRunner:
         self.group.scripts.end_previous()
         self._rows, self._what = rows, what
         waiting = [row for row in rows if row.state is SweepState.WAITING]
-        again = f", {describe_entries(self.replay_entries)} again" if self.replay_entries else ""
+        again = f", {self._replayed} again" if self._replayed else ""
         self.display.print_unless_quiet(
             f"{plural(len(waiting), 'run')}, each with fresh ranks{again}"
         )
@@ -134,11 +135,7 @@ class TrialRunner:
         more = {**facts, **({"config": row.trial.config} if settings else {})}
         spec = replace(spec, name="-".join(filter(None, (spec.name, name))), more=more)
         text = f"{describe_current(self._rows, row, what=self._what)}: starting "
-        again = (
-            f" and running {describe_entries(self.replay_entries)} again"
-            if self.replay_entries
-            else ""
-        )
+        again = f" and running {self._replayed} again" if self._replayed else ""
         text += f"{plural(spec.nproc, 'rank')}{again} ..."
         session, began, result = self.group.scripts.open(), time.monotonic(), None
         try:

@@ -302,7 +302,8 @@ class _RankPopen(popen_forkserver.Popen):
         message = _pickled(self, {"name": process_obj.name}, process_obj)
         self.sentinel, writer = process_obj.server.connect_to_new_process([])
         keep_alive = os.dup(writer)  # closed when the kernel ends; the rank watches this pipe
-        self.finalizer = util.Finalize(self, _close_all, (keep_alive, self.sentinel))
+        close_all = util.close_fds  # type: ignore[attr-defined]
+        self.finalizer = util.Finalize(self, close_all, (keep_alive, self.sentinel))
         with open(writer, "wb", closefd=True) as pipe:  # noqa: PTH123 - a file descriptor
             self.pid = forkserver.read_signed(self.sentinel)
             if process_obj.server.has_used_cuda():
@@ -380,11 +381,6 @@ def start_detached_resource_tracker() -> None:
         )
         tracker._fd = writer  # type: ignore[attr-defined]
         os.close(reader)
-
-
-def _close_all(*descriptors: int) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def _pickled(popen: _RankPopen, *items: Any) -> memoryview:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,12 +32,8 @@ class MemoryWatch:
         self._limits = limits
         self._before = self._count()
 
-    def hint_for_exit(self, exitcode: int | None, used: int) -> str:
-        """Return a hint about memory if a rank got a SIGKILL that nbddp did not send; else ""."""
-        return self.hint(used) if exitcode == -signal.SIGKILL else ""
-
     def hint(self, used: int) -> str:
-        """Return a hint if a rank got a SIGKILL from outside, probably because of memory; else "".
+        """Return a hint if a SIGKILL from outside probably came because of memory; else "".
 
         Args:
             used: bytes that all ranks together used in the last sample.

@@ -85,10 +85,6 @@ class RecoveryRecord:
         """All seconds of the recovery."""
         return self.detected + self.restarted + self.replayed + self.healed
 
-    def __str__(self) -> str:
-        """Describe the recovery."""
-        return describe_recovery(self.facts())
-
     def resumed(self, step: float, at: float) -> dict[str, float | int | None]:
         """Return the facts to record at the first step; ``at`` is its ``time.time()``."""
         seconds = round(at - self.failure.at, 3)

@@ -139,7 +139,7 @@ class QueueReader:
         self._store = store
         self._reopen = reopen
         self._queue = queue
-        self._secret = secret
+        self.secret = secret
         self._last_sequence: dict[tuple[int, IncarnationKey], int] = {}
         self.refused = 0
 
@@ -154,10 +154,6 @@ class QueueReader:
                 if self.refused == 1:
                     logger.warning("refused a message: %s", error)
 
-    def set_secret(self, secret: bytes) -> None:
-        """Set the key that signs envelopes from now on."""
-        self._secret = secret
-
     def _pop(self) -> bytes:
         while True:
             try:
@@ -170,7 +166,7 @@ class QueueReader:
 
     def verify(self, data: bytes) -> Envelope:
         """Verify an envelope, and that it is newer than the last one of its sender."""
-        envelope = verify(data, queue=self._queue, secret=self._secret)
+        envelope = verify(data, queue=self._queue, secret=self.secret)
         stream = envelope.sender, (envelope.attempt, envelope.incarnation)
         if envelope.sequence <= self._last_sequence.get(stream, 0):
             if isinstance(envelope.message, LargeMessage):  # sent again after a lost connection

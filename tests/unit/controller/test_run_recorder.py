@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nbddp.controller import run_recorder as origins
-from nbddp.controller.run_recorder import MAX_DIFF, git_origin, has_repository, start_git_query
+from nbddp.controller.run_recorder import MAX_DIFF, git_origin, start_git_query
 
 
 @pytest.fixture
@@ -87,7 +87,6 @@ def test_no_git_process_is_started_without_a_repository(
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("git was started"))
     monkeypatch.setattr(threading, "Thread", lambda *_, **__: pytest.fail("a thread was started"))
-    assert not has_repository(tmp_path)
     start_git_query(tmp_path, pytest.fail)
 
 
