@@ -31,48 +31,28 @@ from life_states import (
 )
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.lifecycle.events import (
-    GRACE,
-    CancelJoin,
-    Deadline,
-    DeadlinePassed,
-    Event,
-    GroupJoined,
-    GroupStarted,
-    HealAsked,
-    HealFailed,
-    HealFinished,
-    NamespaceSent,
-    Notify,
-    Refuse,
-    RejoinAsked,
-    RejoinRanks,
-    ReplacementsReady,
-    RequestJoin,
-    RequestNamespace,
-    StartReplacements,
-)
+from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.group_state import GroupState as State
 from nbddp.lifecycle.group_state import Life, RankState
 from nbddp.lifecycle.heal_steps import CANCEL_TIMEOUT
 from nbddp.lifecycle.transitions import START_TIMEOUT, advance
 
-GIVEN = NamespaceSent(attempt=1, generation=1)
+GIVEN = ev.NamespaceSent(attempt=1, generation=1)
 NO_NAMES = replace(GIVEN, reason="rank 0: no room")
-MEET = RequestJoin(ranks=(0, 1), generation=1)
-BACK_SOON = deadline_set(Deadline.CANCEL, CANCEL_TIMEOUT, cell=0, generation=1)
+MEET = ev.RequestJoin(ranks=(0, 1), generation=1)
+BACK_SOON = deadline_set(ev.Deadline.CANCEL, CANCEL_TIMEOUT, cell=0, generation=1)
 
 
-def met(rank: int, **more: Any) -> GroupJoined:
-    return GroupJoined(attempt=1, generation=1, rank=rank, **more)
+def met(rank: int, **more: Any) -> ev.GroupJoined:
+    return ev.GroupJoined(attempt=1, generation=1, rank=rank, **more)
 
 
-def give(generation: int, *leave: str) -> RequestNamespace:
-    return RequestNamespace(generation=generation, exclude=leave, replacements=(1,))
+def give(generation: int, *leave: str) -> ev.RequestNamespace:
+    return ev.RequestNamespace(generation=generation, exclude=leave, replacements=(1,))
 
 
-def rang_back(generation: int = 1) -> DeadlinePassed:
-    return passed(Deadline.CANCEL, cell=0, generation=generation)
+def rang_back(generation: int = 1) -> ev.DeadlinePassed:
+    return passed(ev.Deadline.CANCEL, cell=0, generation=generation)
 
 
 NOT_LOADED = met(1, reason="rank 1: no lock", not_loaded=("lock",))
@@ -82,59 +62,62 @@ READY = after(HEALING, ready(1))
 MEETING = after(READY, GIVEN)
 HEALED = after(MEETING, met(0), met(1))
 HEALING_AGAIN = after(HEALING, NO_NAMES, HEAL)
-BACK = RejoinAsked(attempt=4, world_size=3, survivors=((0, 0), (2, 1)))
+BACK = ev.RejoinAsked(attempt=4, world_size=3, survivors=((0, 0), (2, 1)))
 RETURNING = after(OFF, BACK)
-IN_VAIN = (State.BROKEN, kill(1), HealFailed)
+IN_VAIN = (State.BROKEN, kill(1), ev.HealFailed)
 
 TABLE = {
     "a heal": (
         (BROKEN, HEAL),
         (
             State.HEALING,
-            StartReplacements(ranks=(1,)),
+            ev.StartReplacements(ranks=(1,)),
             give(1),
-            deadline_set(Deadline.START, START_TIMEOUT, cell=0, generation=1),
+            deadline_set(ev.Deadline.START, START_TIMEOUT, cell=0, generation=1),
         ),
     ),
-    "the new rank is ready": ((HEALING, ready(1)), (State.HEALING, ReplacementsReady())),
+    "the new rank is ready": ((HEALING, ready(1)), (State.HEALING, ev.ReplacementsReady())),
     "the names are there, too": ((READY, GIVEN), (State.HEALING, MEET)),
     "the names are there first": ((HEALING, GIVEN), (State.HEALING,)),
     "the new rank, too": (
         (after(HEALING, GIVEN), ready(1)),
-        (State.HEALING, ReplacementsReady(), MEET),
+        (State.HEALING, ev.ReplacementsReady(), MEET),
     ),
     "there are no names": ((HEALING, NO_NAMES), IN_VAIN),
     "one has met": ((MEETING, met(0)), (State.HEALING,)),
-    "all have met": ((after(MEETING, met(0)), met(1)), (State.IDLE, HealFinished())),
+    "all have met": ((after(MEETING, met(0)), met(1)), (State.IDLE, ev.HealFinished())),
     "a cell after a heal": ((HEALED, run()), (State.RUNNING, send(0, 1))),
     "a name cannot be made": (
         (MEETING, NOT_LOADED),
-        (State.HEALING, CancelJoin(ranks=(0,)), BACK_SOON),
+        (State.HEALING, ev.CancelJoin(ranks=(0,)), BACK_SOON),
     ),
     "all are back": ((after(MEETING, NOT_LOADED), LEFT), (State.HEALING, give(2, "lock"))),
-    "a rank cannot meet": ((MEETING, NO_ROOM), (State.HEALING, CancelJoin(ranks=(0,)), BACK_SOON)),
+    "a rank cannot meet": (
+        (MEETING, NO_ROOM),
+        (State.HEALING, ev.CancelJoin(ranks=(0,)), BACK_SOON),
+    ),
     "the other is back": ((after(MEETING, NO_ROOM), LEFT), IN_VAIN),
     "the other came back first": ((after(MEETING, LEFT), NO_ROOM), IN_VAIN),
     "the other does not come back": ((after(MEETING, NO_ROOM), rang_back()), IN_VAIN),
     "an interrupt before they meet": ((READY, INTERRUPT), IN_VAIN),
     "an interrupt while they meet": (
         (MEETING, INTERRUPT),
-        (State.HEALING, CancelJoin(ranks=(0, 1)), BACK_SOON),
+        (State.HEALING, ev.CancelJoin(ranks=(0, 1)), BACK_SOON),
     ),
     "a second one": ((after(MEETING, INTERRUPT), INTERRUPT), IN_VAIN),
     "they met all the same": ((after(MEETING, INTERRUPT, met(0)), met(1)), IN_VAIN),
     "the new rank dies while they meet": (
         (MEETING, died(1)),
-        (State.HEALING, CancelJoin(ranks=(0,)), BACK_SOON),
+        (State.HEALING, ev.CancelJoin(ranks=(0,)), BACK_SOON),
     ),
-    "the other is back then": ((after(MEETING, died(1)), LEFT), (State.BROKEN, HealFailed)),
+    "the other is back then": ((after(MEETING, died(1)), LEFT), (State.BROKEN, ev.HealFailed)),
     "the new rank is unable": ((HEALING, unable(1)), IN_VAIN),
-    "the new rank is late": ((HEALING, passed(Deadline.START, cell=0, generation=1)), IN_VAIN),
+    "the new rank is late": ((HEALING, passed(ev.Deadline.START, cell=0, generation=1)), IN_VAIN),
     "the new rank of a second heal is late": (
-        (HEALING_AGAIN, passed(Deadline.START, cell=0, generation=2)),
+        (HEALING_AGAIN, passed(ev.Deadline.START, cell=0, generation=2)),
         IN_VAIN,
     ),
-    "the new rank dies": ((HEALING, died(1)), (State.BROKEN, HealFailed)),
+    "the new rank dies": ((HEALING, died(1)), (State.BROKEN, ev.HealFailed)),
     "the donor dies": ((HEALING, died(0)), IN_VAIN),
     "a stop": (
         (HEALING, STOP),
@@ -142,44 +125,47 @@ TABLE = {
             State.STOPPING,
             leave(0),
             terminate(1),
-            deadline_set(Deadline.STOP, GRACE, cell=0, generation=1),
+            deadline_set(ev.Deadline.STOP, ev.GRACE, cell=0, generation=1),
         ),
     ),
     "ranks are taken back": (
         (OFF, BACK),
         (
             State.STARTING,
-            RejoinRanks(),
-            deadline_set(Deadline.START, START_TIMEOUT, cell=0, attempt=4),
+            ev.RejoinRanks(),
+            deadline_set(ev.Deadline.START, START_TIMEOUT, cell=0, attempt=4),
         ),
     ),
     "all that live are ready": (
         (after(RETURNING, ready(0, 4)), ready(2, 4)),
-        (State.BROKEN, GroupStarted()),
+        (State.BROKEN, ev.GroupStarted()),
     ),
     "a returning rank is late": (
-        (after(RETURNING, ready(0, 4)), passed(Deadline.START, cell=0, attempt=4)),
-        (State.STARTING, Notify, kill(2)),
+        (after(RETURNING, ready(0, 4)), passed(ev.Deadline.START, cell=0, attempt=4)),
+        (State.STARTING, ev.Notify, kill(2)),
     ),
     "a returning rank dies": (
         (after(RETURNING, ready(0, 4)), died(2, attempt=4)),
-        (State.BROKEN, GroupStarted()),
+        (State.BROKEN, ev.GroupStarted()),
     ),
 }
 REFUSED = {
     "no group": (OFF, HEAL),
     "all ranks live": (IDLE, HEAL),
-    "no rank lives": (ALL_GONE, HealAsked(ranks=(0,), donor=0)),
-    "rank 0 lives": (BROKEN, HealAsked(ranks=(0,), donor=0)),
-    "the donor is dead": (BROKEN, HealAsked(ranks=(1,), donor=1)),
-    "an unknown rank": (BROKEN, HealAsked(ranks=(9,), donor=0)),
+    "no rank lives": (ALL_GONE, ev.HealAsked(ranks=(0,), donor=0)),
+    "rank 0 lives": (BROKEN, ev.HealAsked(ranks=(0,), donor=0)),
+    "the donor is dead": (BROKEN, ev.HealAsked(ranks=(1,), donor=1)),
+    "an unknown rank": (BROKEN, ev.HealAsked(ranks=(9,), donor=0)),
     "a second heal": (HEALING, HEAL),
     "taking ranks back while idle": (IDLE, BACK),
 }
 IGNORED = {
-    "the deadline of the start": (HEALING, passed(Deadline.START, cell=0, generation=0)),
-    "the deadline of a heal before": (HEALING_AGAIN, passed(Deadline.START, cell=0, generation=1)),
-    "the deadline when all are ready": (READY, passed(Deadline.START, cell=0, generation=1)),
+    "the deadline of the start": (HEALING, passed(ev.Deadline.START, cell=0, generation=0)),
+    "the deadline of a heal before": (
+        HEALING_AGAIN,
+        passed(ev.Deadline.START, cell=0, generation=1),
+    ),
+    "the deadline when all are ready": (READY, passed(ev.Deadline.START, cell=0, generation=1)),
     "names after the end": (BROKEN, GIVEN),
     "names of a heal before": (HEALING_AGAIN, GIVEN),
     "a rank that was not told to meet": (READY, met(0)),
@@ -194,14 +180,14 @@ IGNORED = {
 
 @pytest.mark.parametrize(("cause", "effect"), TABLE.values(), ids=TABLE)
 def test_each_event_leads_to_the_expected_state_and_actions(
-    cause: tuple[Life, Event], effect: tuple[Any, ...]
+    cause: tuple[Life, ev.Event], effect: tuple[Any, ...]
 ) -> None:
     assert effect_of(*cause) == effect
 
 
 def test_refused_and_late_events_change_no_state() -> None:
     for name, (life, event) in REFUSED.items():
-        assert (advance(life, event)[0], effect_of(life, event)[1:]) == (life, (Refuse,)), name
+        assert (advance(life, event)[0], effect_of(life, event)[1:]) == (life, (ev.Refuse,)), name
     for name, (life, event) in IGNORED.items():
         assert advance(life, event) == (life, []), name
 

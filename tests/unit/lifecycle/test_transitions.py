@@ -42,24 +42,7 @@ from life_states import (
 )
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.lifecycle.events import (
-    GRACE,
-    CellFinished,
-    Deadline,
-    Event,
-    GroupStarted,
-    GroupStartFailed,
-    GroupStopped,
-    KillAsked,
-    Notify,
-    Refuse,
-    RestartAsked,
-    RunAsked,
-    Send,
-    SetDeadline,
-    StartAsked,
-    StartRanks,
-)
+from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.group_state import GroupState as State
 from nbddp.lifecycle.group_state import Life, RankState
 from nbddp.lifecycle.transitions import (
@@ -72,53 +55,58 @@ from nbddp.lifecycle.transitions import (
 )
 from nbddp.wire.messages import Regroup
 
-RESTART = RestartAsked(start=START)
-NO_GROUP = StartAsked(world_size=1, joins_group=False)
-FOUR = after(OFF, StartAsked(world_size=4))
+RESTART = ev.RestartAsked(start=START)
+NO_GROUP = ev.StartAsked(world_size=1, joins_group=False)
+FOUR = after(OFF, ev.StartAsked(world_size=4))
 FOUR_RUN = after(FOUR, *map(ready, range(4)), run(0, 1, 2, 3))
-PATIENT = after(OFF, StartAsked(world_size=2, grace=20.0), ready(0), ready(1), run())
+PATIENT = after(OFF, ev.StartAsked(world_size=2, grace=20.0), ready(0), ready(1), run())
 LOST = after(RUNNING, ended(0), ended(1, in_group=False))  # no process group on rank 1
-SOME = after(OFF, StartAsked(world_size=3, joins_group=False, ranks=(0, 2)), ready(0))
+SOME = after(OFF, ev.StartAsked(world_size=3, joins_group=False, ranks=(0, 2)), ready(0))
 SOME_RUN = after(SOME, ready(2), run(0, 2, needs_group=False), ended(0))
-PEER_FREED = after(RUNNING, failed(1), passed(Deadline.PEERS))
+PEER_FREED = after(RUNNING, failed(1), passed(ev.Deadline.PEERS))
 SIGSTOP = {"stopped": ((1, 4321),)}  # rank 1 got one, its process id is 4321
-ALL_COMPUTE = passed(Deadline.GRACE, working=(0, 1))
-DONE = CellFinished(cell=1)
-STUCK = deadline_set(Deadline.STUCK, STUCK_AFTER)
+ALL_COMPUTE = passed(ev.Deadline.GRACE, working=(0, 1))
+DONE = ev.CellFinished(cell=1)
+STUCK = deadline_set(ev.Deadline.STUCK, STUCK_AFTER)
 
 
 def begins(attempt: int) -> tuple[Any, ...]:
     """Return what makes an attempt start."""
-    return StartRanks(), deadline_set(Deadline.START, START_TIMEOUT, cell=0, attempt=attempt)
+    return ev.StartRanks(), deadline_set(ev.Deadline.START, START_TIMEOUT, cell=0, attempt=attempt)
 
 
-def limits(grace: float = GRACE) -> tuple[SetDeadline, ...]:
+def limits(grace: float = ev.GRACE) -> tuple[ev.SetDeadline, ...]:
     """Return the alarms of an interrupted cell."""
-    return deadline_set(Deadline.GRACE, grace), deadline_set(Deadline.CLEANUP, INTERRUPT_TIMEOUT)
+    return deadline_set(ev.Deadline.GRACE, grace), deadline_set(
+        ev.Deadline.CLEANUP, INTERRUPT_TIMEOUT
+    )
 
 
-def regroup(*ranks: int, form: bool) -> Send:
-    return Send(ranks=ranks, message=Regroup(generation=1, form=form))
+def regroup(*ranks: int, form: bool) -> ev.Send:
+    return ev.Send(ranks=ranks, message=Regroup(generation=1, form=form))
 
 
 STARTS = {
     "a start": ((OFF, START), (State.STARTING, *begins(1))),
     "a start without a process group": ((OFF, NO_GROUP), (State.STARTING, *begins(1))),
     "the first rank is ready": ((STARTING, ready(1)), (State.STARTING,)),
-    "the last rank is ready": ((after(STARTING, ready(1)), ready(0)), (State.IDLE, GroupStarted())),
-    "the last of some ranks is ready": ((SOME, ready(2)), (State.IDLE, GroupStarted())),
+    "the last rank is ready": (
+        (after(STARTING, ready(1)), ready(0)),
+        (State.IDLE, ev.GroupStarted()),
+    ),
+    "the last of some ranks is ready": ((SOME, ready(2)), (State.IDLE, ev.GroupStarted())),
     "a rank is unable": (
         (after(STARTING, ready(0)), unable(1)),
-        (State.STOPPING, GroupStartFailed, kill(0, 1)),
+        (State.STOPPING, ev.GroupStartFailed, kill(0, 1)),
     ),
-    "a rank dies early": ((STARTING, died(1)), (State.STOPPING, GroupStartFailed, kill(0))),
+    "a rank dies early": ((STARTING, died(1)), (State.STOPPING, ev.GroupStartFailed, kill(0))),
     "the only rank dies early": (
         (after(OFF, NO_GROUP), died(0, 3)),
-        (State.OFF, GroupStartFailed, GroupStopped()),
+        (State.OFF, ev.GroupStartFailed, ev.GroupStopped()),
     ),
     "ranks are late": (
-        (after(FOUR, ready(1)), passed(Deadline.START, cell=0)),
-        (State.STOPPING, GroupStartFailed, kill(0, 1, 2, 3)),
+        (after(FOUR, ready(1)), passed(ev.Deadline.START, cell=0)),
+        (State.STOPPING, ev.GroupStartFailed, kill(0, 1, 2, 3)),
     ),
     "a process ends after a failed start": (
         (after(STARTING, unable(1)), died(1, 1)),
@@ -126,11 +114,11 @@ STARTS = {
     ),
     "the last process ends after a failed start": (
         (after(STARTING, unable(1), died(1, 1)), died(0)),
-        (State.OFF, GroupStopped()),
+        (State.OFF, ev.GroupStopped()),
     ),
     "an interrupt of a start": (
         (after(STARTING, ready(0)), INTERRUPT),
-        (State.STOPPING, leave(0), terminate(1), deadline_set(Deadline.STOP, GRACE, cell=0)),
+        (State.STOPPING, leave(0), terminate(1), deadline_set(ev.Deadline.STOP, ev.GRACE, cell=0)),
     ),
 }
 CELLS = {
@@ -163,30 +151,30 @@ CELLS = {
 FAILURES = {
     "the first failure": (
         (RUNNING, failed(1)),
-        (State.RUNNING, deadline_set(Deadline.PEERS, PEERS_TIMEOUT)),
+        (State.RUNNING, deadline_set(ev.Deadline.PEERS, PEERS_TIMEOUT)),
     ),
     "the second failure": ((after(FOUR_RUN, failed(0)), failed(1)), (State.RUNNING,)),
     "the last rank fails": ((after(RUNNING, ended(0)), failed(1)), (State.IDLE, DONE)),
     "a death": (
         (RUNNING, died(1)),
-        (State.RUNNING, Notify, deadline_set(Deadline.PEERS, DEATH_TIMEOUT)),
+        (State.RUNNING, ev.Notify, deadline_set(ev.Deadline.PEERS, DEATH_TIMEOUT)),
     ),
     "a death after a failure": (
         (after(FOUR_RUN, failed(0)), died(1)),
-        (State.RUNNING, Notify, deadline_set(Deadline.PEERS, DEATH_TIMEOUT)),
+        (State.RUNNING, ev.Notify, deadline_set(ev.Deadline.PEERS, DEATH_TIMEOUT)),
     ),
-    "a second death": ((after(FOUR_RUN, died(1)), died(2)), (State.RUNNING, Notify)),
+    "a second death": ((after(FOUR_RUN, died(1)), died(2)), (State.RUNNING, ev.Notify)),
     "the last rank dies": ((after(RUNNING, ended(0)), died(1)), (State.BROKEN, DONE)),
     "all ranks die": ((after(RUNNING, died(1)), died(0)), (State.BROKEN, DONE)),
     "peers still wait after a failure": (
-        (after(RUNNING, failed(1)), passed(Deadline.PEERS)),
+        (after(RUNNING, failed(1)), passed(ev.Deadline.PEERS)),
         (State.INTERRUPTING, interrupt(0), *limits()),
     ),
     "peers still wait after a death": (
-        (after(RUNNING, died(1)), passed(Deadline.PEERS)),
+        (after(RUNNING, died(1)), passed(ev.Deadline.PEERS)),
         (State.INTERRUPTING, interrupt(0, rank_died=True), *limits()),
     ),
-    "a death beside a cell": ((after(IDLE, run(0)), died(1)), (State.RUNNING, Notify)),
+    "a death beside a cell": ((after(IDLE, run(0)), died(1)), (State.RUNNING, ev.Notify)),
     "the death of an idle rank": ((IDLE, died(1, 3)), (State.BROKEN,)),
 }
 INTERRUPTS = {
@@ -196,12 +184,12 @@ INTERRUPTS = {
     ),
     "a double click": ((INTERRUPTING, INTERRUPT), (State.INTERRUPTING,)),
     "a second interrupt after the remark": (
-        (after(INTERRUPTING, ended(0), passed(Deadline.STUCK)), INTERRUPT),
-        (State.INTERRUPTING, Notify, kill(1)),
+        (after(INTERRUPTING, ended(0), passed(ev.Deadline.STUCK)), INTERRUPT),
+        (State.INTERRUPTING, ev.Notify, kill(1)),
     ),
     "a third interrupt after a double click": (
-        (after(INTERRUPTING, INTERRUPT, passed(Deadline.STUCK)), INTERRUPT),
-        (State.INTERRUPTING, Notify, kill(0, 1)),
+        (after(INTERRUPTING, INTERRUPT, passed(ev.Deadline.STUCK)), INTERRUPT),
+        (State.INTERRUPTING, ev.Notify, kill(0, 1)),
     ),
     "the user's first interrupt after nbddp's own": (
         (PEER_FREED, INTERRUPT),
@@ -214,58 +202,58 @@ INTERRUPTS = {
     "one rank was interrupted": ((after(INTERRUPTING, ended(0)), failed(1)), (State.IDLE, DONE)),
     "the cell ended all the same": (
         (after(INTERRUPTING, ended(0)), ended(1)),
-        (State.IDLE, Notify, DONE),
+        (State.IDLE, ev.Notify, DONE),
     ),
     "a failure while interrupting": ((INTERRUPTING, failed(0)), (State.INTERRUPTING,)),
     "a killed rank is not told of again": (
-        (after(INTERRUPTING, passed(Deadline.GRACE)), died(0)),
+        (after(INTERRUPTING, passed(ev.Deadline.GRACE)), died(0)),
         (State.INTERRUPTING,),
     ),
     "the last killed rank": (
-        (after(INTERRUPTING, passed(Deadline.GRACE), died(0)), died(1)),
+        (after(INTERRUPTING, passed(ev.Deadline.GRACE), died(0)), died(1)),
         (State.BROKEN, DONE),
     ),
 }
 STUCK_RANKS = {
-    "all ranks are deaf": (after(PATIENT, INTERRUPT), passed(Deadline.STUCK)),
-    "one rank is deaf": (after(INTERRUPTING, acknowledged(0)), passed(Deadline.STUCK)),
+    "all ranks are deaf": (after(PATIENT, INTERRUPT), passed(ev.Deadline.STUCK)),
+    "one rank is deaf": (after(INTERRUPTING, acknowledged(0)), passed(ev.Deadline.STUCK)),
     "one rank is stopped": (
         after(INTERRUPTING, acknowledged(0)),
-        passed(Deadline.STUCK, **SIGSTOP),
+        passed(ev.Deadline.STUCK, **SIGSTOP),
     ),
-    "one rank is stopped, one is deaf": (INTERRUPTING, passed(Deadline.STUCK, **SIGSTOP)),
+    "one rank is stopped, one is deaf": (INTERRUPTING, passed(ev.Deadline.STUCK, **SIGSTOP)),
     "all ranks clean up": (
         after(INTERRUPTING, acknowledged(0), acknowledged(1)),
-        passed(Deadline.STUCK),
+        passed(ev.Deadline.STUCK),
     ),
-    "all ranks compute": (INTERRUPTING, passed(Deadline.STUCK, working=(0, 1))),
-    "one rank computes, one is deaf": (INTERRUPTING, passed(Deadline.STUCK, working=(0,))),
+    "all ranks compute": (INTERRUPTING, passed(ev.Deadline.STUCK, working=(0, 1))),
+    "one rank computes, one is deaf": (INTERRUPTING, passed(ev.Deadline.STUCK, working=(0,))),
 }
-ONE_KILLED = after(INTERRUPTING, passed(Deadline.GRACE, working=(0,)), died(1))
+ONE_KILLED = after(INTERRUPTING, passed(ev.Deadline.GRACE, working=(0,)), died(1))
 KILLS = {
-    "all ranks are deaf": ((after(PATIENT, INTERRUPT), passed(Deadline.GRACE)), (0, 1)),
-    "one rank is stopped": ((INTERRUPTING, passed(Deadline.GRACE, **SIGSTOP)), (0, 1)),
-    "one rank cleans up": ((after(INTERRUPTING, acknowledged(0)), passed(Deadline.GRACE)), (1,)),
-    "a rank that computed waits": ((ONE_KILLED, passed(Deadline.GRACE)), (0,)),
-    "a rank computes for too long": ((ONE_KILLED, passed(Deadline.CLEANUP, working=(0,))), (0,)),
+    "all ranks are deaf": ((after(PATIENT, INTERRUPT), passed(ev.Deadline.GRACE)), (0, 1)),
+    "one rank is stopped": ((INTERRUPTING, passed(ev.Deadline.GRACE, **SIGSTOP)), (0, 1)),
+    "one rank cleans up": ((after(INTERRUPTING, acknowledged(0)), passed(ev.Deadline.GRACE)), (1,)),
+    "a rank that computed waits": ((ONE_KILLED, passed(ev.Deadline.GRACE)), (0,)),
+    "a rank computes for too long": ((ONE_KILLED, passed(ev.Deadline.CLEANUP, working=(0,))), (0,)),
     "a rank cleans up for too long": (
-        (after(INTERRUPTING, acknowledged(0), ended(1)), passed(Deadline.CLEANUP)),
+        (after(INTERRUPTING, acknowledged(0), ended(1)), passed(ev.Deadline.CLEANUP)),
         (0,),
     ),
 }
 GRACES = {
     "a rank that computes outlives the grace": (
-        (INTERRUPTING, passed(Deadline.GRACE, working=(0,))),
-        (State.INTERRUPTING, Notify, kill(1), deadline_set(Deadline.GRACE, GRACE)),
+        (INTERRUPTING, passed(ev.Deadline.GRACE, working=(0,))),
+        (State.INTERRUPTING, ev.Notify, kill(1), deadline_set(ev.Deadline.GRACE, ev.GRACE)),
     ),
     "all ranks compute": (
         (INTERRUPTING, ALL_COMPUTE),
-        (State.INTERRUPTING, deadline_set(Deadline.GRACE, GRACE)),
+        (State.INTERRUPTING, deadline_set(ev.Deadline.GRACE, ev.GRACE)),
     ),
     "all ranks answered after they computed": (
         (
             after(INTERRUPTING, ALL_COMPUTE, acknowledged(0), acknowledged(1)),
-            passed(Deadline.GRACE),
+            passed(ev.Deadline.GRACE),
         ),
         (State.INTERRUPTING,),
     ),
@@ -273,43 +261,46 @@ GRACES = {
 STOPS = {
     "a stop": (
         (after(PATIENT, ended(0)), STOP),
-        (State.STOPPING, leave(0), terminate(1), deadline_set(Deadline.STOP, 20.0)),
+        (State.STOPPING, leave(0), terminate(1), deadline_set(ev.Deadline.STOP, 20.0)),
     ),
-    "a stop of dead ranks": ((ALL_GONE, STOP), (State.OFF, GroupStopped())),
+    "a stop of dead ranks": ((ALL_GONE, STOP), (State.OFF, ev.GroupStopped())),
     "the first process is gone": ((STOPPING, died(0, 0)), (State.STOPPING,)),
     "the last process is gone": (
         (after(STOPPING, died(0, 0)), died(1, 0)),
-        (State.OFF, GroupStopped()),
+        (State.OFF, ev.GroupStopped()),
     ),
     "the grace of a stop is over": (
-        (after(STOPPING, died(0, 0)), passed(Deadline.STOP, cell=0)),
-        (State.STOPPING, Notify, kill(1)),
+        (after(STOPPING, died(0, 0)), passed(ev.Deadline.STOP, cell=0)),
+        (State.STOPPING, ev.Notify, kill(1)),
     ),
     "an interrupt of a stop": ((after(STOPPING, died(0, 0)), INTERRUPT), (State.STOPPING, kill(1))),
     "a cell ends while stopping": ((after(RUNNING, STOP, ended(0)), ended(1)), (State.STOPPING,)),
     "the last process of a cell is gone": (
         (after(RUNNING, STOP, ended(0), ended(1), died(0)), died(1)),
-        (State.OFF, DONE, GroupStopped()),
+        (State.OFF, DONE, ev.GroupStopped()),
     ),
 }
 RESTARTS = {
     "a restart of no group": ((OFF, RESTART), (State.STARTING, *begins(1))),
     "a restart of a cell": (
         (after(RUNNING, RESTART, died(0)), died(1)),
-        (State.STARTING, DONE, GroupStopped(), *begins(2)),
+        (State.STARTING, DONE, ev.GroupStopped(), *begins(2)),
     ),
     "a restart of a stop": (
         (after(STOPPING, RESTART, died(0)), died(1)),
-        (State.STARTING, GroupStopped(), *begins(2)),
+        (State.STARTING, ev.GroupStopped(), *begins(2)),
     ),
-    "a restart of dead ranks": ((ALL_GONE, RESTART), (State.STARTING, GroupStopped(), *begins(2))),
+    "a restart of dead ranks": (
+        (ALL_GONE, RESTART),
+        (State.STARTING, ev.GroupStopped(), *begins(2)),
+    ),
     "a stop cancels a restart": (
         (after(IDLE, RESTART, STOP, died(0)), died(1)),
-        (State.OFF, GroupStopped()),
+        (State.OFF, ev.GroupStopped()),
     ),
     "the later of two restarts": (
-        (after(IDLE, RESTART, RestartAsked(start=NO_GROUP), died(0)), died(1)),
-        (State.STARTING, GroupStopped(), *begins(2)),
+        (after(IDLE, RESTART, ev.RestartAsked(start=NO_GROUP), died(0)), died(1)),
+        (State.STARTING, ev.GroupStopped(), *begins(2)),
     ),
 }
 TABLE = (
@@ -320,9 +311,12 @@ TABLE = (
     | GRACES
     | STOPS
     | RESTARTS
-    | {f"stuck: {name}": (row, (State.INTERRUPTING, Notify)) for name, row in STUCK_RANKS.items()}
     | {
-        f"kill: {name}": (row, (State.INTERRUPTING, Notify, kill(*ranks)))
+        f"stuck: {name}": (row, (State.INTERRUPTING, ev.Notify))
+        for name, row in STUCK_RANKS.items()
+    }
+    | {
+        f"kill: {name}": (row, (State.INTERRUPTING, ev.Notify, kill(*ranks)))
         for name, (row, ranks) in KILLS.items()
     }
 )
@@ -342,12 +336,12 @@ REFUSED = {
     "a second cell while interrupting": (INTERRUPTING, run(cell=2)),
     "a cell for rank 2 of 2": (IDLE, run(0, 2)),
     "a cell for rank -1": (IDLE, run(0, -1)),
-    "a cell for no rank": (IDLE, RunAsked(cell=1, ranks=())),
+    "a cell for no rank": (IDLE, ev.RunAsked(cell=1, ranks=())),
     "a cell for a rank twice": (IDLE, run(1, 1)),
     "a cell for a dead rank": (BROKEN, run()),
     "a cell for dead ranks": (ALL_GONE, run()),
-    "a kill before a start": (OFF, KillAsked(rank=0)),
-    "a kill of a dead rank": (BROKEN, KillAsked(rank=1)),
+    "a kill before a start": (OFF, ev.KillAsked(rank=0)),
+    "a kill of a dead rank": (BROKEN, ev.KillAsked(rank=1)),
 }
 ONE_RUNS = after(IDLE, run(0))
 IGNORED = {
@@ -358,12 +352,15 @@ IGNORED = {
     "a report after the exit, in a stop": (after(RUNNING, STOP, died(1)), ended(1)),
     "an exit twice": (BROKEN, died(1, 0)),
     "an exit of an unknown rank": (IDLE, died(7)),
-    "peers of an interrupted cell": (after(RUNNING, failed(1), INTERRUPT), passed(Deadline.PEERS)),
+    "peers of an interrupted cell": (
+        after(RUNNING, failed(1), INTERRUPT),
+        passed(ev.Deadline.PEERS),
+    ),
     "no deaf ranks at the end of the grace": (
         after(INTERRUPTING, acknowledged(0), acknowledged(1)),
-        passed(Deadline.GRACE),
+        passed(ev.Deadline.GRACE),
     ),
-    "the grace of a stop while running": (RUNNING, passed(Deadline.STOP)),
+    "the grace of a stop while running": (RUNNING, passed(ev.Deadline.STOP)),
     "noticed in an earlier cell": (INTERRUPTING, acknowledged(0, cell=9)),
     "noticed without a cell": (IDLE, acknowledged(0)),
     "an interrupt before a start": (OFF, INTERRUPT),
@@ -374,29 +371,29 @@ IGNORED = {
     **{
         f"{type(event).__name__} of the start while {life.state.name}": (life, event)
         for life in (IDLE, RUNNING, INTERRUPTING, BROKEN)
-        for event in (ready(0), unable(0), passed(Deadline.START, cell=0))
+        for event in (ready(0), unable(0), passed(ev.Deadline.START, cell=0))
     },
     **{
         f"{kind.name} of an earlier cell while {life.state.name}": (life, passed(kind, cell=99))
         for kind in (
-            Deadline.PEERS,
-            Deadline.STUCK,
-            Deadline.GRACE,
-            Deadline.CLEANUP,
-            Deadline.STOP,
+            ev.Deadline.PEERS,
+            ev.Deadline.STUCK,
+            ev.Deadline.GRACE,
+            ev.Deadline.CLEANUP,
+            ev.Deadline.STOP,
         )
         for life in (STARTING, IDLE, RUNNING, INTERRUPTING, BROKEN)
     },
     **{
         f"{kind.name} of a cell while stopping": (after(RUNNING, STOP), passed(kind))
-        for kind in (Deadline.PEERS, Deadline.STUCK, Deadline.GRACE, Deadline.CLEANUP)
+        for kind in (ev.Deadline.PEERS, ev.Deadline.STUCK, ev.Deadline.GRACE, ev.Deadline.CLEANUP)
     },
 }
 
 
 @pytest.mark.parametrize(("cause", "effect"), TABLE.values(), ids=TABLE)
 def test_each_event_leads_to_the_expected_state_and_actions(
-    cause: tuple[Life, Event], effect: tuple[Any, ...]
+    cause: tuple[Life, ev.Event], effect: tuple[Any, ...]
 ) -> None:
     assert effect_of(*cause) == effect
 
@@ -404,7 +401,7 @@ def test_each_event_leads_to_the_expected_state_and_actions(
 def test_refused_and_late_events_change_no_state() -> None:
     for name, (life, event) in REFUSED.items():
         after_it, actions = advance(life, event)
-        assert (after_it, [*map(type, actions)]) == (life, [Refuse]), name
+        assert (after_it, [*map(type, actions)]) == (life, [ev.Refuse]), name
     for name, (life, event) in IGNORED.items():
         assert advance(life, event) == (life, []), name
 
@@ -416,7 +413,7 @@ def test_every_refusal_has_a_reason_for_the_user(snapshot: SnapshotAssertion) ->
 
 @pytest.mark.parametrize("life", [STARTING, IDLE, RUNNING, INTERRUPTING, STOPPING])
 def test_any_living_rank_can_be_killed(life: Life) -> None:
-    assert advance(life, KillAsked(rank=1)) == (life, [kill(1)])
+    assert advance(life, ev.KillAsked(rank=1)) == (life, [kill(1)])
 
 
 GROUPS = {
@@ -459,7 +456,7 @@ def test_each_new_process_group_gets_a_new_generation() -> None:
     life, generations = IDLE, []
     for number in (1, 2, 3):
         life, actions = advance(life, run(cell=number))
-        generations += [each.message.generation for each in actions if isinstance(each, Send)]
+        generations += [each.message.generation for each in actions if isinstance(each, ev.Send)]
         life = after(life, ended(0, cell=number, in_group=False), ended(1, cell=number))
     assert generations == [1, 2]
 
@@ -472,14 +469,14 @@ def test_events_update_the_state_of_each_rank() -> None:
     assert after(RUNNING, died(1), ended(1)).alive == [0]
     assert after(STOPPING, died(0), died(1)).ranks == ()
     assert (SOME.alive, SOME.gone, SOME.ranks[1].state) == ([0, 2], (), RankState.ABSENT)
-    later = after(IDLE, RESTART, RestartAsked(start=NO_GROUP), died(0), died(1))
+    later = after(IDLE, RESTART, ev.RestartAsked(start=NO_GROUP), died(0), died(1))
     assert [each.state for each in later.ranks] == [RankState.STARTING]
 
 
 def test_a_restarted_group_keeps_no_state_of_the_old_one() -> None:
     old = after(LOST, run(cell=2))
     assert old.generation == 1
-    again = RestartAsked(start=StartAsked(world_size=2, grace=2.0))
+    again = ev.RestartAsked(start=ev.StartAsked(world_size=2, grace=2.0))
     life = after(old, again, died(0), died(1))
     assert life == replace(after(OFF, again.start), attempt=2)
 
@@ -492,13 +489,13 @@ def test_a_restarted_group_keeps_no_state_of_the_old_one() -> None:
         acknowledged(0),
         ended(0),
         died(0),
-        passed(Deadline.START),
-        passed(Deadline.GRACE),
-        passed(Deadline.STOP),
+        passed(ev.Deadline.START),
+        passed(ev.Deadline.GRACE),
+        passed(ev.Deadline.STOP),
     ],
     ids=lambda event: type(event).__name__,
 )
-def test_events_of_an_earlier_attempt_are_dropped(late: Event) -> None:
+def test_events_of_an_earlier_attempt_are_dropped(late: ev.Event) -> None:
     life = after(IDLE, RESTART, died(0), died(1))
     assert advance(life, late) == (life, [])
     for event in (ready(0, attempt=2), ready(1, attempt=2), run()):
