@@ -281,8 +281,8 @@ class Session:
     def wait_for_pending_start(self) -> None:
         """Wait for a start or stop that was only requested, for example by a button."""
         if self._executor.runtime is not None:
-            with self._stop_on_interrupt():
-                for future in self._pending_start_or_stop():
+            for future in self._pending_start_or_stop():  # an interrupt here must not stop ranks
+                with self._stop_on_interrupt():
                     wait_for_result(future)
 
     @on_thread
