@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 import panel_work
 import psutil
-from browser.conftest import write_notebook
-from browser.lab import Lab, LabNotebook
+from browser.lab import Lab, LabNotebook, write_notebook
 from playwright.sync_api import Locator
 from processes import marked
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))
 
 from browser import lab as front_end  # noqa: E402
-from browser.conftest import write_notebook  # noqa: E402
+from browser.lab import write_notebook  # noqa: E402
 
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 SCALE = 1.4  # device pixels for a pixel of the page

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
-import nbformat
 import pytest
 from playwright.sync_api import expect
 
 from browser.desk import BLANK, Desk
-from browser.lab import CHROMIUM, Lab, LabNotebook
+from browser.lab import CHROMIUM, Lab, LabNotebook, write_notebook
 
 NEEDS_CHROMIUM = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium: install it, or set CHROMIUM"
 )
 
 IN_BROWSER = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
-Picture = Callable[[LabNotebook, str], None]
+LOAD = "%reload_ext nbddp"
 START = "%load_ext nbddp\n%ddp start --nproc 2"
+TRAIN = """%%ddp
+import time
+from pathlib import Path
+kept = rank
+for step in nbddp.track(range(2000)):
+    time.sleep(0.05)
+    nbddp.log(step=step, loss=2 / (step + 1), accuracy=step, rate=step, norm=step)
+    if step % 10 == 0:
+        print("step", step)
+        if Path("enough").exists():
+            break
+"""
 
 expect.set_options(timeout=30_000)  # as all else on a page; else it is 5 s
-
-
-def write_notebook(path: Path, *cells: str) -> None:
-    """A notebook with these code cells; all files share a folder, so its name must be a new one."""
-    if path.exists():
-        raise FileExistsError(f"another test has a notebook of this name: {path.name}")
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells])
-    notebook.metadata["kernelspec"] = {
-        "name": "python3",
-        "display_name": "Python 3",
-        "language": "python",
-    }
-    nbformat.write(notebook, path)
 
 
 @pytest.fixture(scope="package")
@@ -58,6 +54,7 @@ def lasting(lab: Lab) -> Iterator[Desk]:
 def desk(lasting: Desk) -> Desk:
     """A page and a kernel for notebooks that need none of their own."""
     lasting.prepare()
+    (lasting.notebooks / "enough").unlink(missing_ok=True)
     return lasting
 
 
@@ -69,12 +66,18 @@ def no_process_stays_behind(request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("no_process_stays_behind")
 
 
+@pytest.fixture(scope="module")
+def shared(lasting: Desk, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
+    """One page and one kernel for all tests of a file, with its ``CELLS``."""
+    cells = [*request.module.CELLS, LOAD, "%ddp stop"]
+    with lasting.open(f"{request.path.stem}.ipynb", *cells) as notebook:
+        notebook.run(notebook.place_of(LOAD))
+        yield notebook
+
+
 @pytest.fixture
 def notebook(shared: LabNotebook) -> Iterator[LabNotebook]:
-    """The page that a file's tests share, with new ranks; nothing may have gone wrong on it.
-
-    ``shared``, a fixture of that file, has a cell for each.
-    """
+    """The page of the file's tests, with new ranks; nothing may have gone wrong on it."""
     shared.run(shared.place_of("%ddp restart"))
     yield shared
     shared.run(shared.place_of("%ddp stop"))
@@ -82,11 +85,13 @@ def notebook(shared: LabNotebook) -> Iterator[LabNotebook]:
 
 
 @pytest.fixture
-def picture() -> Picture:
-    """Take a picture, when PICTURES names a folder to look at them in."""
-
-    def take(notebook: LabNotebook, name: str) -> None:
-        if "PICTURES" in os.environ:
-            notebook.page.screenshot(path=Path(os.environ["PICTURES"]) / f"{name}.png")
-
-    return take
+def training(desk: Desk, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
+    """A page whose cell 1 has done ten steps; it goes on until there is a file ``enough``."""
+    check = "%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\n(kept, x.item())"
+    cells = [START, TRAIN, "1 + 1", check, *["'below'"] * 6]
+    with desk.open(f"{request.node.name}.ipynb", *cells) as notebook:
+        notebook.run(0)
+        notebook.begin(1)
+        notebook.await_text(1, r"step 10$")
+        expect(notebook.code_cell(1).locator(".nbddp-panel")).to_be_visible()
+        yield notebook

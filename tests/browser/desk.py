@@ -12,9 +12,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
+from nbconvert import HTMLExporter
 from playwright.sync_api import BrowserContext, Error, Page
 
-from browser.lab import IS_LAB, SIZE, Lab, LabNotebook
+from browser.lab import IS_LAB, SIZE, Lab, LabNotebook, write_notebook
 
 BLANK = "desk.ipynb"
 # leftovers of a notebook in its kernel: ranks, widgets, names
@@ -70,11 +72,29 @@ class Desk:
             assert self._session, "the kernel that was to stay did not come to rest"
 
     @contextlib.contextmanager
-    def open(self, name: str) -> Iterator[LabNotebook]:
-        """Open a notebook, and close it in the end."""
+    def open(self, name: str, *cells: str) -> Iterator[LabNotebook]:
+        """Open a new notebook with these cells, or an old one; nothing may go wrong on the page."""
+        if cells:
+            write_notebook(self.notebooks / name, *cells)
         self.prepare()
         with self._opened(name) as notebook:
             yield notebook
+            assert not notebook.problems, notebook.problems
+
+    @contextlib.contextmanager
+    def open_alone(self, name: str, *cells: str) -> Iterator[LabNotebook]:
+        """Do the same in a page and with a kernel that share nothing with others."""
+        with self.lab.open(name, *cells) as notebook:
+            yield notebook
+            assert not notebook.problems, notebook.problems
+
+    def saved(self, name: str) -> nbformat.NotebookNode:
+        return nbformat.read(self.notebooks / name, as_version=4)
+
+    def exported(self, name: str, **options: str) -> str:
+        """Return a saved notebook as nbconvert writes it to HTML."""
+        html: str = HTMLExporter(**options).from_notebook_node(self.saved(name))[0]
+        return html
 
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[LabNotebook]:

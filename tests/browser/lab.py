@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import nbformat
 import psutil
 from playwright.sync_api import Browser, Locator, Page, Playwright, sync_playwright
 from playwright.sync_api import TimeoutError as OutOfTime
@@ -43,6 +44,34 @@ _PANEL = "const panel = window.jupyterapp?.shell?.currentWidget;"
 # the notebook in front: a page may hold others behind it
 _FRONT = ".jp-NotebookPanel:not(.lm-mod-hidden)"
 _SHOWS = "return panel?.context?.path === PATH && panel.content.widgets.length > 0"
+
+
+def write_notebook(path: Path, *cells: str) -> None:
+    """Write a notebook with these code cells; all tests share a folder, so the name must be new."""
+    if path.exists():
+        raise FileExistsError(f"another test has a notebook of this name: {path.name}")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells])
+    notebook.metadata["kernelspec"] = {
+        "name": "python3",
+        "display_name": "Python 3",
+        "language": "python",
+    }
+    nbformat.write(notebook, path)
+
+
+def accessibility_problems(page: Page, *places: str, **options: Any) -> list[str]:
+    """Return the problems that axe-core finds in these elements."""
+    from axe_playwright_python.sync_playwright import Axe  # absent where hosted pages are tried
+
+    results: dict[str, Any] = (
+        Axe().run(page, context={"include": [[each] for each in places]}, options=options).response
+    )
+    assert results["passes"], "it has looked at something"
+    return [
+        f"{each['id']}: {node['failureSummary']} {node['html']}"
+        for each in results["violations"]
+        for node in each["nodes"]
+    ]
 
 
 class Lab:
@@ -151,8 +180,10 @@ class Lab:
         place = "lab/tree" if IS_LAB else "notebooks"
         return f"{self.url}/{place}/{name}?token={self._token}&reset"
 
-    def open(self, name: str, *, scale: float = 1) -> AbstractContextManager[LabNotebook]:
-        """Open a notebook in a page and with a kernel that share nothing with others."""
+    def open(self, name: str, *cells: str, scale: float = 1) -> AbstractContextManager[LabNotebook]:
+        """Open a notebook, a new one if it has cells, in a page and with a kernel of its own."""
+        if cells:
+            write_notebook(self.notebooks / name, *cells)
         return self._open(self.address(name), scale=scale)
 
     def open_first_page(self) -> AbstractContextManager[LabNotebook]:
@@ -273,11 +304,6 @@ class LabNotebook:
             ".filter(o => o.output_type === 'error').map(o => `${o.ename}: ${o.evalue}`)"
         )
 
-    def type(self, cell: int, text: str) -> None:
-        """Write into a code cell with the keyboard; the cursor stays at the end."""
-        self.code_cell(cell).locator(".cm-content").click()
-        self.page.keyboard.insert_text(text)
-
     def text(self, cell: int) -> str:
         return self.code_cell(cell).locator(".jp-Cell-outputArea").inner_text().strip()
 
@@ -330,7 +356,7 @@ class LabNotebook:
         if not wait_until(lambda: bool(self.js(condition)), timeout=timeout):
             raise TimeoutError(condition)
 
-    def shot(self, path: Path, *, cell: int) -> None:
-        """A picture with this code cell in the middle."""
-        self.code_cell(cell).scroll_into_view_if_needed()
-        self.page.screenshot(path=path)
+    def picture(self, name: str) -> None:
+        """Write a picture of the page to the folder ``PICTURES``, if the variable is set."""
+        if "PICTURES" in os.environ:
+            self.page.screenshot(path=Path(os.environ["PICTURES"], f"{name}.png"))

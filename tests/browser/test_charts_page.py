@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from playwright.sync_api import Locator, expect
 
-from browser.conftest import IN_BROWSER, START, Picture, write_notebook
+from browser.conftest import IN_BROWSER, START
 from browser.desk import Desk
 from browser.lab import LabNotebook
 from nbddp.charts.palette import LIGHT, rank_color
@@ -39,13 +39,10 @@ FAILING = "%%ddp\nMANY, WAITS, FAILS = False, False, True"
 @pytest.fixture
 def notebook(desk: Desk, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
     """A page with ranks that have not trained yet; cell 4 trains."""
-    (desk.notebooks / "enough").unlink(missing_ok=True)
-    name = f"{request.node.name}.ipynb"
-    write_notebook(desk.notebooks / name, START, SHORT, LONG, FAILING, TRAIN, "1 + 1")
-    with desk.open(name) as notebook:
+    cells = [START, SHORT, LONG, FAILING, TRAIN, "1 + 1"]
+    with desk.open(f"{request.node.name}.ipynb", *cells) as notebook:
         notebook.run(0)
         yield notebook
-        assert notebook.problems == []
 
 
 def shown(element: Locator, pseudo: str) -> str:
@@ -95,7 +92,7 @@ def fills(area: Locator, charts: Locator) -> bool:
 
 
 def test_charts_of_a_running_cell_react_to_pointer_and_controls(
-    desk: Desk, notebook: LabNotebook, picture: Picture
+    desk: Desk, notebook: LabNotebook
 ) -> None:
     notebook.run(2)
     notebook.begin(4)
@@ -103,7 +100,7 @@ def test_charts_of_a_running_cell_react_to_pointer_and_controls(
     chart = chart_of(notebook)
     expect(chart).to_contain_text("mean of 2 ranks")
     points_at_values(notebook)
-    picture(notebook, "chart-tip")
+    notebook.picture("chart-tip")
     lets_a_rank_stand_out(notebook)
     panel = notebook.code_cell(4)
     expect(chart.locator(".nbddp-name")).not_to_contain_text("log scale")
@@ -116,13 +113,13 @@ def test_charts_of_a_running_cell_react_to_pointer_and_controls(
     panel.get_by_label("Highlight").select_option("rank 1")
     expect(chart.locator(".nbddp-curve.nbddp-r0")).to_have_css("opacity", "0.15")
     expect(chart.locator(".nbddp-curve.nbddp-r1")).to_have_css("opacity", "1")
-    picture(notebook, "chart-turned")
+    notebook.picture("chart-turned")
     assert chart_of(notebook, "m13").count() == 0
     notebook.button("Metrics").click()
     panel.locator("select[multiple]").select_option(["loss", "m13"])
     expect(chart_of(notebook, "m13")).to_be_visible()
     expect(chart_of(notebook, "m3")).to_be_hidden()
-    picture(notebook, "chart-chosen")
+    notebook.picture("chart-chosen")
     shown = panel.locator(".nbddp-shots .nbddp-chart:visible")
     assert rows(shown) == 1
     assert fills(panel.locator(".nbddp-shots"), shown)
@@ -136,7 +133,7 @@ def test_charts_of_a_running_cell_react_to_pointer_and_controls(
     notebook.await_text(4, r"\b13\b.*\(m0, .*\): `%ddp show --metrics NAME`")
 
 
-def test_charts_of_a_record_react_without_a_kernel(notebook: LabNotebook, picture: Picture) -> None:
+def test_charts_of_a_record_react_without_a_kernel(notebook: LabNotebook) -> None:
     notebook.run(1)
     notebook.run(4)
     notebook.save()
@@ -150,28 +147,27 @@ def test_charts_of_a_record_react_without_a_kernel(notebook: LabNotebook, pictur
     expect(chart.locator(".nbddp-smooth")).to_be_hidden()
     notebook.page.get_by_label("smooth").check()
     expect(chart.locator(".nbddp-smooth")).to_be_visible()
-    picture(notebook, "chart-kept")
+    notebook.picture("chart-kept")
     chart.locator(".nbddp-key.nbddp-r1").click()
     notebook.page.mouse.move(0, 0)
-    picture(notebook, "chart-focus")
+    notebook.picture("chart-focus")
 
 
 def test_untrusted_notebook_shows_curves_and_coloured_failures(
-    desk: Desk, notebook: LabNotebook, picture: Picture
+    desk: Desk, notebook: LabNotebook
 ) -> None:
     notebook.run(3)
     notebook.run(4)
     notebook.save()
-    path = next(desk.notebooks.glob(f"{notebook_name(notebook)}"))
-    foreign = nbformat.read(path, as_version=4)
+    foreign = desk.saved(notebook.js("return panel.context.path"))
     for cell in foreign.cells:
         cell.metadata.pop("trusted", None)
     foreign.cells[4].outputs[0]["metadata"]["from"] = "elsewhere"  # makes it untrusted
     nbformat.write(foreign, desk.notebooks / "foreign.ipynb")
-    with desk.lab.open("foreign.ipynb") as page:
+    with desk.open_alone("foreign.ipynb") as page:
         cell = page.code_cell(4)
         cell.locator(".nbddp").first.scroll_into_view_if_needed()
-        picture(page, "untrusted")
+        page.picture("untrusted")
         assert page.js("return panel.content.widgets[4].model.trusted") is False
         assert cell.locator(".nbddp style, .nbddp svg").count() == 0
         expect(cell.locator(".nbddp input").first).to_be_hidden()
@@ -186,14 +182,9 @@ def test_untrusted_notebook_shows_curves_and_coloured_failures(
         expect(cell.locator(".nbddp-dot").first).to_have_css("background-color", RED)
         expect(cell.locator(".nbddp-wrong").first).to_have_css("color", RED)
         expect(cell.locator(".nbddp-key.nbddp-r1")).to_have_css("color", hex_to_css(rank_color(1)))
-        assert page.problems == []
 
 
 def hex_to_css(color: str) -> str:
     """Return a hex colour in the notation of a browser."""
     red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
     return f"rgb({red}, {green}, {blue})"
-
-
-def notebook_name(notebook: LabNotebook) -> str:
-    return str(notebook.js("return panel.context.path"))

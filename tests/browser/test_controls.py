@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 from limits import limits_source
 
-from browser.conftest import IN_BROWSER, START, Picture, write_notebook
+from browser.conftest import IN_BROWSER, START, TRAIN
 from browser.desk import Desk
 from browser.lab import LabNotebook
 
 pytestmark = IN_BROWSER
-
-TRAIN = """%%ddp
-import time
-for step in nbddp.track(range(2000)):
-    time.sleep(0.05)
-    nbddp.log(step=step, loss=2 / (step + 1), accuracy=step, rate=step, norm=step)
-    if step % 10 == 0:
-        print("step", step)
-"""
 
 # a page at 200 %, or beside another window; the wrap around a row of buttons cuts what sticks out
 NARROW = {"width": 620, "height": 700}
@@ -31,6 +21,73 @@ CUT_OFF = """rows => rows.flatMap(row => {
     return [...inside].filter(each => each.offsetWidth > 0
         && each.getBoundingClientRect().right > box.right).map(each => each.innerText);
 })"""
+
+
+@pytest.mark.gate_runs("Stop")
+@pytest.mark.parametrize(
+    ("button", "outcome", "next_cell"),
+    [
+        ("Interrupt", "interrupted · ", r"Out \[rank 1\] \(1, 2\.0\)"),
+        ("Stop", "ended by a stop · ", "NameError"),
+        ("Restart", "ended by a restart · ", "NameError"),
+        ("Kill", "failed on rank 1 · ", "rank 1 .*SIGKILL"),
+    ],
+)
+def test_button_ends_the_cell_and_leaves_a_record(
+    training: LabNotebook, button: str, outcome: str, next_cell: str
+) -> None:
+    if button == "Interrupt":
+        training.button(button).click()
+    else:
+        training.page.locator(".nbddp-buttons select").select_option("1")
+        training.press_twice(button)
+    training.await_idle()
+    text = training.text(1)
+    assert text.startswith(outcome)
+    causes = text.partition("rank\tstate")[0]
+    assert bool(re.search(r"\brank 1\b.*SIGKILL", causes)) == (button == "Kill")
+    assert "SIGTERM" not in causes  # the user ended them: no failure
+    training.picture(button)
+    training.run(3)
+    training.await_text(3, next_cell)
+
+
+def test_panel_header_stays_visible_while_scrolling(training: LabNotebook) -> None:
+    training.page.set_viewport_size({"width": 1000, "height": 500})
+    training.code_cell(1).locator(".nbddp-shots svg").nth(3).wait_for()
+    training.page.locator(".jp-WindowedPanel-outer").hover()
+    top = "document.querySelector('.jp-WindowedPanel-outer').getBoundingClientRect().top"
+    panel = "document.querySelector('.nbddp-panel').getBoundingClientRect().top"
+    for _ in range(20):  # until the panel's own top is out of sight
+        training.page.mouse.wheel(0, 100)
+        training.page.wait_for_timeout(50)
+        if training.page.evaluate(f"{panel} < {top} - 150"):
+            break
+    training.picture("scrolled")
+    assert training.page.evaluate(f"{panel} < {top} - 150"), "it was scrolled"
+    head = "document.querySelector('.nbddp-head').getBoundingClientRect().top"
+    assert abs(training.page.evaluate(f"{head} - {top}")) < 3
+    training.button("Interrupt").click()
+    training.await_idle()
+    assert training.text(1).startswith("interrupted · ")
+
+
+def test_buttons_fit_in_a_narrow_page(training: LabNotebook) -> None:
+    training.code_cell(1).locator(".nbddp-shots svg").nth(3).wait_for()
+    training.page.set_viewport_size(NARROW)
+    training.code_cell(1).locator(".nbddp-head").scroll_into_view_if_needed()
+    training.picture("narrow")
+    rows = training.code_cell(1).locator(".nbddp-buttons, .nbddp-choice")
+    assert rows.count() == 3
+    assert rows.evaluate_all(CUT_OFF) == []
+    training.press_twice("Kill")
+    training.await_idle()
+    training.await_text(1, "^failed on rank 0 · ")
+    row = training.code_cell(1).locator(".nbddp-aftermath")
+    row.scroll_into_view_if_needed()
+    training.picture("narrow-aftermath")
+    assert row.evaluate_all(CUT_OFF) == []
+
 
 SHORT = """%%ddp
 import time
@@ -46,73 +103,9 @@ new ResizeObserver(() => window.heights.push(area.offsetHeight)).observe(area);
 """
 
 
-@pytest.fixture
-def running(desk: Desk, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
-    """A page with a cell in which step 10 is done."""
-    name = f"{request.node.name}.ipynb"
-    write_notebook(desk.notebooks / name, START, TRAIN, *["1 + 1"] * 8)
-    with desk.open(name) as notebook:
-        notebook.run(0)
-        notebook.begin(1)
-        notebook.await_text(1, r"step 10$")
-        yield notebook
-        assert notebook.problems == []
-
-
-def test_stop_button_asks_for_confirmation_and_resets(
-    running: LabNotebook, picture: Picture
-) -> None:
-    running.button("Stop").click()
-    running.button(r"Stop\?").wait_for()
-    picture(running, "stop-asked")
-    running.button("Stop").wait_for(timeout=60_000)  # no answer
-    running.await_text(1, r"^running ")
-    running.press_twice("Stop")
-    running.await_idle()
-    assert running.text(1).startswith("ended by a stop · ")
-
-
-def test_panel_header_stays_visible_while_scrolling(running: LabNotebook, picture: Picture) -> None:
-    running.page.set_viewport_size({"width": 1000, "height": 500})
-    running.code_cell(1).locator(".nbddp-shots svg").nth(3).wait_for()
-    running.page.locator(".jp-WindowedPanel-outer").hover()
-    top = "document.querySelector('.jp-WindowedPanel-outer').getBoundingClientRect().top"
-    for _ in range(20):  # until the panel's own top is out of sight
-        running.page.mouse.wheel(0, 100)
-        running.page.wait_for_timeout(50)
-        panel = "document.querySelector('.nbddp-panel').getBoundingClientRect().top"
-        if running.page.evaluate(f"{panel} < {top} - 150"):
-            break
-    picture(running, "scrolled")
-    assert running.page.evaluate(f"{panel} < {top} - 150"), "it was scrolled"
-    head = "document.querySelector('.nbddp-head').getBoundingClientRect().top"
-    assert abs(running.page.evaluate(f"{head} - {top}")) < 3
-    running.button("Interrupt").click()
-    running.await_idle()
-    assert running.text(1).startswith("interrupted · ")
-
-
-def test_buttons_fit_in_a_narrow_page(running: LabNotebook, picture: Picture) -> None:
-    running.code_cell(1).locator(".nbddp-shots svg").nth(3).wait_for()
-    running.page.set_viewport_size(NARROW)
-    running.code_cell(1).locator(".nbddp-head").scroll_into_view_if_needed()
-    picture(running, "narrow")
-    rows = running.code_cell(1).locator(".nbddp-buttons, .nbddp-choice")
-    assert rows.count() == 3
-    assert rows.evaluate_all(CUT_OFF) == []
-    running.press_twice("Kill")
-    running.await_idle()
-    running.await_text(1, "^failed on rank 0 · ")
-    row = running.code_cell(1).locator(".nbddp-aftermath")
-    row.scroll_into_view_if_needed()
-    picture(running, "narrow-aftermath")
-    assert row.evaluate_all(CUT_OFF) == []
-
-
 def test_output_of_a_short_cell_never_shrinks(desk: Desk) -> None:
     cells = [limits_source(panel_opens_after=seconds) for seconds in (60.0, 1.0)]
-    write_notebook(desk.notebooks / "short.ipynb", START, SHORT, *cells)
-    with desk.open("short.ipynb") as notebook:
+    with desk.open("short.ipynb", START, SHORT, *cells) as notebook:
         notebook.run(0)
         notebook.run(2)
         for _ in range(3):
@@ -125,7 +118,6 @@ def test_output_of_a_short_cell_never_shrinks(desk: Desk) -> None:
             assert heights, "it is watched"
             assert heights == sorted(heights), "what was drawn is not taken away again"
         notebook.run(3)
-        assert notebook.problems == []
 
 
 DIES = """%%ddp
@@ -140,18 +132,17 @@ for step in nbddp.track(range(40)):
     dist.barrier()"""
 
 
-def test_dead_rank_is_healed_by_a_button_or_automatically(desk: Desk, picture: Picture) -> None:
+def test_dead_rank_is_healed_by_a_button_or_automatically(desk: Desk) -> None:
     cells = [START, "%%ddp\nimport time\nkept = [rank]", DIES, "%%ddp --quiet\nkept", DIES_ONCE]
-    write_notebook(desk.notebooks / "heal.ipynb", *cells)
-    with desk.open("heal.ipynb") as notebook:
+    with desk.open("heal.ipynb", *cells) as notebook:
         for cell in (0, 1, 2):
             notebook.run(cell)
         notebook.await_text(2, "^failed on rank 1 · ")
         notebook.button("Heal").scroll_into_view_if_needed()
-        picture(notebook, "died")
+        notebook.picture("died")
         notebook.button("Heal").click()
         notebook.await_text(2, r"^rank 1 .*rank 0 .*\d+\.\d\d s ")
-        picture(notebook, "healed")
+        notebook.picture("healed")
         for label in ("Heal", "Restart"):  # the message does not cut off the buttons
             is_whole = "it => it.scrollWidth <= it.clientWidth"
             assert notebook.button(label).evaluate(is_whole)
@@ -160,43 +151,37 @@ def test_dead_rank_is_healed_by_a_button_or_automatically(desk: Desk, picture: P
         notebook.run(4)
         notebook.await_text(4, "^done on ranks 0-1 after 1 heal, ")
         notebook.await_text(4, r"^attempt \d+, .*rank 1 .*SIGKILL ")
-        picture(notebook, "went-on")
-        assert notebook.problems == []
+        notebook.picture("went-on")
 
 
-def test_restart_button_after_a_failure_restarts_the_ranks(desk: Desk, picture: Picture) -> None:
+def test_restart_button_after_a_failure_restarts_the_ranks(desk: Desk) -> None:
     fails = "%%ddp\nkept = 1\nraise ValueError"
-    write_notebook(desk.notebooks / "anew.ipynb", START, fails, "%%ddp --quiet\nkept")
-    with desk.open("anew.ipynb") as notebook:
+    with desk.open("anew.ipynb", START, fails, "%%ddp --quiet\nkept") as notebook:
         notebook.run(0)
         notebook.run(1)
         notebook.press_twice("Restart")
         notebook.await_text(1, r"^the ranks .* attempt \d+$")
-        picture(notebook, "anew")
+        notebook.picture("anew")
         notebook.save()
         notebook.run(2)
         assert "NameError" in notebook.text(2)
         assert notebook.button("Restart").count() == 0  # another cell has run
-        assert notebook.problems == []
     with desk.open("anew.ipynb") as notebook:  # saved with the buttons, without their kernel
         notebook.await_text(1, "^failed on ")
         notebook.page.wait_for_timeout(1000)
-        picture(notebook, "anew-reopened")
+        notebook.picture("anew-reopened")
         assert "model not found" not in notebook.code_cell(1).inner_text()
 
 
-def test_panel_of_a_restarted_kernel_says_that_the_kernel_is_gone(
-    desk: Desk, picture: Picture
-) -> None:
-    write_notebook(desk.notebooks / "gone.ipynb", START, TRAIN)
-    with desk.lab.open("gone.ipynb") as notebook:
+def test_panel_of_a_restarted_kernel_says_that_the_kernel_is_gone(desk: Desk) -> None:
+    with desk.open_alone("gone.ipynb", START, TRAIN) as notebook:
         notebook.run(0)
         notebook.begin(1)
         notebook.await_text(1, r"step 10$")
         notebook.code_cell(1).locator(".nbddp-panel").wait_for()
         notebook.js("await panel.sessionContext.session.kernel.restart()")
         notebook.page.wait_for_selector(".nbddp-panel.jupyter-widgets-disconnected")
-        picture(notebook, "kernel-gone")
+        notebook.picture("kernel-gone")
         shown = notebook.page.evaluate(
             "[...document.querySelectorAll('.jupyter-widgets-disconnected')]"
             ".map(each => getComputedStyle(each, '::before'))"
@@ -208,4 +193,3 @@ def test_panel_of_a_restarted_kernel_says_that_the_kernel_is_gone(
         assert not re.search("running a cell|left", notebook.text(1))
         assert re.search(r"`%ddp show \S+ --cell 2`", notebook.text(1))
         notebook.await_idle()  # by then all messages of the ended kernel have arrived
-        assert notebook.problems == []

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from browser.conftest import IN_BROWSER, Picture, write_notebook
-from browser.desk import Desk
-from browser.lab import LabNotebook
+from browser.conftest import IN_BROWSER
+from browser.lab import LabNotebook, accessibility_problems
 
 pytestmark = [pytest.mark.full, *IN_BROWSER]
 
-START = "%load_ext nbddp\n%ddp start --nproc 3"
-WORK = """%%ddp
+CELLS = [
+    "%ddp restart --nproc 3",
+    """%%ddp
 import time
 for step in nbddp.track(range(2000), label="epoch 1"):
     nbddp.log(step=step, loss=2 / (step + 1) + rank / 10)
@@ -25,26 +23,18 @@ for step in nbddp.track(range(2000), label="epoch 1"):
         print("step", step)
     if step == 60:
         dist.barrier() if rank != 2 else time.sleep(600)
-"""
-FAILS = """%%ddp
+""",
+    """%%ddp
 import time
 for step in nbddp.track(range(40)):
     nbddp.log(step=step, loss=2 / (step + 1) + rank / 10)
     time.sleep(0.05)
     print("step", step)
 raise ValueError("no luck") if rank == 1 else SystemExit(1)
-"""
-RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}}
+""",
+]
+TAGS = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}
 THEMES = ("JupyterLab Light", "JupyterLab Dark")
-
-
-@pytest.fixture(scope="module")
-def notebook(lasting: Desk) -> Iterator[LabNotebook]:
-    """A page with three ranks."""
-    write_notebook(lasting.notebooks / "everybody.ipynb", START, WORK, FAILS)
-    with lasting.open("everybody.ipynb") as notebook:
-        notebook.run(0)
-        yield notebook
 
 
 @pytest.fixture(params=THEMES, ids=["light", "dark"])
@@ -67,40 +57,30 @@ def change_theme(notebook: LabNotebook, name: str) -> None:
 
 
 def found(notebook: LabNotebook, where: str) -> list[str]:
-    """Return the problems that axe-core finds in this element."""
-    context = {"include": [[where]]}
-    results: dict[str, Any] = Axe().run(notebook.page, context=context, options=RULES).response
-    assert results["passes"], "it has looked at something"
-    return [
-        f"{each['id']}: {node['failureSummary']} {node['html']}"
-        for each in results["violations"]
-        for node in each["nodes"]
-    ]
+    return accessibility_problems(notebook.page, where, runOnly=TAGS)
 
 
-def test_running_panel_is_accessible(notebook: LabNotebook, theme: str, picture: Picture) -> None:
+def test_running_panel_is_accessible(notebook: LabNotebook, theme: str) -> None:
     notebook.begin(1)
     notebook.await_text(1, r"step 20$")
     notebook.code_cell(1).locator(".nbddp-shots svg").first.wait_for()
-    picture(notebook, f"everybody-running-{theme}")
+    notebook.picture(f"everybody-running-{theme}")
     notebook.button("Stop").click()
     assert found(notebook, ".nbddp-panel") == []
     notebook.await_text(1, "^no progress for|never came")
     expect(notebook.code_cell(1).locator("[role=alert]")).to_have_count(1)
     assert notebook.text(1).count("waiting in") == 1, "the log does not repeat the card"
-    picture(notebook, f"everybody-hang-{theme}")
+    notebook.picture(f"everybody-hang-{theme}")
     assert found(notebook, ".nbddp-panel") == []
     notebook.button("Interrupt").click()
     notebook.await_idle()
     assert notebook.code_cell(1).locator("[role=status]").inner_text() == "interrupted"
 
 
-def test_record_of_a_failure_is_accessible(
-    notebook: LabNotebook, theme: str, picture: Picture
-) -> None:
+def test_record_of_a_failure_is_accessible(notebook: LabNotebook, theme: str) -> None:
     notebook.run(2)
     notebook.button("Restart").wait_for()
-    picture(notebook, f"everybody-failed-{theme}")
+    notebook.picture(f"everybody-failed-{theme}")
     assert found(notebook, ".jp-CodeCell:nth-of-type(3) .nbddp") == []
     assert found(notebook, ".nbddp-aftermath") == []
     notebook.js("panel.content.activeCellIndex = 2")

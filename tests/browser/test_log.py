@@ -5,53 +5,47 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
+from playwright.sync_api import Locator
 
-from browser.conftest import IN_BROWSER, Picture, write_notebook
-from browser.desk import Desk
+from browser.conftest import IN_BROWSER
 from browser.lab import LabNotebook
 
 pytestmark = [pytest.mark.full, *IN_BROWSER]
 
-LOAD = "%reload_ext nbddp"
-RESTART = "%ddp restart --nproc 4"
-PRINT = """%%ddp
+CELLS = [
+    "%ddp restart --nproc 4",
+    """%%ddp
 import time
 for step in range(4000):
     time.sleep(0.05)
-    print(f"step {step} of rank {rank} {'even' if step % 2 == 0 else 'Odd'}")
-"""
-FLOOD = "%%ddp\nimport time\nfor step in range(400): print(f'line {step}'); time.sleep(0.02)"
-BELOW = "'the cell below'"
-SELECT = """text => {
+    print(f"step {step} of rank {rank}.")
+""",
+    "'below'",
+    "%%ddp\nimport time\nfor step in range(400): print(f'line {step}'); time.sleep(0.02)",
+    "'below'",
+]
+# the text node of the log that has a text
+FIND = """text => {
   const log = [...document.querySelectorAll('.nbddp-scroll')].at(-1);
   const walk = document.createTreeWalker(log, NodeFilter.SHOW_TEXT);
-  for (let node = walk.nextNode(); node; node = walk.nextNode()) {
-    const at = node.data.indexOf(text);
-    if (at < 0) continue;
-    const range = document.createRange();
-    range.setStartBefore(node.previousSibling); // the tag
-    range.setEnd(node, at + text.length);
-    window.getSelection().removeAllRanges();
-    window.getSelection().addRange(range);
-    return window.getSelection().toString();
-  }
-}"""
+  while (walk.nextNode() && !walk.currentNode.data.includes(text));
+  const node = walk.currentNode, range = document.createRange();
+  if (!node.data.includes(text)) throw new Error(text);
+"""
+SELECT = f"""{FIND}
+  range.setStartBefore(node.previousSibling); // the tag
+  range.setEnd(node, node.data.indexOf(text) + text.length);
+  window.getSelection().removeAllRanges();
+  window.getSelection().addRange(range);
+  return window.getSelection().toString();
+}}"""
 SELECTED = "window.getSelection().toString()"
-
-
-@pytest.fixture(scope="module")
-def shared(lasting: Desk) -> Iterator[LabNotebook]:
-    """One page and one kernel for all tests."""
-    cells = [RESTART, PRINT, BELOW, FLOOD, BELOW]
-    write_notebook(lasting.notebooks / "log.ipynb", *cells, LOAD, "%ddp stop")
-    with lasting.open("log.ipynb") as notebook:
-        notebook.run(5)
-        notebook.run(2)
-        notebook.run(4)
-        yield notebook
+PLACE = f"""{FIND}
+  range.selectNodeContents(node);
+  return range.getBoundingClientRect().top - log.getBoundingClientRect().top;
+}}"""
 
 
 @pytest.fixture
@@ -64,7 +58,7 @@ def printing(notebook: LabNotebook) -> Iterator[LabNotebook]:
     notebook.await_idle()
 
 
-def log(notebook: LabNotebook, cell: int = 1) -> Any:
+def log(notebook: LabNotebook, cell: int = 1) -> Locator:
     """The part of the panel that scrolls."""
     return notebook.code_cell(cell).locator(".nbddp-scroll")
 
@@ -74,33 +68,14 @@ def newest(notebook: LabNotebook) -> int:
     return max(map(int, re.findall(r"step (\d+) of", log(notebook).inner_text())))
 
 
-def await_more(notebook: LabNotebook, steps: int = 20) -> None:
-    """Wait until so many more lines of each rank are there."""
-    goal = newest(notebook) + steps
-    deadline = time.monotonic() + 30
-    while newest(notebook) < goal:
-        assert time.monotonic() < deadline, log(notebook).inner_text()
-        time.sleep(0.05)
+def await_more(notebook: LabNotebook) -> None:
+    """Wait until 20 more lines of each rank are there."""
+    notebook.await_text(1, rf"step {newest(notebook) + 20} of", timeout=30)
 
 
 def place(notebook: LabNotebook, text: str) -> float:
     """How far below the log's upper edge a line stands."""
-    found = notebook.page.evaluate(
-        """text => {
-          const log = [...document.querySelectorAll('.nbddp-scroll')].at(-1);
-          const walk = document.createTreeWalker(log, NodeFilter.SHOW_TEXT);
-          while (walk.nextNode()) {
-            if (!walk.currentNode.data.includes(text)) continue;
-            const range = document.createRange();
-            range.selectNodeContents(walk.currentNode);
-            return range.getBoundingClientRect().top - log.getBoundingClientRect().top;
-          }
-          return null;
-        }""",
-        text,
-    )
-    assert found is not None, text
-    return float(found)
+    return float(notebook.page.evaluate(PLACE, text))
 
 
 def await_rest(notebook: LabNotebook, text: str) -> float:
@@ -115,7 +90,7 @@ def await_rest(notebook: LabNotebook, text: str) -> float:
         assert time.monotonic() < until, "it glides"
 
 
-def below_view(scroll: Any) -> float:
+def below_view(scroll: Locator) -> float:
     """How far the end of the newest line is below the log's lower edge."""
     return float(
         scroll.evaluate(
@@ -125,13 +100,19 @@ def below_view(scroll: Any) -> float:
     )
 
 
-def test_text_selection_survives_new_lines(printing: LabNotebook) -> None:
+def test_text_selection_survives_new_lines_and_the_times_button(printing: LabNotebook) -> None:
+    assert not re.search(r"\d\d:\d\d:\d\d", log(printing).inner_text())
     before = printing.page.evaluate(SELECT, "step 3 of rank 2")
     assert before == "[rank 2] step 3 of rank 2"
-    until = time.monotonic() + 5
-    while time.monotonic() < until:
+    for _ in range(3):
         await_more(printing)
         assert printing.page.evaluate(SELECTED) == before
+    printing.button("Times").click()
+    printing.await_text(1, r"^\d\d:\d\d:\d\d\.\d \[rank 1\] step")
+    assert printing.page.evaluate(SELECTED) == before
+    printing.picture("log-times")
+    printing.button("Times").click()
+    log(printing).locator(".nbddp-time").first.wait_for(state="hidden")
 
 
 def test_log_follows_new_lines_only_at_its_end(printing: LabNotebook) -> None:
@@ -154,22 +135,7 @@ def test_log_follows_new_lines_only_at_its_end(printing: LabNotebook) -> None:
     assert below_view(scroll) <= 1
 
 
-def test_times_button_shows_times_and_keeps_the_selection(
-    printing: LabNotebook, picture: Picture
-) -> None:
-    assert not re.search(r"\d\d:\d\d:\d\d", log(printing).inner_text())
-    before = printing.page.evaluate(SELECT, "step 3 of rank 2")
-    printing.button("Times").click()
-    printing.await_text(1, r"^\d\d:\d\d:\d\d\.\d \[rank 1\] step")
-    assert printing.page.evaluate(SELECTED) == before
-    picture(printing, "log-times")
-    printing.button("Times").click()
-    log(printing).locator(".nbddp-time").first.wait_for(state="hidden")
-
-
-def test_log_of_the_record_is_as_high_as_that_of_the_panel(
-    notebook: LabNotebook, picture: Picture
-) -> None:
+def test_log_of_the_record_is_as_high_as_that_of_the_panel(notebook: LabNotebook) -> None:
     notebook.begin(3)
     notebook.await_text(3, r"^\[rank 3\] line 40$")
     live = log(notebook, 3).evaluate("it => it.offsetHeight")
@@ -186,4 +152,4 @@ def test_log_of_the_record_is_as_high_as_that_of_the_panel(
     assert last <= bottom + 1
     assert re.search(r"^\.nbddp/runs/\S+/rank\*\.log$", notebook.text(3), re.MULTILINE)
     assert "earlier lines in .nbddp/runs/" in notebook.text(3)
-    picture(notebook, "log-record")
+    notebook.picture("log-record")

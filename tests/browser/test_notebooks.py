@@ -8,14 +8,13 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from browser.conftest import IN_BROWSER, Picture
-from browser.desk import Desk
-from browser.lab import Lab
+from browser.conftest import IN_BROWSER
+from browser.lab import IS_LAB, Lab
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-OTHERS = sorted(path for path in NOTEBOOKS.glob("*.ipynb") if "quickstart" not in path.name)
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+BROKEN_IMAGES = "[...document.images].filter(it => it.complete && !it.naturalWidth).length"
 
-pytestmark = [pytest.mark.full, pytest.mark.notebook, *IN_BROWSER]
+pytestmark = [pytest.mark.notebook, *IN_BROWSER]
 
 
 def meant_to_fail(path: Path) -> int:
@@ -24,38 +23,29 @@ def meant_to_fail(path: Path) -> int:
     return sum("raises-exception" in cell.metadata.get("tags", []) for cell in cells)
 
 
-@pytest.fixture
-def pictures(lab: Lab) -> None:
-    """Copy the pictures that the notebooks show."""
-    shutil.copytree(NOTEBOOKS / "pictures", lab.notebooks / "pictures", dirs_exist_ok=True)
-
-
-@pytest.mark.usefixtures("pictures")
-@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
-def test_notebook_opens_and_its_first_cell_leaves_a_record(desk: Desk, path: Path) -> None:
-    shutil.copy(path, desk.notebooks)
-    with desk.open(path.name) as notebook:
-        first = next(at for at, each in enumerate(notebook.sources()) if each.startswith("%%ddp"))
-        for cell in range(first + 1):
-            notebook.run(cell)
-        notebook.await_text(first, "^done on ranks 0-")
-        broken = "[...document.images].filter(it => it.complete && !it.naturalWidth).length"
-        assert notebook.page.evaluate(broken) == 0
-        assert notebook.problems == []
-
-
-@pytest.mark.usefixtures("pictures")
-@pytest.mark.soak  # half a minute each; the quickstart runs whole in every run
-@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
-def test_run_all_shows_no_unexpected_error_or_console_message(
-    lab: Lab, path: Path, picture: Picture
-) -> None:
+@pytest.mark.gate_runs("quickstart")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_run_all_shows_no_unexpected_error_or_console_message(lab: Lab, path: Path) -> None:
+    shutil.copytree(path.parent / "pictures", lab.notebooks / "pictures", dirs_exist_ok=True)
     shutil.copy(path, lab.notebooks)
     with lab.open(path.name) as notebook:
         notebook.run_all(timeout=200)
-        picture(notebook, path.stem)
+        notebook.picture(path.stem)
         assert len(notebook.errors()) == meant_to_fail(path), notebook.errors()
+        assert notebook.page.evaluate(BROKEN_IMAGES) == 0
         assert notebook.problems == []
         text = "\n".join(notebook.outputs())
-        assert "done on ranks" in text
-        assert "No such comm" not in text  # the page sent a message to a closed panel
+    assert "done on ranks" in text
+    assert "No such comm" not in text  # the page sent a message to a closed panel
+    assert "CellFailedError" not in text  # the report is shown, not a traceback of the notebook
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not IS_LAB, reason="mybinder.org opens JupyterLab, as binder/ tells it to")
+def test_binder_configuration_opens_the_quickstart(lab: Lab, tmp_path: Path) -> None:
+    root, binder_files = tmp_path / "root", NOTEBOOKS[0].parents[1] / "binder"
+    shutil.copytree(NOTEBOOKS[0].parent, root / "notebooks" / "notebooks")
+    shutil.copytree(binder_files, root / "jupyter_config_dir")
+    with Lab(root, browser=lab.browser()) as binder, binder.open_first_page() as notebook:
+        assert notebook.page.url.startswith(f"{binder.url}/lab/tree/notebooks/{NOTEBOOKS[0].name}")
+    assert "jupyter_lab_config.json" in (binder_files / "postBuild").read_text()

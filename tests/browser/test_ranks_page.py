@@ -1,24 +1,20 @@
-"""Ranks on a page: the slow rank is marked, curves have a scale, and the record keeps both."""
+"""Ranks on a page: the slow rank is marked, many ranks unfold, and the record keeps both."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Locator, expect
 
-from browser.conftest import IN_BROWSER, Picture, write_notebook
-from browser.desk import Desk
+from browser.conftest import IN_BROWSER
 from browser.lab import LabNotebook
 
 pytestmark = [pytest.mark.full, *IN_BROWSER]
 
-LOAD = "%reload_ext nbddp"
-RESTART = "%ddp restart --nproc 4"
-STOP = "%ddp stop"
-CROWD = "# a crowd\n%ddp restart --nproc 9"
-TRAIN = """%%ddp
+CELLS = [
+    "%ddp restart --nproc 4",
+    """%%ddp
 import time
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
 kept = []
@@ -28,27 +24,19 @@ for step in nbddp.track(range(4000), label="epoch 1"):
     loss.backward()
     kept.append(torch.ones(100_000))
     nbddp.log(step=step, loss=loss.item())
-"""
+    print("step", step)
+""",
+    "# a crowd\n%ddp restart --nproc 9",
+]
 WHY = r"slow: .* \d\d % .* \d+\.\d s"
 SCALE = r"now \d+ MiB, axis 0 to \d+ MiB, last \d+ s"
-
-
-@pytest.fixture(scope="module")
-def shared(lasting: Desk) -> Iterator[LabNotebook]:
-    """One page and one kernel for all tests."""
-    write_notebook(lasting.notebooks / "ranks.ipynb", RESTART, TRAIN, CROWD, LOAD, STOP)
-    with lasting.open("ranks.ipynb") as notebook:
-        notebook.run(3)
-        yield notebook
 
 
 def output(notebook: LabNotebook) -> Locator:
     return notebook.code_cell(1).locator(".jp-Cell-outputArea")
 
 
-def test_slow_rank_is_marked_and_memory_is_shown_as_curves(
-    notebook: LabNotebook, picture: Picture
-) -> None:
+def test_slow_rank_is_marked_and_memory_is_shown_as_curves(notebook: LabNotebook) -> None:
     notebook.begin(1)
     notebook.await_text(1, r"^2 ↓ slow", timeout=60)
     assert re.search(r"4 running .*slowest 2|\d (running|waiting) .*slowest 2", notebook.text(1))
@@ -61,7 +49,7 @@ def test_slow_rank_is_marked_and_memory_is_shown_as_curves(
     said = curves.first.get_attribute("aria-label") or ""
     assert re.fullmatch(f"memory: {SCALE}", said)
     assert output(notebook).locator("svg[aria-label^='steps per second: ']").count() == 4
-    picture(notebook, "ranks-running")
+    notebook.picture("ranks-running")
     notebook.button("Interrupt").click()
     notebook.await_idle()
     kept = output(notebook).locator("details[open] .nbddp-ranks")
@@ -69,25 +57,32 @@ def test_slow_rank_is_marked_and_memory_is_shown_as_curves(
     assert kept.locator("svg[aria-label^='memory: ']:visible").count() == 4
     image = kept.locator("img[alt^='memory: ']").first
     expect(image).to_be_hidden()
-    picture(notebook, "ranks-record")
+    notebook.picture("ranks-record")
     sheets = notebook.page.locator(".jp-OutputArea style")
     sheets.evaluate_all("sheets => sheets.forEach(each => each.remove())")
     expect(image).to_be_visible()
     assert image.evaluate("it => it.decode().then(() => it.naturalWidth)") == 32
 
 
-def test_slow_rank_is_marked_in_the_grid_of_many_ranks(
-    notebook: LabNotebook, picture: Picture
-) -> None:
+def test_many_ranks_are_one_expandable_line_and_the_record_is_short(notebook: LabNotebook) -> None:
     notebook.run(2)
     notebook.begin(1)
+    output(notebook).locator(".nbddp-shots svg").first.wait_for()
     notebook.await_text(1, "slowest 2", timeout=90)
-    notebook.button("All ranks").click()
+    opens = notebook.button("All ranks")
+    before = opens.bounding_box()
+    opens.click()
     field = output(notebook).locator(".nbddp-field", has_text="2↓")
     field.wait_for()
     said = rf"rank 2: (running|waiting) · step \d+ · .* · \d+ MiB · {WHY}"
     assert re.fullmatch(said, field.get_attribute("title") or "")
     assert output(notebook).locator(".nbddp-field").count() == 9
-    picture(notebook, "ranks-grid")
+    assert opens.bounding_box() == before, "the same place closes it"
+    notebook.picture("ranks-grid")
+    area = notebook.code_cell(1).locator(".jp-OutputArea")
+    live = area.evaluate("it => it.offsetHeight")
     notebook.button("Interrupt").click()
     notebook.await_idle()
+    notebook.await_text(1, "^9 interrupted$")
+    notebook.picture("ranks-grid-record")
+    assert area.evaluate("it => it.offsetHeight") < live + 100

@@ -1,63 +1,21 @@
-"""Findings, traces, timelines, runs and sweeps on a page, live and saved without a kernel."""
+"""Traces, runs and sweeps on a page, live and saved without a kernel."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import re
 from pathlib import Path
 
-import nbformat
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from nbconvert import HTMLExporter
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
-from browser.conftest import IN_BROWSER, START, Picture, write_notebook
+from browser.conftest import IN_BROWSER, START
 from browser.desk import Desk
+from browser.lab import accessibility_problems
 from nbddp.record.trace import OUTSIDE_OPERATORS
 from nbddp.worker.watch.profiler import PID_RANGE
 
 pytestmark = [pytest.mark.full, *IN_BROWSER]
-
-WRAPS = """%%ddp
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
-data = TensorDataset(torch.rand(64, 4))
-model = DistributedDataParallel(torch.nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-"""
-WRONG = """%%ddp
-train = DataLoader(data, batch_size=16, shuffle=True)
-for x, in train:
-    model(x).sum().backward()
-    optimizer.step()
-torch.save(model.module.state_dict(), "model.pt")
-print("trained")
-"""
-
-
-def test_finding_is_one_line_that_unfolds(desk: Desk, picture: Picture) -> None:
-    write_notebook(desk.notebooks / "checks.ipynb", START, WRAPS, WRONG, "%ddp check")
-    with desk.open("checks.ipynb") as notebook:
-        for cell in range(4):
-            notebook.run(cell)
-        notebook.await_text(2, "2 possible mistakes found")
-        assert "possible mistake" not in notebook.text(1)
-        folded = (
-            notebook.code_cell(2).locator("details", has_text="2 possible mistakes found").first
-        )
-        expect(folded).to_have_count(1)
-        fix = folded.get_by_text("Give the loader a DistributedSampler")
-        expect(fix).to_be_hidden()
-        picture(notebook, "checks_folded")
-        folded.locator("summary").first.click()
-        expect(fix).to_be_visible()
-        picture(notebook, "checks_unfolded")
-        notebook.await_text(3, r"2 possible mistakes found in cell \[")
-        expect(notebook.code_cell(3).get_by_text("every rank writes 'model.pt'")).to_be_visible()
-        assert notebook.problems == []
-
 
 TRACED = """%%ddp --trace 2:4
 import time
@@ -68,70 +26,21 @@ for step in range(8):
 """
 
 
-def test_trace_link_downloads_the_file_and_the_table_compares_ranks(
-    desk: Desk, picture: Picture
-) -> None:
-    name = "trace.ipynb"
-    write_notebook(desk.notebooks / name, START, TRACED)
-    with desk.open(name) as notebook:
+def test_trace_link_downloads_the_file_and_the_table_compares_ranks(desk: Desk) -> None:
+    with desk.open("trace.ipynb", START, TRACED) as notebook:
         notebook.run(0)
         notebook.run(1)
         cell = notebook.code_cell(1)
         table = cell.locator("table[aria-label='milliseconds in operators, by rank']")
         expect(table).to_contain_text(OUTSIDE_OPERATORS, timeout=30_000)
         expect(table).to_contain_text("gloo:all_reduce, with the waiting")
-        picture(notebook, "trace")
+        notebook.picture("trace")
         with notebook.page.expect_download() as downloaded:
             cell.get_by_role("link", name="download cell").click()
         data = Path(downloaded.value.path()).read_bytes()
         is_packed = downloaded.value.suggested_filename.endswith(".gz")
         events = json.loads(gzip.decompress(data) if is_packed else data)["traceEvents"]
         assert {each["pid"] // PID_RANGE for each in events} == {0, 1}
-        assert notebook.problems == []
-
-
-THREE_RANKS = "%load_ext nbddp\n%ddp start --nproc 3"
-TIMED = """%%ddp --timeline
-import time
-from pathlib import Path
-for step in range(2000):
-    time.sleep(0.09 if rank == 2 else 0.04)
-    dist.all_reduce(torch.ones(1))
-    nbddp.log(step=step, loss=1.0)
-    if step % 10 == 0:
-        flag = torch.tensor([float(Path("enough").exists())])
-        dist.broadcast(flag, 0)
-        if flag.item():
-            break
-"""
-
-
-def test_timeline_panel_names_the_late_rank_and_saves_the_picture(desk: Desk) -> None:
-    name, enough = "timeline.ipynb", desk.notebooks / "enough"
-    enough.unlink(missing_ok=True)
-    write_notebook(desk.notebooks / name, THREE_RANKS, TIMED)
-    with desk.open(name) as notebook:
-        notebook.run(0)
-        notebook.begin(1)
-        cell = notebook.code_cell(1)
-        expect(cell.locator(".nbddp-panel")).to_contain_text(
-            re.compile(r"rank 2 .*\bwait"), timeout=60_000
-        )
-        enough.touch()
-        picture = cell.locator("img[alt^='ranks as rows, time across']")
-        expect(picture).to_be_visible(timeout=60_000)
-        assert picture.evaluate("each => each.complete && each.naturalWidth > 1000")
-        table = cell.locator("table[aria-label^='seconds that ranks waited']")
-        expect(table.locator("tbody tr")).to_have_count(3)
-        notebook.save()
-        assert notebook.problems == []
-    enough.unlink()
-    outputs = nbformat.read(desk.notebooks / name, as_version=4).cells[1].outputs
-    (shown,) = [
-        each.data for each in outputs if "20 steps" in each.get("data", {}).get("text/plain", "")
-    ]
-    assert "data:image/png;base64," in shown["text/html"]
-    assert re.search(r"^waited for +rank 0 +rank 1 +rank 2 +all$", shown["text/plain"], re.M)
 
 
 LOGS = """%%ddp --nproc 2 --name beside{number}
@@ -151,20 +60,12 @@ BESIDE = [
 ]
 
 
-def wrong_for_somebody(page: Page, *tables: str) -> list[str]:
-    """What axe-core finds in these tables and around them."""
-    context = {"include": [[f".nbddp:has(table[aria-label='{each}'])"] for each in tables]}
-    results = Axe().run(page, context=context).response
-    assert results["passes"], "it has looked at something"
-    return [f"{each['id']}: {each['nodes'][0]['html']}" for each in results["violations"]]
+def around_tables(*labels: str) -> list[str]:
+    return [f".nbddp:has(table[aria-label='{each}'])" for each in labels]
 
 
-def test_saved_notebook_shows_list_and_comparison_of_runs(
-    desk: Desk, picture: Picture, tmp_path: Path
-) -> None:
-    name = "beside.ipynb"
-    write_notebook(desk.notebooks / name, *BESIDE)
-    with desk.open(name) as notebook:
+def test_saved_notebook_shows_list_and_comparison_of_runs(desk: Desk, tmp_path: Path) -> None:
+    with desk.open("beside.ipynb", *BESIDE) as notebook:
         for cell in range(len(BESIDE)):
             notebook.run(cell)
         listed = notebook.code_cell(4).locator("table[aria-label=runs]")
@@ -177,25 +78,19 @@ def test_saved_notebook_shows_list_and_comparison_of_runs(
         differs = compared.locator("table[aria-label='differences between the runs']")
         expect(differs.locator("tbody tr")).to_have_text(["lr13"])
         expect(compared.locator(".nbddp-plot svg")).to_have_count(1)
-        picture(notebook, "compare")
-        expect(compared.locator(".nbddp-smooth").first).to_be_hidden()
-        compared.get_by_label("smooth").check()
-        expect(compared.locator(".nbddp-smooth").first).to_be_visible()
+        notebook.picture("compare")
         notebook.save()
-        assert notebook.problems == []
-    saved = nbformat.read(desk.notebooks / name, as_version=4)
-    for theme in ("light", "dark"):
-        html, _ = HTMLExporter(theme=theme).from_notebook_node(saved)
-        (tmp_path / f"{theme}.html").write_text(html)
     page = desk.lab.browser().new_page()
     for theme in ("light", "dark"):
-        page.goto((tmp_path / f"{theme}.html").as_uri(), wait_until="domcontentloaded")
+        html = tmp_path / f"{theme}.html"
+        html.write_text(desk.exported("beside.ipynb", theme=theme))
+        page.goto(html.as_uri(), wait_until="domcontentloaded")
         expect(page.locator("table[aria-label=runs] svg").first).to_be_visible()
-        expect(page.locator("table[aria-label='results of the runs']")).to_be_visible()
+        expect(page.locator(".nbddp-smooth").first).to_be_hidden()
         page.get_by_label("smooth").first.check()
         expect(page.locator(".nbddp-smooth").first).to_be_visible()
-        assert wrong_for_somebody(page, "runs", "results of the runs") == []
-        page.screenshot(path=tmp_path / f"{theme}.png", full_page=True)
+        tables = around_tables("runs", "results of the runs")
+        assert accessibility_problems(page, *tables) == []
     page.close()
 
 
@@ -212,9 +107,7 @@ SWEEPS = [
 
 
 def test_sweep_shows_its_progress_and_its_results_are_saved(desk: Desk) -> None:
-    name = "sweep.ipynb"
-    write_notebook(desk.notebooks / name, *SWEEPS)
-    with desk.open(name) as notebook:
+    with desk.open("sweep.ipynb", *SWEEPS) as notebook:
         for cell in (0, 1):
             notebook.run(cell)
         notebook.begin(2)
@@ -240,22 +133,17 @@ def test_sweep_shows_its_progress_and_its_results_are_saved(desk: Desk) -> None:
         expect(scaled.locator("img[alt^='strong scaling: speed-up ']")).to_be_visible()
         expect(scaled).to_contain_text("scale of 6: 6 ok")
         expect(scaled).to_contain_text("strong scaling: ")
-        assert wrong_for_somebody(notebook.page, "runs", "world sizes") == []
+        assert accessibility_problems(notebook.page, *around_tables("runs", "world sizes")) == []
         notebook.save()
-        assert notebook.problems == []
-    saved = nbformat.read(desk.notebooks / name, as_version=4)
-    body, _ = HTMLExporter().from_notebook_node(saved)
+    body = desk.exported("sweep.ipynb")
     for text in ("sweep of 3: 2 ok, 1 failed", "strong scaling: speed-up "):
         assert text in body
 
 
 def test_the_panels_buttons_end_the_whole_sweep(desk: Desk) -> None:
-    name = "ended.ipynb"
     sweep = "%%ddp --sweep lr={}\nnbddp.log(x=lr)\nwhile lr == {}:\n    time.sleep(0.05)"
-    write_notebook(
-        desk.notebooks / name, *SWEEPS[:2], sweep.format("1,2,3", 2), sweep.format("4,5", 4)
-    )
-    with desk.open(name) as notebook:
+    cells = [*SWEEPS[:2], sweep.format("1,2,3", 2), sweep.format("4,5", 4)]
+    with desk.open("ended.ipynb", *cells) as notebook:
         for cell in (0, 1):
             notebook.run(cell)
         notebook.begin(2)
@@ -269,14 +157,12 @@ def test_the_panels_buttons_end_the_whole_sweep(desk: Desk) -> None:
         notebook.button("Interrupt").click()
         expect(notebook.code_cell(3)).to_contain_text("sweep of 2: 1 ended by you, 1 not run")
         notebook.await_idle()
-        assert notebook.problems == []
 
 
-def test_reloaded_page_shows_the_progress_and_end_of_a_sweep(desk: Desk, picture: Picture) -> None:
-    path = desk.notebooks / "saved-and-loaded-again.ipynb"
-    cell = "%%ddp --sweep lr=1,2,3\ntrain(lr)\nwhile not os.path.exists(f'go_on_{lr}'):\n"
-    write_notebook(path, *SWEEPS[:2], f"{cell}    time.sleep(0.05)", "1 + 1")
-    with desk.lab.open(path.name) as notebook:
+def test_reloaded_page_shows_the_progress_and_end_of_a_sweep(desk: Desk) -> None:
+    sweep = "%%ddp --sweep lr=1,2,3\ntrain(lr)\nwhile not os.path.exists(f'go_on_{lr}'):\n"
+    cells = [*SWEEPS[:2], f"{sweep}    time.sleep(0.05)", "1 + 1"]
+    with desk.open_alone("loaded-again.ipynb", *cells) as notebook:
         for each in (0, 1):
             notebook.run(each)
         notebook.begin(2)
@@ -291,6 +177,6 @@ def test_reloaded_page_shows_the_progress_and_end_of_a_sweep(desk: Desk, picture
         for lr in (2, 3):
             (desk.notebooks / f"go_on_{lr}").touch()
         expect(output).to_contain_text("sweep of 3: 3 ok")
-        picture(notebook, "sweep-loaded-again")
+        notebook.picture("sweep-loaded-again")
         notebook.await_kernel()
         notebook.run(3)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 from playwright.sync_api import Locator
 
-from browser.conftest import IN_BROWSER, Picture, write_notebook
+from browser.conftest import IN_BROWSER
 from browser.desk import Desk
 from browser.lab import LabNotebook
 
 pytestmark = [pytest.mark.full, *IN_BROWSER]
 
-CELLS = (
-    "%load_ext nbddp",
+CELLS = [
     "%ddp restart --nproc 2",
-    "%ddp stop",
     """%%ddp
 losses = [2.0, 1.5]
 if rank == 1:
@@ -27,10 +23,6 @@ print(losses)""",
     "%%ddp\nname = input('name? ')\nprint(name.upper())",
     "%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nprint('kept', kept, x.item())",
     "%%ddp\nkept = rank",
-    "%%ddp\ndef half(n):\n    return 1 / n\nhalf(rank)",
-    "%ddp debug",
-    "from getpass import getpass",
-    "%%ddp\nfrom getpass import getpass\nif rank == 0: print(len(getpass('token: ')))",
     *(
         f"""%%ddp
 import os, threading, time
@@ -52,21 +44,9 @@ else:
         )
     ),
     *["'a cell below'"] * 12,
-)
-BREAK, NAME, AFTER, KEEP, FAIL, DEBUG, SECRET, ALONE, ALONE_IN_DEBUGGER, DYING = (
-    *range(3, 9),
-    *range(10, 14),
-)
+]
+BREAK, NAME, AFTER, KEEP, ALONE, ALONE_IN_DEBUGGER, DYING = range(1, 8)
 OPEN = ".jp-OutputArea-stdin-item:not(.jp-OutputArea-stdin-hiding)"  # JupyterLab 4.4 and newer
-
-
-@pytest.fixture(scope="module")
-def shared(lasting: Desk) -> Iterator[LabNotebook]:
-    """A page with cells that ask."""
-    write_notebook(lasting.notebooks / "typing.ipynb", *CELLS)
-    with lasting.open("typing.ipynb") as notebook:
-        notebook.run(0)
-        yield notebook
 
 
 def await_box(notebook: LabNotebook, prompt: str) -> Locator:
@@ -91,13 +71,11 @@ def names_are_kept(notebook: LabNotebook) -> None:
     assert "kept 1 2.0" in notebook.text(AFTER)
 
 
-def test_debugger_opens_at_a_breakpoint_and_continues(
-    notebook: LabNotebook, picture: Picture
-) -> None:
+def test_debugger_opens_at_a_breakpoint_and_continues(notebook: LabNotebook) -> None:
     notebook.begin(BREAK)
     await_box(notebook, "[rank 1] ipdb>")
     notebook.await_text(BREAK, r"in the debugger\s+4 breakpoint")
-    picture(notebook, "debugger")
+    notebook.picture("debugger")
     answer(notebook, "[rank 1] ipdb>", "p losses")
     notebook.await_text(BREAK, r"\[2\.0, 1\.5\]")
     notebook.await_text(BREAK, "waiting for the debugger")
@@ -105,60 +83,7 @@ def test_debugger_opens_at_a_breakpoint_and_continues(
     notebook.await_idle()
     assert "[2.0, 1.5, 0.5]" in notebook.text(BREAK)
     assert notebook.errors() == []
-    picture(notebook, "debugger-record")
-
-
-def test_a_secret_is_not_shown(notebook: LabNotebook) -> None:
-    notebook.begin(SECRET)
-    assert await_box(notebook, "[rank 0] token:").get_attribute("type") == "password"
-    answer(notebook, "[rank 0] token:", "abcdef")
-    notebook.await_idle()
-    assert "6" in notebook.text(SECRET)
-    assert "abcdef" not in notebook.text(SECRET)
-
-
-def test_debugger_opens_the_last_failure(notebook: LabNotebook, picture: Picture) -> None:
-    notebook.run(FAIL)
-    notebook.begin(DEBUG)
-    answer(notebook, "[rank 0] ipdb>", "p n")
-    notebook.await_text(DEBUG, "^.*\\b0$")
-    picture(notebook, "post-mortem")
-    answer(notebook, "[rank 0] ipdb>", "u")
-    answer(notebook, "[rank 0] ipdb>", "p rank")
-    answer(notebook, "[rank 0] ipdb>", "q")
-    notebook.await_idle()
-    notebook.run(KEEP)
-    names_are_kept(notebook)
-
-
-def do_to_cell(notebook: LabNotebook, *commands: str) -> None:
-    """Do JupyterLab's commands to the cell that asks."""
-    notebook.js(f"panel.content.activeCellIndex = {NAME}")
-    for each in commands:
-        notebook.js(f"await window.jupyterapp.commands.execute('notebook:{each}')")
-
-
-def reload(notebook: LabNotebook) -> None:
-    """Press F5."""
-    notebook.reload()
-
-
-def delete(notebook: LabNotebook) -> None:
-    """Delete the cell that asks, and undo it: the cells after it have the same places then."""
-    do_to_cell(notebook, "delete-cell", "undo-cell-action")
-    interrupt(notebook)
-
-
-def clear(notebook: LabNotebook) -> None:
-    """Clear the outputs, and with them the box."""
-    do_to_cell(notebook, "clear-cell-output")
-    interrupt(notebook)
-
-
-def move(notebook: LabNotebook) -> None:
-    """Move the cell that asks down and up again."""
-    do_to_cell(notebook, "move-cell-down", "move-cell-up")
-    interrupt(notebook)
+    notebook.picture("debugger-record")
 
 
 def interrupt(notebook: LabNotebook) -> None:
@@ -166,35 +91,27 @@ def interrupt(notebook: LabNotebook) -> None:
     notebook.js("await panel.sessionContext.session.kernel.interrupt()")
 
 
-def press_interrupt(notebook: LabNotebook) -> None:
-    """Press the panel's button."""
-    notebook.button("Interrupt").click()
+COMMANDS = {  # to the cell that asks; after each, it or a new cell is in its place
+    "delete": ("delete-cell", "undo-cell-action"),
+    "clear": ("clear-cell-output",),
+    "move": ("move-cell-down", "move-cell-up"),
+    "interrupt": (),
+}
 
 
-WAYS_OUT = (reload, delete, clear, move, interrupt, press_interrupt)
-
-
-def turn_away(notebook: LabNotebook, leave: Callable[[LabNotebook], None]) -> None:
-    """Open an input box, and leave the cell without an answer."""
-    notebook.run(KEEP)
-    notebook.begin(NAME)
-    await_box(notebook, "name?")
-    notebook.await_text(NAME, "input")
-    leave(notebook)
-    notebook.await_ready()
-    notebook.await_kernel()
-    notebook.await_idle()
-    interrupt(notebook)  # JupyterLab waits for an answer, the kernel does not
-    names_are_kept(notebook)
-
-
-@pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("leave", WAYS_OUT, ids=lambda each: each.__name__)
-def test_input_box_is_abandoned_when_the_user_leaves_the_cell(
-    notebook: LabNotebook, leave: Callable[[LabNotebook], None], times: int
-) -> None:
-    for _ in range(times):
-        turn_away(notebook, leave)
+def leave(notebook: LabNotebook, way_out: str) -> None:
+    """Reload the page, press the panel's button, or do commands and interrupt the kernel."""
+    match way_out:
+        case "reload":
+            notebook.reload()
+        case "panel":
+            notebook.button("Interrupt").click()
+            await_no_box(notebook)
+        case _:
+            notebook.js(f"panel.content.activeCellIndex = {NAME}")
+            for each in COMMANDS[way_out]:
+                notebook.js(f"await window.jupyterapp.commands.execute('notebook:{each}')")
+            interrupt(notebook)
 
 
 def await_no_box(notebook: LabNotebook) -> None:
@@ -205,6 +122,22 @@ def await_no_box(notebook: LabNotebook) -> None:
     assert notebook.page.locator(OPEN).count() == 0
     saved = notebook.js("return JSON.stringify(panel.content.model.toJSON())")
     assert "application/javascript" not in saved
+
+
+@pytest.mark.parametrize("way_out", ["reload", "panel", *COMMANDS])
+def test_input_box_is_abandoned_when_the_user_leaves_the_cell(
+    notebook: LabNotebook, way_out: str
+) -> None:
+    notebook.run(KEEP)
+    notebook.begin(NAME)
+    await_box(notebook, "name?")
+    notebook.await_text(NAME, "input")
+    leave(notebook, way_out)
+    notebook.await_ready()
+    notebook.await_kernel()
+    notebook.await_idle()
+    interrupt(notebook)  # JupyterLab waits for an answer, the kernel does not
+    names_are_kept(notebook)
 
 
 @pytest.mark.parametrize(
@@ -232,21 +165,12 @@ def test_input_box_closes_when_a_rank_fails_or_dies(
     names_are_kept(notebook)
 
 
-def test_panel_interrupt_closes_the_input_box(notebook: LabNotebook) -> None:
-    notebook.run(KEEP)
-    notebook.begin(NAME)
-    await_box(notebook, "name?")
-    press_interrupt(notebook)
-    await_no_box(notebook)
-    names_are_kept(notebook)
-
-
 def test_input_box_survives_scrolling_away(notebook: LabNotebook) -> None:
     notebook.begin(BREAK)
     await_box(notebook, "[rank 1] ipdb>")
     notebook.js("await panel.content.scrollToItem(panel.content.widgets.length - 1)")
     notebook.page.wait_for_timeout(1000)
-    notebook.js("await panel.content.scrollToItem(3)")
+    notebook.js("await panel.content.scrollToItem(1)")
     answer(notebook, "[rank 1] ipdb>", "c")
     notebook.await_idle()
     assert "[2.0, 1.5, 0.5]" in notebook.text(BREAK)

@@ -94,6 +94,8 @@ def test_cells_run_on_two_nodes(on_nodes: OnNodes, capsys: pytest.CaptureFixture
     ]
     out = capsys.readouterr().out
     assert all(f"hello of {rank}" in out for rank in range(4))
+    named = [on_nodes.node_of(rank).name for rank in range(4)]
+    assert [each.node for each in group.snapshot().ranks] == named
     _secret_is_in_no_argument_and_no_environment(on_nodes)
     _listens_only_on_the_named_address(on_nodes)
     _logs_are_here(group)

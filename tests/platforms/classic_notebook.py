@@ -10,19 +10,19 @@ import os
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from browser.conftest import NEEDS_CHROMIUM, write_notebook
-from browser.lab import CHROMIUM, CHROMIUM_ARGS
+from browser.conftest import NEEDS_CHROMIUM
+from browser.lab import CHROMIUM, CHROMIUM_ARGS, write_notebook
 from playwright.sync_api import Page, sync_playwright
+from processes import free_port, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180), NEEDS_CHROMIUM]
 
@@ -35,19 +35,11 @@ READY = "window.Jupyter?.notebook?.kernel?.is_connected()"
 OUTPUTS = "Jupyter.notebook.get_cells().map(cell => cell.output_area.element.text())"
 
 
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        return int(taken.getsockname()[1])
-
-
-def await_server(url: str, server: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and server.poll() is None:
-        with suppress(OSError):
-            urllib.request.urlopen(url, timeout=5).close()
-            return
-        time.sleep(0.1)
-    raise RuntimeError("the classic Notebook did not start")
+def answers(url: str) -> bool:
+    with suppress(OSError):
+        urllib.request.urlopen(url, timeout=5).close()
+        return True
+    return False
 
 
 @pytest.fixture
@@ -62,7 +54,7 @@ def page(tmp_path: Path) -> Iterator[Page]:
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
     url = f"http://127.0.0.1:{port}"
     try:
-        await_server(f"{url}/api", server)
+        assert wait_until(lambda: answers(f"{url}/api"), timeout=60), "it did not start"
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
             page = browser.new_page(viewport={"width": 1200, "height": 1000})
@@ -77,10 +69,10 @@ def page(tmp_path: Path) -> Iterator[Page]:
 
 
 def await_text(page: Page, cell: int, pattern: str) -> None:
-    deadline = time.monotonic() + 60
-    while not re.search(pattern, text := page.evaluate(OUTPUTS)[cell]):
-        assert time.monotonic() < deadline, f"{pattern!r} is not in:\n{text}"
-        time.sleep(0.1)
+    is_shown = wait_until(
+        lambda: bool(re.search(pattern, page.evaluate(OUTPUTS)[cell])), timeout=60
+    )
+    assert is_shown, f"{pattern!r} is not in:\n{page.evaluate(OUTPUTS)[cell]}"
 
 
 def picture(page: Page, name: str) -> None:
