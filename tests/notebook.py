@@ -54,11 +54,12 @@ class Notebook:
     _heard = 0.0
     asked: dict[str, Any]  # the last request for input
 
-    def __init__(self, folder: Path, *, loads: bool = True) -> None:
+    def __init__(self, folder: Path, *, loads: bool = True, is_page: bool = False) -> None:
         # not by TCP: kernels that start at the same time may choose the same port
         self._sockets = TemporaryDirectory(dir="/tmp")
         self._manager = KernelManager(transport="ipc", ip=f"{self._sockets.name}/kernel")
         self.folder = folder  # in which cells work
+        self._is_page = is_page
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
         env = os.environ | {"TMPDIR": str(self.temporary)}
@@ -87,6 +88,11 @@ class Notebook:
     def pid(self) -> int:
         return int(self._manager.provisioner.pid)
 
+    def next_message(self, timeout: float) -> dict[str, Any]:
+        """Return the next message of any cell; raise ``Empty`` if none arrives in time."""
+        message: dict[str, Any] = self.client.get_iopub_msg(timeout=timeout)
+        return message
+
     def run(self, source: str, *, timeout: float = PATIENCE) -> Reply:
         """Run a cell and wait for its end.
 
@@ -112,7 +118,7 @@ class Notebook:
                 answer() if callable(answer) else self.client.input(answer)
                 self._heard = time.monotonic()
             with suppress(Empty):
-                message = self.client.get_iopub_msg(timeout=0.005)
+                message = self.next_message(0.005)
                 is_ours = message["parent_header"].get("msg_id") == request
                 if is_ours and self._read(message, reply):
                     break
@@ -131,15 +137,35 @@ class Notebook:
 
     def begin(self, source: str, *, asks: bool = False) -> str:
         """Send a cell, from a front end with or without input boxes. Return the message id."""
-        return str(self.client.execute(source, store_history=True, allow_stdin=asks))
+        content = {
+            "code": source,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": asks or self._is_page,
+            "stop_on_error": True,
+        }
+        names = {"cellId": "a-cell"} if self._is_page else {}  # as JupyterLab does
+        message = self.client.session.msg("execute_request", content, metadata=names)
+        self.client.shell_channel.send(message)
+        return str(message["header"]["msg_id"])
 
-    def await_input(self, request: str) -> None:
-        """Wait until the kernel runs the cell: an earlier interrupt has no effect."""
-        while True:
-            message = self.client.get_iopub_msg(timeout=PATIENCE)
+    def read_until(
+        self,
+        request: str,
+        reply: Reply,
+        wanted: Callable[[Reply], bool],
+        *,
+        timeout: float = PATIENCE,
+    ) -> bool:
+        """Collect the output of a cell until it is as wanted. Return false if the cell ended."""
+        deadline = time.monotonic() + timeout
+        while not wanted(reply):
+            message = self.next_message(max(0.01, deadline - time.monotonic()))
             is_ours = message["parent_header"].get("msg_id") == request
-            if is_ours and message["msg_type"] == "execute_input":
-                return
+            if is_ours and self._read(message, reply):
+                return False
+        return True
 
     def finish(
         self,
@@ -152,15 +178,13 @@ class Notebook:
     ) -> Reply:
         """Collect the output of a cell, to its end or until a text occurred this many times."""
         reply, began = so_far or Reply(), time.monotonic()
-        while True:
-            left = timeout - (time.monotonic() - began)
-            message = self.client.get_iopub_msg(timeout=max(0.01, left))
-            if message["parent_header"].get("msg_id") != request:
-                continue
-            if self._read(message, reply) or (until and reply.text.count(until) >= times):
-                break
+
+        def has_text(so_far: Reply) -> bool:
+            return bool(until) and so_far.text.count(until) >= times
+
+        is_running = self.read_until(request, reply, has_text, timeout=timeout)
         reply.seconds = time.monotonic() - began
-        if not until or reply.text.count(until) < times:
+        if not is_running:
             reply.status = self._status(request, reply, timeout=timeout)
         return reply
 
@@ -184,6 +208,7 @@ class Notebook:
         return str(answer["content"]["status"])
 
     def _read(self, message: dict[str, Any], reply: Reply) -> bool:
+        """Add a message of a cell to its reply. Return whether it ends the cell."""
         content = message["content"]
         match message["msg_type"]:
             case "execute_input":
@@ -216,22 +241,9 @@ class Notebook:
         go_on = self.folder / "go_on"
         go_on.unlink(missing_ok=True)
         request, reply = self.begin(source), Reply()
-        while not wanted(reply):
-            message = self.client.get_iopub_msg(timeout=PATIENCE)
-            if message["parent_header"].get("msg_id") == request:
-                assert not self._read(message, reply), f"it was over before: {reply}"
+        assert self.read_until(request, reply, wanted), f"it was over before: {reply}"
         go_on.touch()
         return self.finish(request, so_far=reply)
-
-    def read_next(self, request: str, reply: Reply, *, timeout: float = 20.0) -> bool:
-        """Read the next message of any request. Return false if it ends the cell.
-
-        Raises:
-            Empty: no message arrived in time.
-        """
-        message = self.client.get_iopub_msg(timeout=timeout)
-        is_ours = message["parent_header"].get("msg_id") == request
-        return not (is_ours and self._read(message, reply))
 
     def complete(self, code: str) -> list[str]:
         """Return the completions of Tab for the last dotted word."""
@@ -256,11 +268,12 @@ class Notebook:
         """
         while True:
             try:
-                request = self.begin(source)
-                self.await_input(request)
+                request, reply = self.begin(source), Reply()
+                # before the kernel runs the cell, an interrupt has no effect
+                self.read_until(request, reply, lambda it: bool(it.counts))
                 time.sleep(seconds)
                 self.interrupt()
-                reply = self.finish(request)
+                self.finish(request, so_far=reply)
             except Empty:
                 if self._manager.is_alive() or Notebook._has_died:
                     raise

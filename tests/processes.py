@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import random
 import socket
+import subprocess
+import sys
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -26,11 +29,9 @@ def own_children() -> set[int]:
         lists = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
     except OSError:  # a thread has ended meanwhile
         return own_children()
-    return {int(pid) for pids in lists for pid in pids.split()} if lists else _children()
-
-
-def _children() -> set[int]:
-    return {child.pid for child in psutil.Process().children()}
+    if not lists:  # a kernel without these files
+        return {child.pid for child in psutil.Process().children()}
+    return {int(pid) for pids in lists for pid in pids.split()}
 
 
 def marked(but: Collection[int] = ()) -> dict[int, psutil.Process]:
@@ -103,3 +104,17 @@ def free_port() -> int:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+
+
+def under_torchrun(*arguments: str | Path, nproc: int = 2, **options: Any) -> list[str]:
+    """Return the lines that a script prints under torchrun."""
+    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*agent, f"--nproc-per-node={nproc}", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        **options,
+    )
+    assert done.returncode == 0 or GLOO_ABORTS in done.stderr, done.stderr
+    return done.stdout.splitlines()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from notebook import Notebook
-from processes import GLOO_ABORTS
+from processes import under_torchrun
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
@@ -36,7 +34,7 @@ class Script:
     """An exported script, and the numbers that it should print."""
 
     path: Path
-    nproc: str
+    nproc: int
     folder: Path  # where the notebook keeps its files, as they were
     lines: set[str]
 
@@ -59,7 +57,7 @@ def export(notebook: Notebook, at: int, numbers: Iterable[str], folder: Path) ->
     if kept:
         shutil.copytree(kept, folder / f"files{at}")
     [nproc] = re.findall(r"--nproc-per-node=(\d+)", reply.text)
-    return Script(Path(here, f"part{at}.py"), nproc, folder / f"files{at}", lines)
+    return Script(Path(here, f"part{at}.py"), int(nproc), folder / f"files{at}", lines)
 
 
 def exports(name: str, folder: Path) -> Iterator[Script]:
@@ -83,14 +81,6 @@ def test_exported_notebook_gives_the_same_numbers_under_torchrun(folder: Path, n
         assert text.count("left out") == 1  # the cell in which rank 1 dies
     for script in scripts:
         text = script.path.read_text()
-        launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={script.nproc}"]
         options = ["--folder", script.folder] if "'--folder'" in text else []
-        done = subprocess.run(
-            [sys.executable, "-m", *launch, script.path, *options],
-            capture_output=True,
-            text=True,
-            timeout=150,
-            check=False,
-        )
-        assert done.returncode == 0 or GLOO_ABORTS in done.stderr, done.stderr
-        assert script.lines <= set(done.stdout.splitlines())
+        shown = under_torchrun(script.path, *options, nproc=script.nproc)
+        assert script.lines <= set(shown)

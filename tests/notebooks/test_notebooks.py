@@ -6,17 +6,18 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from fnmatch import fnmatch
-from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import nbformat
+import psutil
 import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
+from notebook import Notebook
 
 pytestmark = [pytest.mark.notebook, pytest.mark.multiproc]
 
@@ -32,6 +33,7 @@ FAILING = {  # answers that are meant to fail
     ("05_faults_and_recovery", "Exercise 1."): "collective",
 }
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+QUICKSTART = NOTEBOOKS[0]
 IN_GATE = ("00", "05", "12")
 EACH = [
     pytest.param(path, id=path.stem, marks=() if path.stem[:2] in IN_GATE else pytest.mark.full)
@@ -103,38 +105,17 @@ def wrong_answers(path: Path, answers: list[NotebookNode]) -> Iterator[str]:
     yield from meant
 
 
-class Executed(NamedTuple):
-    notebook: NotebookNode
-    answers: list[NotebookNode]
-    files: list[str]  # that it left in its folder
-
-
-@pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Executed]:
-    """Executes a notebook in a folder of its own, once for all tests, with its answers."""
-
-    @cache
-    def run(path: Path) -> Executed:
-        notebook = nbformat.read(path, as_version=4)
-        answers = answers_of(notebook)
-        *cells, last = notebook.cells  # the last one ends the ranks
-        notebook.cells = [*cells, *answers, last]
-        folder = tmp_path_factory.mktemp(path.stem)
-        execute(notebook, folder)
-        notebook.cells = [*cells, last]
-        if "EXECUTED" in os.environ:
-            nbformat.write(notebook, Path(os.environ["EXECUTED"], path.name))
-        return Executed(notebook, answers, sorted(each.name for each in folder.iterdir()))
-
-    return run
-
-
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("path", EACH)
-def test_a_notebook_runs_from_start_to_end(
-    path: Path, executed: Callable[[Path], Executed]
-) -> None:
-    notebook, answers, files = executed(path)
+def test_a_notebook_runs_from_start_to_end(path: Path, folder: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    answers = answers_of(notebook)
+    *cells, last = notebook.cells  # the last one ends the ranks
+    notebook.cells = [*cells, *answers, last]
+    execute(notebook, folder)
+    notebook.cells = [*cells, last]
+    if "EXECUTED" in os.environ:
+        nbformat.write(notebook, Path(os.environ["EXECUTED"], path.name))
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code)
     failed = [cell.source for cell in notebook.cells if errors_of([cell])]
@@ -147,48 +128,66 @@ def test_a_notebook_runs_from_start_to_end(
     shown = [each["data"].get("text/plain", "") for cell in code for each in values_of(cell)]
     assert not [each for each in shown if re.search(r"^<.* at 0x", each)], "it says nothing"
     assert list(wrong_answers(path, answers)) == []
-    found = re.findall(r"^  (ND\d+)(?: line \d+)?: ", text_of(notebook.cells), re.MULTILINE)
+    text = text_of(notebook.cells)
+    found = re.findall(r"^  (ND\d+)(?: line \d+)?: ", text, re.MULTILINE)
     assert set(found) - {"ND217"} == MEANT.get(path.stem, set())
+    names = [each.name for each in folder.iterdir()]
     ignored = [".nbddp", "checkpoints", "*.pt"]  # of .gitignore
-    assert [name for name in files if not any(fnmatch(name, each) for each in ignored)] == []
+    assert [name for name in names if not any(fnmatch(name, each) for each in ignored)] == []
+    if path == QUICKSTART:
+        assert re.search(r"\brank 1\b.*SIGKILL", errors_of(notebook.cells)[0])
+        assert re.search(r"9\d\.\d%.*\brank 1\b", text)
+
+
+def memory_of(pid: int) -> int:
+    """Return the memory of a process and its descendants; shared pages count once (PSS)."""
+    total = 0
+    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        with suppress(psutil.Error):  # it has just ended, or is about to
+            total += process.memory_full_info().pss
+    return total
 
 
 @pytest.mark.full
-def test_the_quickstart_runs_from_the_data_on_with_four_ranks(folder: Path) -> None:
-    notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
-    sources = [cell.source for cell in notebook.cells]
-    first = next(
-        i for i, source in enumerate(sources) if "nbddp.digits()" in source and "%%" in source
-    )
-    notebook.cells = [
-        *of_cells(sources[1], "%ddp restart --nproc 4").cells,
-        *notebook.cells[first:],
-    ]
-    execute(notebook, folder)
-    assert "SIGKILL" in "".join(errors_of(notebook.cells))
-    assert "360 of them on each rank" in text_of(notebook.cells)
-
-
-def test_the_quickstart_names_the_rank_that_was_lost(
-    executed: Callable[[Path], Executed],
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(sys.platform != "linux", reason="PSS is Linux's own measure")
+def test_the_quickstart_with_four_ranks_stays_under_a_gigabyte(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notebook = executed(NOTEBOOKS[0]).notebook
-    [error] = errors_of(notebook.cells)
-    assert re.search(r"\brank 1\b.*SIGKILL", error)
-    assert re.search(r"9\d\.\d%.*\brank 1\b", text_of(notebook.cells))
+    monkeypatch.setenv("MEM_LIMIT", str(2 << 30))  # as Binder sets it
+    cells = nbformat.read(QUICKSTART, as_version=4).cells
+    held, replies = [], []
+    with Notebook(folder, loads=False) as notebook:
+        for cell in cells:
+            if cell.cell_type == "code":
+                replies.append(notebook.run(cell.source.replace("--nproc 2", "--nproc 4")))
+                held.append(memory_of(notebook.pid))
+            if "accuracy = " in cell.source:
+                assert notebook.run("%ddp pull accuracy").result.count("0.9") == 4
+                shared = notebook.run("%%ddp\nimport sys\n'torch._dynamo' in sys.modules")
+                assert shared.text == "Out [ranks 0-3] True\n"
+    assert "360 of them on each rank" in "".join(each.text for each in replies)
+    assert "SIGKILL" in "".join(each.error for each in replies)
+    assert 200 << 20 < max(held) < 10**9, f"kernel and ranks took {max(held) / 1e6:.0f} MB"
 
 
-@pytest.mark.full
-def test_a_failing_cell_fails_the_notebook(folder: Path) -> None:
-    notebook = of_cells("%load_ext nbddp", "%%ddp --nproc 2\n1 / 0", "print('not reached')")
-    with pytest.raises(CellExecutionError, match="ZeroDivisionError: division by zero, line 2"):
+@pytest.mark.parametrize(
+    ("cell", "error"),
+    [
+        pytest.param(
+            "%%ddp --nproc 2\n1 / 0",
+            "ZeroDivisionError: division by zero, line 2",
+            marks=pytest.mark.full,
+            id="an error",
+        ),
+        pytest.param("%%ddp --nope\npass", "--nope", id="a wrong option"),
+    ],
+)
+def test_a_failing_cell_fails_the_notebook(folder: Path, cell: str, error: str) -> None:
+    notebook = of_cells("%load_ext nbddp", cell, "print('not reached')")
+    with pytest.raises(CellExecutionError, match=error):
         execute(notebook, folder)
     assert "not reached" not in text_of(notebook.cells)
-
-
-def test_a_wrong_option_fails_the_notebook(folder: Path) -> None:
-    with pytest.raises(CellExecutionError):
-        execute(of_cells("%load_ext nbddp", "%%ddp --nope\npass"), folder)
 
 
 @pytest.mark.full

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -40,35 +42,17 @@ DONE = "done on ranks 0-1"
 GO_ON = "import pathlib, time\nwhile not pathlib.Path('go_on').exists(): time.sleep(0.02)\n"
 
 
-class Page(Notebook):
-    """A front end that names its cells, as JupyterLab does."""
-
-    def begin(self, source: str) -> str:
-        """Send a cell as a page does."""
-        content = {
-            "code": source,
-            "silent": False,
-            "store_history": True,
-            "user_expressions": {},
-            "allow_stdin": True,
-            "stop_on_error": True,
-        }
-        message = self.client.session.msg("execute_request", content)
-        message["metadata"] = {"cellId": "a-cell", "trusted": True}
-        self.client.shell_channel.send(message)
-        return str(message["header"]["msg_id"])
-
-
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     """A kernel whose front end is a page."""
-    with Page(tmp_path_factory.mktemp("page")) as page:
+    with Notebook(tmp_path_factory.mktemp("page"), is_page=True) as page:
         yield page
 
 
 @pytest.fixture
-def page(kernel: Page) -> Iterator[Page]:
-    """The page; its ranks are stopped after each test."""
+def page(kernel: Notebook) -> Iterator[Notebook]:
+    """The page, with two ranks, which are stopped after each test."""
+    assert kernel.run("%ddp start --nproc 2").status == "ok"
     yield kernel
     assert kernel.run("%ddp view auto").status == "ok"
     assert kernel.run("%ddp stop").status == "ok"
@@ -96,7 +80,7 @@ def fallbacks(bundles: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def no_panel_opens(page: Page) -> Iterator[None]:
+def no_panel_opens(page: Notebook) -> Iterator[None]:
     """Any cell is a short one, however slow the machine is: a second is a minute."""
     page.run(limits_source(panel_opens_after=60.0))
     yield
@@ -108,8 +92,7 @@ def has_panel(reply: Reply) -> bool:
     return any(WIDGET in each for each in (*reply.displays, *reply.updates))
 
 
-def test_short_cell_shows_its_record_without_widgets(page: Page) -> None:
-    page.run("%ddp start --nproc 2")
+def test_short_cell_shows_its_record_without_widgets(page: Notebook) -> None:
     reply = page.run("%%ddp\nprint('hello from', rank)\nworld_size")
     shown = final(reply)
     assert reply.text == ""
@@ -123,9 +106,7 @@ def test_short_cell_shows_its_record_without_widgets(page: Page) -> None:
     assert "</details>" in shown["text/html"]
 
 
-def test_long_cell_shows_widgets_until_its_record(page: Page) -> None:
-    page.run("%ddp start --nproc 2")
-    page.run(ALL_WIDGETS)
+def test_long_cell_shows_widgets_until_its_record(page: Notebook) -> None:
     reply = page.run_until(f"%%ddp\n{GO_ON}print('late')", has_panel)
     assert WIDGET in reply.displays[0]
     assert "`%ddp view text`" in reply.displays[0]["text/plain"]
@@ -137,13 +118,12 @@ def test_long_cell_shows_widgets_until_its_record(page: Page) -> None:
     assert "late" in final(reply)["text/html"]
 
 
-def test_widgets_of_finished_cells_are_closed_after_later_cells(page: Page) -> None:
-    page.run("%ddp start --nproc 2")
+def test_widgets_of_finished_cells_are_closed_after_later_cells(page: Notebook) -> None:
     page.run(
         f"{ALL_WIDGETS}{imported(CommDispatcher)}"
-        "CommDispatcher.for_shell(get_ipython())._to_close.clear()"
+        "CommDispatcher.for_shell(get_ipython())._to_close.clear()\n"
+        "widget.Widget.close_all()"
     )
-    page.run("from ipywidgets import Widget; Widget.close_all()")
     counts = []
     for _ in range(PANELS_KEPT + 2):
         page.run_until(f"%%ddp\n{GO_ON}", has_panel)
@@ -152,8 +132,7 @@ def test_widgets_of_finished_cells_are_closed_after_later_cells(page: Page) -> N
     assert grown[-1] < grown[0] / 10
 
 
-def test_cell_of_half_a_second_shows_its_output_without_widgets(page: Page) -> None:
-    page.run("%ddp start --nproc 2")
+def test_cell_of_half_a_second_shows_its_output_without_widgets(page: Notebook) -> None:
     early = ["[rank 0] early", "[rank 1] early"]
 
     def has_lines(reply: Reply) -> bool:
@@ -175,9 +154,8 @@ def test_cell_of_half_a_second_shows_its_output_without_widgets(page: Page) -> N
     assert silent.updates == []
 
 
-def test_cell_that_starts_ranks_announces_the_start_in_its_panel(
-    page: Page,
-) -> None:
+def test_cell_that_starts_ranks_announces_the_start_in_its_panel(page: Notebook) -> None:
+    page.run("%ddp stop")
     for magic, words in (
         ("%%ddp --nproc 3", "starting 3 ranks"),
         ("%%ddp --fresh --nproc 1", "restarting 1 rank"),
@@ -191,7 +169,8 @@ def test_cell_that_starts_ranks_announces_the_start_in_its_panel(
         assert page.run("%%ddp\nrank").updates == []  # they are there
 
 
-def test_announced_start_is_removed_if_the_ranks_fail_to_start(page: Page) -> None:
+def test_announced_start_is_removed_if_the_ranks_fail_to_start(page: Notebook) -> None:
+    page.run("%ddp stop")
     reply = page.run("%%ddp --nproc 2 --backend nccl\nrank")
     assert "starting 2 ranks" in reply.displays[0]["text/html"]
     assert reply.updates[-1] == EMPTY_OUTPUT
@@ -200,8 +179,7 @@ def test_announced_start_is_removed_if_the_ranks_fail_to_start(page: Page) -> No
     assert "starting 2 ranks" in reply.displays[0]["text/html"]
 
 
-def test_rich_output_is_shown_below_the_panel(page: Page) -> None:
-    page.run("%ddp start --nproc 2")
+def test_rich_output_is_shown_below_the_panel(page: Notebook) -> None:
     cell = (
         "%%ddp\nfrom IPython.display import HTML, display\n"
         "if rank == 1: display(HTML('<b>bold</b>'))\n"
@@ -219,8 +197,7 @@ def test_rich_output_is_shown_below_the_panel(page: Page) -> None:
     assert reply.text == "[rank 1]\n[ranks 0-1]\n"
 
 
-def test_failure_is_shown_in_the_record_and_in_one_line_below(page: Page) -> None:
-    page.run("%ddp start --nproc 2")
+def test_failure_is_shown_in_the_record_and_in_one_line_below(page: Notebook) -> None:
     reply = page.run("%%ddp\nif rank == 1: raise ValueError('<b>no</b>')\ndist.barrier()")
     assert reply.status == "error"
     assert reply.traceback == "rank 1: ValueError: <b>no</b>, line 2 (more above)"
@@ -229,8 +206,7 @@ def test_failure_is_shown_in_the_record_and_in_one_line_below(page: Page) -> Non
     assert "<b>" not in html
 
 
-def test_restarted_cell_has_one_record_that_begins_with_the_outcome(page: Page) -> None:
-    page.run("%ddp start --nproc 2")
+def test_restarted_cell_has_one_record_that_begins_with_the_outcome(page: Notebook) -> None:
     reply = page.run(
         "%%ddp --max-restarts 2\nimport time\nfrom pathlib import Path\n"
         "saved = Path('saved')\nbegin = int(saved.read_text()) if saved.exists() else 0\n"
@@ -250,10 +226,7 @@ def test_restarted_cell_has_one_record_that_begins_with_the_outcome(page: Page) 
     assert re.search("rank 1: ValueError: 4, line 11;.* 2 of 2", html)
 
 
-def test_view_switches_to_text_and_back_and_quiet_cells_show_only_values(
-    page: Page,
-) -> None:
-    page.run("%ddp start --nproc 2")
+def test_view_switches_to_text_and_back_and_quiet_cells_show_only_values(page: Notebook) -> None:
     page.run("%ddp view text")
     assert page.run("%%ddp --ranks 0\nprint(1)").text == "[rank 0] 1\n"
     page.run("%ddp view panel")
@@ -262,53 +235,24 @@ def test_view_switches_to_text_and_back_and_quiet_cells_show_only_values(
     assert page.run("%%ddp --quiet\nprint('x')\nrank * 0").text == "Out [ranks 0-1] 0\n"
 
 
-def check_memory(page: Page, source: str) -> Reply:
-    """Run a cell, and check that the kernel takes little more memory than before."""
+def test_output_flood_is_complete_in_files_and_bounded_in_kernel_memory(page: Notebook) -> None:
+    page.run("%%ddp --fresh --name flood\nnbddp.log(step=0, warm=1)\nprint('warm')")  # matplotlib
     kernel = psutil.Process(page.pid)
     before = kernel.memory_info().rss
-    reply = page.run(f"%%ddp\n{source}")
+    reply = page.run(f"%%ddp\n{FLOOD}")
     assert reply.status == "ok"
     assert kernel.memory_info().rss - before < 100 << 20
-    return reply
-
-
-def test_output_flood_is_complete_in_files_and_bounded_in_kernel_memory(
-    page: Page,
-) -> None:
-    page.run("%ddp start --nproc 4")
-    page.run("%%ddp\nnbddp.log(step=0, warm=1)\nprint('warm')")  # loads matplotlib
-    reply = check_memory(page, FLOOD)
     assert len(final(reply)["text/html"]) < 1 << 20
     earlier = r"^\d+,\d+ .* \.nbddp/runs/\S+/rank\*\.log$"
     assert re.search(earlier, final(reply)["text/plain"], re.MULTILINE)
-    check = (
-        "import glob, json, collections\n"
-        "folder = sorted(glob.glob('.nbddp/runs/*'))[-1]\n"
-        "logs = [open(f'{folder}/rank{r}.log').read().splitlines() for r in range(4)]\n"
-        "rows = [json.loads(line) for line in open(f'{folder}/metrics.jsonl')]\n"
-        "seen = collections.Counter(row['rank'] for row in rows if 'loss' in row)\n"
-        "[len(log) for log in logs] + sorted(seen.items())"
-    )
-    assert page.run(check).result == (
-        "[20001, 20001, 20001, 20001, (0, 10000), (1, 10000), (2, 10000), (3, 10000)]"
-    )
+    [run] = (page.folder / ".nbddp" / "runs").glob("*-flood")
+    for rank in range(2):
+        assert len((run / f"rank{rank}.log").read_text().splitlines()) == 20_001
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    assert Counter(row["rank"] for row in rows if "loss" in row) == {0: 10_000, 1: 10_000}
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("view", ["panel", "text"])
-def test_log_file_has_all_output_and_kernel_memory_stays_small(page: Page, view: str) -> None:
-    page.run("%ddp start --nproc 1")
-    page.run(f"%ddp view {view}")
-    log = "import glob, os\nos.path.getsize(sorted(glob.glob('.nbddp/runs/*'))[-1] + '/rank0.log')"
-    check_memory(page, "for i in range(1_000_000): print(i)")
-    assert page.run(log).result == "6888890"
-    check_memory(page, "print('x' * 50_000_000, end='')")
-    assert page.run(log).result == "56888890"
-
-
-def test_tqdm_bar_is_one_line_that_updates(page: Page) -> None:
-    page.run("%ddp start --nproc 2")
-
+def test_tqdm_bar_is_one_line_that_updates(page: Notebook) -> None:
     def moves(reply: Reply) -> bool:
         return any("%|" in text and "100%|" not in text for text in reply.widget_texts)
 
@@ -324,8 +268,7 @@ def test_tqdm_bar_is_one_line_that_updates(page: Page) -> None:
     assert len([line for line in lines if re.search(r"^\[rank \d\] 100%.*\| 60/60 ", line)]) == 2
 
 
-def test_panel_in_an_unknown_kernel_says_that_buttons_wait(page: Page) -> None:
-    page.run("%ddp start --nproc 2")
+def test_panel_in_an_unknown_kernel_says_that_buttons_wait(page: Notebook) -> None:
     page.run(
         f"{imported(CommDispatcher, DispatchMode)}live = CommDispatcher.for_shell(get_ipython())\n"
         "known, live._kernel_mode = live._kernel_mode, DispatchMode.NONE"
@@ -337,17 +280,13 @@ def test_panel_in_an_unknown_kernel_says_that_buttons_wait(page: Page) -> None:
     assert not any(WAIT in text for text in reply.widget_texts)
 
 
-def test_kernel_shut_down_with_an_open_panel_prints_no_traceback(
-    tmp_path: Path,
-) -> None:
-    with Page(tmp_path) as page:
+def test_kernel_shut_down_with_an_open_panel_prints_no_traceback(tmp_path: Path) -> None:
+    with Notebook(tmp_path, is_page=True) as page:
         request, reply = page.begin(f"%%ddp --nproc 2\n{GO_ON}"), Reply()
-        while not has_panel(reply):
-            page.read_next(request, reply)
+        assert page.read_until(request, reply, has_panel)
         page.shut_down()
         with suppress(Empty):
-            while True:
-                page.read_next(request, reply, timeout=1)
+            page.finish(request, so_far=reply, timeout=3)
     assert "Traceback" not in reply.text
     assert "nbddp/" not in reply.text
     assert any("interrupted" in str(each) for each in (*reply.displays, *reply.updates))
