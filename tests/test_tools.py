@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import os
 import re
 import subprocess
@@ -11,26 +10,13 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
+from binder import install
 from tools.gpu_day import Part, run, verdict_of
 
-SCRIPT = Path(__file__).parent.parent / "binder" / "install.py"
-
-
-def load() -> ModuleType:
-    """Import the script, which is in no package."""
-    spec = importlib.util.spec_from_file_location("binder_install", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-install = load()
 CPU, USUAL = "torch==2.13.0+cpu", "torch==2.13.0"
 FROM_PYTORCH = f"--index-url https://download.pytorch.org/whl/cpu {CPU}"
 # by machine: its platform and torch, whether it has a GPU, what pip cannot install, and then the
