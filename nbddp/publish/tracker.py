@@ -124,23 +124,18 @@ class Tracker(Protocol):
 
     def start(self, run: RunIdentity) -> str:
         """Create a run in the tracker; return its location, for the user."""
-        ...
 
     def update_config(self, settings: Mapping[str, Any]) -> None:
         """Send new or changed settings."""
-        ...
 
     def log_steps(self, steps: Sequence[AggregatedStep]) -> None:
         """Send the next steps, in the order in which they began; step numbers may decrease."""
-        ...
 
     def log_event(self, at: float, text: str) -> None:
         """Send an event while the run goes on, such as a restart, a heal or a failure."""
-        ...
 
     def finish(self, outcome: RunOutcome) -> None:
         """Send the outcome, and return when the tracker has received everything."""
-        ...
 
 
 # ---- settings and events as Markdown
