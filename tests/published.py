@@ -29,7 +29,7 @@ class _Run:
     url, settings, config, summary = "", Settings(), {}, {}
     def define_metric(self, *names, **options): pass
     def log(self, values):
-        if HOW == "fails": raise RuntimeError("the disk is full")
+        if HOW == "fails": raise RuntimeError("the disk is full\\nand more")
         if HOW == "blocks": time.sleep(1000)
         if HOW == "dies": os._exit(7)
         print(json.dumps({name: its for name, its in values.items() if name != "nbddp/record"}))

@@ -43,27 +43,23 @@ from nbddp.ui.report.stored_run import SHOWN_METRICS, run_report
 # ---- which run
 
 
-def test_without_a_name_the_newest_run_is_found(tmp_path: Path) -> None:
-    for name in (STAMP, "20260301-000000-new", "20260201-000000"):
-        failed_run(tmp_path, name)
-    assert runs_below(tmp_path)[0].name == "20260301-000000-new"
-    assert find_run(None, tmp_path).name == "20260301-000000-new"
-    current = tmp_path / "elsewhere"
-    assert find_run(None, tmp_path, current=current) == current, "that of this kernel is the newest"
-
-
 def test_a_run_is_found_by_its_path_its_whole_name_or_else_a_part_of_it(tmp_path: Path) -> None:
-    names = [STAMP, f"{STAMP}-aaa", "20270101-000000-aaa2", "20270101-000000-aaa2b"]
+    names = [STAMP, f"{STAMP}-aaa", "20270101-000000-aaa2b", "20270101-000000-aaa2"]
     paths = {name: failed_run(tmp_path, name) for name in names}
+    newest = "20270101-000000-aaa2"
     for asked, name in (
         (STAMP, STAMP),  # the whole name of one, a part of another
         ("aaa", f"{STAMP}-aaa"),
         (f"{STAMP}-aaa", f"{STAMP}-aaa"),
-        ("aaa2", "20270101-000000-aaa2"),
-        ("aa2", "20270101-000000-aaa2b"),  # the newest of two
+        ("aaa2", newest),
+        ("aa2", newest),  # of two
+        (None, newest),
     ):
         assert find_run(asked, tmp_path) == paths[name], asked
+    assert runs_below(tmp_path)[0] == paths[newest]
     assert find_run(str(paths[STAMP]), tmp_path / "nowhere") == paths[STAMP]
+    current = tmp_path / "elsewhere"
+    assert find_run(None, tmp_path, current=current) == current, "that of this kernel is the newest"
 
 
 def test_an_ambiguous_name_finds_the_newest_run_except_for_removal(tmp_path: Path) -> None:

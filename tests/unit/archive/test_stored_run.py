@@ -67,12 +67,6 @@ def test_metrics_after_a_recovery_replace_those_of_the_repeated_steps(tmp_path: 
     assert curve.resume_points == (3.0,)
 
 
-def test_metrics_without_a_step_are_numbered(tmp_path: Path) -> None:
-    run = run_of(tmp_path, rows=reported(None, None, None, grad=0.5))
-    assert run.metrics().curves("grad")[0].steps == (0.0, 1.0, 2.0)
-    assert run.unreadable == 0
-
-
 def test_the_snapshot_of_a_stored_run_can_be_rendered(tmp_path: Path) -> None:
     snapshot = run_of(tmp_path, rows=reported(0, 4)).snapshot()
     assert snapshot.state is GroupState.OFF

@@ -43,7 +43,6 @@ from nbddp.publish.publisher import (
 from nbddp.publish.step_aggregator import AggregatedStep
 from nbddp.publish.tracker import (
     TRACKER_CLASSES,
-    PublishError,
     Target,
     Tracker,
     parse_target,
@@ -179,12 +178,6 @@ def test_settings_reported_later_update_the_tracker_config_once(tmp_path: Path) 
     tracker.update_config.assert_called_once_with({"lr": 0.7})
 
 
-def test_an_exception_of_a_tracker_becomes_a_one_line_error(tmp_path: Path) -> None:
-    tracker = Mock(**{"start.side_effect": OSError(28, "No space left on device\nand more")})
-    said = refusal(PublishError, publisher_of(make_run(tmp_path), tracker).finish)
-    assert said == "OSError: [Errno 28] No space left on device"
-
-
 def test_a_damaged_folder_is_published_as_far_as_it_can_be_read(tmp_path: Path) -> None:
     path = make_run(tmp_path, torn='{"time": 3, "ra', extra=({"kind": "start", "time": 1.0},))
     assert len(points_of(published(path))) == 60
@@ -256,25 +249,16 @@ def test_publish_runs_a_process_records_the_publication_and_prints_its_result(
     assert "--again" in refusal(UsageError, line.ddp, "publish wandb digits")
 
 
-FAILS = {
-    "fails": "RuntimeError: the disk is full",
-    "blocks": "1 s (steps)",
-    "dies": "exited with code 7",
-    "broken": "no such library",
-}
-
-
 def test_a_tracker_error_is_reported_in_one_line(
     tmp_path: Path, fake: Callable[[str], None], snapshot: SnapshotAssertion
 ) -> None:
     publications, said = {}, {}
-    for how in FAILS:
+    for how in ("fails", "blocks", "dies", "broken"):
         fake(how)
         path = make_run(tmp_path, how)
         publications[how] = Publication(Target("wandb"), path, path.name, is_live=False, timeout=1)
     for how, publication in publications.items():
         said[how] = refusal(RequestError, publication.wait).replace(str(tmp_path), "BASE")
-        assert FAILS[how] in said[how]
         assert publication.has_ended
         assert not read_published(publication.folder, "wandb")
     assert said == snapshot

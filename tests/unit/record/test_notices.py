@@ -85,16 +85,6 @@ def test_a_picture_and_the_end_wake_any_reader(is_end: bool, batch_text: bool) -
     assert notices.is_drained == is_end
 
 
-def test_notices_are_returned_in_order_and_then_none() -> None:
-    notices = NoticeQueue()
-    fed = [OutputText(0, "a"), ControllerMessage("b"), picture(3), OutputText(1, "c")]
-    for notice in fed:
-        notices.put(notice)
-    assert not notices.is_drained
-    assert all_of(notices) == fed
-    assert notices.is_drained
-
-
 def test_unread_notices_use_bounded_memory_and_block_no_writer(tmp_path: Path) -> None:
     notices, logs = NoticeQueue(max_text=1000), [Log(tmp_path, rank) for rank in (0, 1)]
     with keeps_less_than(50_000):

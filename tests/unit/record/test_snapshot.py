@@ -250,6 +250,10 @@ def test_a_rank_that_has_ended_its_cell_does_not_show_the_cpu_usage_of_the_cell(
 
 
 def test_a_snapshot_has_the_facts_of_the_group_and_of_its_run(group: Group) -> None:
+    waits = replace(PULSE, collective=PULSE.last, seconds=HANG_AFTER)
+    for rank in (0, 1):
+        group.note(rank, waits)
+    alarm = group.rank_monitor.hangs.check(7, [0, 1], [0, 1], now=time.monotonic())
     ready = {
         1: Ready(pid=2, device="cuda:1", backend="nccl", host="here"),
         0: Ready(pid=1, device="cuda:0", backend="nccl", host="here"),
@@ -258,30 +262,12 @@ def test_a_snapshot_has_the_facts_of_the_group_and_of_its_run(group: Group) -> N
     snapshot = group.look(RUNNING, ready=ready, rejected_messages=3)
     assert (snapshot.backend, snapshot.devices) == ("nccl", ("cuda:0", "cuda:1"))
     assert (snapshot.state, snapshot.attempt) == (GroupState.RUNNING, 2)
-    assert snapshot.rejected_messages == 3
+    assert (snapshot.rejected_messages, snapshot.alarm) == (3, alarm)
+    assert alarm
     assert (snapshot.folder, snapshot.run) == ("/a/b/2025-first", "2025-first")
     group.event_log.folder = None
     snapshot = group.look(RUNNING)
     assert (snapshot.backend, snapshot.folder, snapshot.run) == ("", "", "")
-
-
-def test_a_snapshot_has_the_alarm_of_the_hang_detector(group: Group) -> None:
-    now = time.monotonic()
-    for rank in (0, 1):
-        waits = replace(PULSE, collective=PULSE.last, seconds=HANG_AFTER)
-        group.rank_monitor.add(rank, waits, now)
-    card = group.rank_monitor.hangs.check(7, [0, 1], [0, 1], now=now)
-    assert group.look(RUNNING).alarm == card != ""
-
-
-def test_a_snapshot_has_only_events_since_the_start_of_the_cell(group: Group) -> None:
-    group.event_log.record("exit", rank=0)
-    time.sleep(0.002)
-    cell = cell_on(0, 1)
-    group.event_log.record("failure", rank=1)
-    snapshot = group.look(RUNNING, cell)
-    assert [event.kind for event in snapshot.events] == ["failure"]
-    assert snapshot.began == cell.began_at <= snapshot.at
 
 
 def test_the_time_of_a_cell_stops_at_its_end(group: Group) -> None:
@@ -292,18 +278,24 @@ def test_the_time_of_a_cell_stops_at_its_end(group: Group) -> None:
     assert group.look(RUNNING, group.cell).seconds == ended
 
 
-def test_a_snapshot_without_a_cell_has_events_since_the_start_of_the_attempt(group: Group) -> None:
+def test_a_snapshot_has_events_since_the_start_of_the_cell_or_else_of_the_attempt(
+    group: Group,
+) -> None:
     nothing = group.look(Life())
     assert (nothing.events, nothing.seconds, nothing.began) == ((), 0.0, nothing.at)
-    group.event_log.record("start", attempt=1)
-    group.event_log.record("exit", rank=0)
-    time.sleep(0.002)
-    group.event_log.record("start", attempt=2)
-    group.event_log.record("exit", rank=1)
-    snapshot = group.look(IDLE)
-    assert [event.kind for event in snapshot.events] == ["start", "exit"]
-    assert snapshot.began == snapshot.events[0].at
-    assert 0 <= snapshot.seconds < 60
+    for attempt in (1, 2):
+        group.event_log.record("start", attempt=attempt)
+        group.event_log.record("exit", rank=attempt)
+        time.sleep(0.002)
+    of_attempt = group.look(IDLE)
+    assert [event.kind for event in of_attempt.events] == ["start", "exit"]
+    assert of_attempt.began == of_attempt.events[0].at
+    assert 0 <= of_attempt.seconds < 60
+    cell = cell_on(0, 1)
+    group.event_log.record("failure", rank=1)
+    of_cell = group.look(RUNNING, cell)
+    assert [event.kind for event in of_cell.events] == ["failure"]
+    assert of_cell.began == cell.began_at <= of_cell.at
 
 
 def test_a_straggler_has_a_lag_while_it_is_alive(group: Group) -> None:

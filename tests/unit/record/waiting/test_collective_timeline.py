@@ -241,11 +241,6 @@ def test_ddp_overlap_is_read_only_from_measurements_since_the_given_time() -> No
     assert overlap_of(0, "model", MEASURED | {"backward_compute_time_end": 9e9}, since=9.0)
 
 
-def test_the_timeline_sums_gpu_time_by_kind_and_rank_for_nccl() -> None:
-    line = line_of(of_kind("all_reduce", [0.1, 0.2], [0.1, 0.2], took=(8000, 1000)))
-    assert line.on_gpu == {"all_reduce float [1]": {0: 0.012, 1: 0.0015}}
-
-
 # ---- as text, and on a page
 
 
