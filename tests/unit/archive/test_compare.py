@@ -190,9 +190,7 @@ def test_nonfinite_values_are_marked_and_attributed_to_their_run(folder: Path) -
     assert "#dd4444" in drawn(compared_chart(comparison, "loss", XAxis.STEP)).inline("x")
 
 
-def test_a_steep_comparison_has_a_log_scale_unless_a_linear_scale_is_requested(
-    folder: Path,
-) -> None:
+def test_a_steep_comparison_has_a_log_scale_unless_linear_is_requested(folder: Path) -> None:
     comparison = compared(folder, [row(step, 10.0 ** (-step / 5)) for step in range(30)])
     for scale, is_log in ((AxisScale.AUTO, True), (AxisScale.LOG, True), (AxisScale.LINEAR, False)):
         assert ("log scale" in page_of(comparison, scale=scale)) == is_log
@@ -209,9 +207,7 @@ MANY = st.lists(
 
 
 @given(first=MANY, second=MANY)
-def test_any_metric_values_can_be_compared(
-    first: Rows, second: Rows, tmp_path_factory: Any
-) -> None:
+def test_any_values_can_be_compared(first: Rows, second: Rows, tmp_path_factory: Any) -> None:
     timed = [
         [{"time": BEGAN + at, "attempt": 1, **each} for at, each in enumerate(rows)]
         for rows in (first, second)

@@ -111,9 +111,7 @@ def test_a_run_of_a_zombie_kernel_is_described_as_killed(tmp_path: Path) -> None
     assert describe_unended(facts, began=100.0) == KILLED
 
 
-def test_a_new_process_with_the_pid_of_the_kernel_is_not_mistaken_for_the_kernel(
-    tmp_path: Path,
-) -> None:
+def test_a_new_process_with_the_pid_of_the_kernel_is_not_the_kernel(tmp_path: Path) -> None:
     run = StoredRun(failed_run(tmp_path, events=UNENDED, host=platform.node(), pid=os.getpid()))
     assert run.events[0].at < psutil.Process().create_time()
     assert describe_run_end(run, current=None) == KILLED

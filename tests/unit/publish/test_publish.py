@@ -203,9 +203,7 @@ def test_an_unknown_tracker_and_a_missing_package_are_refused_with_the_next_step
     assert said == snapshot
 
 
-def test_publishing_a_run_twice_is_refused_without_again(
-    tmp_path: Path, snapshot: SnapshotAssertion
-) -> None:
+def test_publishing_a_run_twice_needs_again(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     folder = tmp_path / "20270115-080000-a-again7"
     folder.mkdir()
     assert name_in_tracker(folder, "wandb", is_again=False) == folder.name
@@ -286,9 +284,7 @@ def test_publishing_errors_of_a_running_run_are_reported_once(
 
 
 @pytest.mark.process
-def test_the_publisher_ends_when_its_notebook_is_killed(
-    tmp_path: Path, fake: Callable[[str], None]
-) -> None:
+def test_the_publisher_ends_with_its_notebook(tmp_path: Path, fake: Callable[[str], None]) -> None:
     """A child that the notebook has forked keeps our standard input open: it is not waited for."""
     fake("well")
     path, end = make_run(tmp_path, is_stopped=False, cells=(("train()", ""),)), tmp_path / "end"
@@ -362,7 +358,7 @@ def test_publishing_an_active_run_starts_live_publishing(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_publishing_an_active_run_of_another_kernel_is_refused(
+def test_an_active_run_of_another_kernel_is_refused(
     folder: Path, snapshot: SnapshotAssertion
 ) -> None:
     path = make_run(folder, is_stopped=False)

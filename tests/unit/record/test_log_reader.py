@@ -66,7 +66,7 @@ MOVES = st.lists(
 
 
 @given(MOVES.map("".join), st.lists(st.integers(0, 90)))
-def test_nested_progress_bars_give_the_same_lines_for_any_split_of_the_text(
+def test_nested_bars_give_the_same_lines_for_any_split_of_text(
     text: str, places: list[int]
 ) -> None:
     assert lines_of(*cut(text, places)) == lines_of(text)
@@ -310,9 +310,7 @@ def test_tail_returns_the_last_lines_of_a_log(
     assert ["EARLIER" if str(log) in line else line for line in lines] == shown
 
 
-def test_the_tail_of_a_log_with_a_huge_line_is_bounded(
-    log: Path, snapshot: SnapshotAssertion
-) -> None:
+def test_the_tail_of_a_huge_line_is_bounded(log: Path, snapshot: SnapshotAssertion) -> None:
     log.write_text("first\n" + "x" * 1_000_000 + "\nlast\n")
     said, *shown = tail(log, 3).split("\n")
     assert said.replace(str(log), "LOG") == snapshot

@@ -180,9 +180,7 @@ def test_unread_pictures_beyond_the_limit_are_dropped_and_counted(
 # ---- between two cells
 
 
-def test_notices_between_two_cells_are_shown_in_the_next_cell(
-    log: Log, snapshot: SnapshotAssertion
-) -> None:
+def test_notices_between_cells_are_shown_in_the_next(log: Log, snapshot: SnapshotAssertion) -> None:
     between, cell = NoticeQueue(max_text=10), NoticeQueue()
     between.put(ControllerMessage("rank 1 was killed"))
     for text in ("short\n", "too long\n", "for memory\n"):

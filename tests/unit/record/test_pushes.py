@@ -45,9 +45,7 @@ def test_stored_pushes_leave_no_file_in_the_folder_and_survive_its_removal(
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux lists descriptors")
-def test_pushes_share_one_file_that_is_freed_with_the_last(
-    store: PushStore, tmp_path: Path
-) -> None:
+def test_pushes_share_a_file_that_is_freed_with_the_last(store: PushStore, tmp_path: Path) -> None:
     before = open_files()
     first, second = (store.add(["x"], None, data, tmp_path) for data in (b"1", b"2"))
     assert open_files() == before + 1

@@ -49,9 +49,7 @@ def test_a_progress_bar_estimates_its_rate_and_its_time_left() -> None:
 # ---- what ranks say
 
 
-def test_the_last_heartbeat_of_a_rank_is_kept_until_the_ranks_are_cleared(
-    rank_monitor: RankMonitor,
-) -> None:
+def test_the_last_heartbeat_is_kept_until_the_ranks_are_cleared(rank_monitor: RankMonitor) -> None:
     for rank, seconds in ((0, 1.0), (1, 1.0), (1, 2.0)):
         rank_monitor.add(rank, pulse(seconds), now=4.0)
     assert rank_monitor.hangs.heartbeats[1] == Heartbeat(pulse(2.0), 4.0)
@@ -66,9 +64,7 @@ def test_the_last_heartbeat_of_a_rank_is_kept_until_the_ranks_are_cleared(
     assert rank_monitor.metrics.names() == ["loss"]
 
 
-def test_metric_rows_become_curves_by_rank_and_missed_rows_are_counted(
-    rank_monitor: RankMonitor,
-) -> None:
+def test_metric_rows_become_curves_and_missed_rows_are_counted(rank_monitor: RankMonitor) -> None:
     rank_monitor.add(1, numbers(0, 1, missed=3), now=1.0)
     rank_monitor.add(1, numbers(2), now=2.0)
     rank_monitor.add(0, numbers(0, missed=4), now=2.0)

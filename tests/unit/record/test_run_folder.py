@@ -77,9 +77,7 @@ def at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "strftime", lambda _format: "20250102-030405")
 
 
-def test_each_run_has_its_own_folder_under_the_working_folder(
-    base: Path, begin: Begin, said: list[str]
-) -> None:
+def test_each_run_has_its_own_folder(base: Path, begin: Begin, said: list[str]) -> None:
     folders = [begin(base, "lr-0.1_A"), begin(base, "lr-0.1_A"), begin(base), begin(base)]
     names = ["20250102-030405-lr-0.1_A", "20250102-030405-lr-0.1_A-1"]
     names += ["20250102-030405", "20250102-030405-1"]
@@ -133,9 +131,7 @@ def test_a_run_without_a_writable_folder_uses_a_temporary_folder_and_reports_it(
         assert remark.replace(str(base), "BASE") == snapshot
 
 
-def test_the_runs_folder_is_ignored_by_git_unless_the_user_decided_otherwise(
-    base: Path, begin: Begin
-) -> None:
+def test_git_ignores_the_runs_folder_unless_the_user_decides(base: Path, begin: Begin) -> None:
     begin(base)
     ignore = base / ".nbddp" / ".gitignore"
     assert ignore.read_text() == "*\n"

@@ -239,9 +239,7 @@ def test_the_step_and_the_collective_of_a_rank_come_from_the_same_heartbeat(grou
     assert group.shows("step", "collective", rank=0) == (40, "")
 
 
-def test_a_rank_that_has_ended_its_cell_does_not_show_the_cpu_usage_of_the_cell(
-    group: Group,
-) -> None:
+def test_a_rank_that_has_ended_its_cell_does_not_show_its_cpu_usage(group: Group) -> None:
     group.note(1, PULSE)
     group.cell.add_report(1, WELL)
     assert group.look(with_rank_1(RUNNING, IS_IDLE), group.cell).ranks[1].cpu < 0
@@ -278,9 +276,7 @@ def test_the_time_of_a_cell_stops_at_its_end(group: Group) -> None:
     assert group.look(RUNNING, group.cell).seconds == ended
 
 
-def test_a_snapshot_has_events_since_the_start_of_the_cell_or_else_of_the_attempt(
-    group: Group,
-) -> None:
+def test_a_snapshot_has_events_since_the_start_of_the_cell_or_attempt(group: Group) -> None:
     nothing = group.look(Life())
     assert (nothing.events, nothing.seconds, nothing.began) == ((), 0.0, nothing.at)
     for attempt in (1, 2):

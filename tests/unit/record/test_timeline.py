@@ -56,7 +56,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-def test_events_are_listed_in_order_since_a_time_or_an_attempt(
+def test_events_since_a_time_or_attempt_are_listed(
     event_log: EventLog, now: SimpleNamespace
 ) -> None:
     told = ["start", "b", "a", "cell", "a", "b", "exit"]
@@ -82,9 +82,7 @@ def test_the_facts_of_an_event_may_have_any_name(event_log: EventLog, tmp_path: 
     assert on_disk(folder)[-1]["self"] == "x"
 
 
-def test_memory_keeps_the_newest_rank_events_and_the_file_has_all_of_them(
-    event_log: EventLog, tmp_path: Path
-) -> None:
+def test_memory_keeps_the_newest_events_the_file_all(event_log: EventLog, tmp_path: Path) -> None:
     folder = opened(event_log, tmp_path)
     event_log.record("start", attempt=1)
     event_log.record("cell", number=1)
@@ -97,18 +95,14 @@ def test_memory_keeps_the_newest_rank_events_and_the_file_has_all_of_them(
     assert [each["step"] for each in on_disk(folder)[2:-1]] == list(range(MAX_REPORTED_EVENTS + 50))
 
 
-def test_an_attempt_keeps_its_newest_events_after_its_start_event_is_dropped(
-    event_log: EventLog,
-) -> None:
+def test_an_attempt_keeps_its_newest_events_after_its_start_is_dropped(event_log: EventLog) -> None:
     event_log.record("start", attempt=1)
     for number in range(MAX_OWN_EVENTS):
         event_log.record("cell", number=number)
     assert kinds(event_log.of_attempt(1)) == ["cell"] * MAX_OWN_EVENTS
 
 
-def test_a_large_fact_is_truncated_in_memory_and_complete_in_the_file(
-    event_log: EventLog, tmp_path: Path
-) -> None:
+def test_a_large_fact_is_truncated_only_in_memory(event_log: EventLog, tmp_path: Path) -> None:
     folder = opened(event_log, tmp_path)
     event_log.record_reported(
         0, "mine", {"text": "x" * 100_000, "list": [1] * 100_000, "fine": [1, 2]}
@@ -154,9 +148,7 @@ def test_a_new_run_folder_is_opened_after_the_end_or_deletion_of_the_previous_on
     assert [each["kind"] for each in on_disk(third)] == ["start"]
 
 
-def test_final_output_returns_the_logs_of_the_requested_ranks(
-    event_log: EventLog, tmp_path: Path
-) -> None:
+def test_final_output_has_the_logs_of_the_given_ranks(event_log: EventLog, tmp_path: Path) -> None:
     assert event_log.final_output([0]) == ""
     folder = opened(event_log, tmp_path)
     for rank in range(3):

@@ -187,9 +187,7 @@ LOST = (
 
 
 @pytest.mark.parametrize("text", LOST)
-def test_a_lost_connection_is_described_as_a_consequence_without_its_original_text(
-    text: str,
-) -> None:
+def test_a_lost_connection_is_described_as_a_consequence_without_its_text(text: str) -> None:
     lost = ended("RuntimeError", text, at=1.0, collective="all_reduce #1")
     verdict = verdict_on({0: lost, 1: ended("ValueError", "no", at=2.0)})
     assert verdict.first.rank == 1
@@ -221,9 +219,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_the_timeout_of_a_collective_or_a_new_group_blames_the_rank_that_did_not_join(
-    call: str,
-) -> None:
+def test_the_timeout_of_a_collective_or_a_new_group_blames_the_missing_rank(call: str) -> None:
     name, text, waited, before = CALLS[call]
     waiter = ended(name, text, collective=call, groups=waited)
     verdict = verdict_on({0: waiter, 1: elsewhere(sequence=7, groups=before)})

@@ -315,9 +315,7 @@ def test_equal_sets_and_dicts_in_another_order_are_not_named() -> None:
     assert not own_of(values_of({0: one, 1: two}), 1, [0]).own
 
 
-def test_a_value_omitted_from_a_report_for_lack_of_time_is_not_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_value_omitted_for_lack_of_time_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """It seems new in the cell in which a rank dies, and may be older, and equal on all ranks."""
     monkeypatch.setattr(reported_values, "CLOCK_INTERVAL", 1)
     values, ranks = (

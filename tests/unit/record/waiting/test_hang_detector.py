@@ -102,9 +102,7 @@ def test_no_hang_is_reported_while_a_silent_rank_computes_and_holds_the_gil() ->
 # ---- the alarm: the current problem, reported before or not
 
 
-def test_an_alarm_lasts_as_long_as_the_hang_and_is_reported_once_per_cell(
-    dog: HangDetector,
-) -> None:
+def test_an_alarm_lasts_as_long_as_the_hang_and_is_told_once_per_cell(dog: HangDetector) -> None:
     assert dog.problem_text == ""
     text = hang(dog)
     assert dog.problem_text == text != ""
