@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pages import Page
 
-from nbddp.charts.palette import rank_color
 from nbddp.record.log_reader import MAX_PANEL_LINE, LineAssembler
 from nbddp.ui.log_lines import LogBuffer, LogLine, group_ranks_by_value, log_html, log_text
 
@@ -148,8 +147,6 @@ def test_ranks_with_equal_values_are_grouped_in_order_of_their_lowest_rank() -> 
     assert group_ranks_by_value({0: value("1"), 1: rich}) == [([0], value("1")), ([1], rich)]
 
 
-BEGIN = '<div class="jp-RenderedText"><pre class="nbddp-log">'
-END = "</pre></div>"
 EARLIER = "12,345 earlier lines in rank0.log"
 LINES = st.lists(
     st.builds(
@@ -161,47 +158,22 @@ LINES = st.lists(
 )
 
 
-def tag(rank: int, text: str) -> str:
-    return f'<span class="nbddp-tag nbddp-r{rank}" style="color:{rank_color(rank)}">{text}</span>'
+KINDS = {
+    "none": [],
+    "two ranks": [LogLine((0,), "a"), LogLine((3,), "b")],
+    "shared": [LogLine((0, 1, 2, 3), "1.5", "Out")],
+    "of several lines": [LogLine((1,), "a\nb", "Out")],
+    "nbddp's own": [LogLine((), "rank 1 <died>")],
+    "in colours": [LogLine((0,), "\x1b[32mok"), LogLine((0,), "next \x08<b>")],
+}
 
 
-@pytest.mark.parametrize(
-    ("lines", "html", "text"),
-    [
-        ([], [""], ""),
-        (
-            [LogLine((0,), "a"), LogLine((3,), "b")],
-            [f"{tag(0, '[rank 0]')} a", f"{tag(3, '[rank 3]')} b"],
-            "[rank 0] a\n[rank 3] b",
-        ),
-        (
-            [LogLine((0, 1, 2, 3), "1.5", "Out")],
-            [f"{tag(0, 'Out [ranks 0-3]')} 1.5"],
-            "Out [ranks 0-3] 1.5",
-        ),
-        ([LogLine((1,), "a\nb", "Out")], [tag(1, "Out [rank 1]"), "a", "b"], "Out [rank 1]\na\nb"),
-        (
-            [LogLine((), "rank 1 <died>")],
-            ['<span class="nbddp-said">nbddp: rank 1 &lt;died&gt;</span>'],
-            "nbddp: rank 1 <died>",
-        ),
-        (
-            [LogLine((0,), "\x1b[32mok"), LogLine((0,), "next \x08<b>")],
-            [
-                f'{tag(0, "[rank 0]")} <span class="ansi-green-fg">ok</span>',
-                f"{tag(0, '[rank 0]')} next &lt;b&gt;",
-            ],
-            "[rank 0] ok\n[rank 0] next <b>",
-        ),
-    ],
-    ids=["none", "two ranks", "shared", "of several lines", "nbddp's own", "in colours"],
-)
-def test_log_lines_begin_with_their_ranks(lines: list[LogLine], html: list[str], text: str) -> None:
-    assert log_html(lines) == BEGIN + "\n".join(html) + END
-    assert log_text(lines) == text
-    told = f'<span class="nbddp-earlier">{EARLIER}</span>'
-    assert log_html(lines, earlier=EARLIER) == BEGIN + "\n".join([told, *filter(None, html)]) + END
-    assert log_text(lines, earlier=EARLIER) == "\n".join(filter(None, [EARLIER, text]))
+@pytest.mark.parametrize("earlier", ["", EARLIER], ids=["all", "the last"])
+@pytest.mark.parametrize("lines", KINDS.values(), ids=KINDS)
+def test_log_lines_begin_with_their_ranks(
+    lines: list[LogLine], earlier: str, snapshot: Any
+) -> None:
+    assert [log_html(lines, earlier=earlier), log_text(lines, earlier=earlier)] == snapshot
 
 
 @given(LINES, st.sampled_from(["", "3 earlier lines in <rank0>.log"]))

@@ -32,9 +32,7 @@ class FakeBox(InputBackend):
         self.shown.append((prompt, is_secret))
 
     def poll(self) -> str | None:
-        if not self.typed:
-            return None
-        text = self.typed.pop(0)
+        text = self.typed.pop(0) if self.typed else None
         if isinstance(text, EOFError):
             raise text
         return text
