@@ -128,7 +128,7 @@ REFUSED = (
     *("--nproc 0", "--nproc two", "--nproc=-1", "--nproc", "--threads 0", "--threads 1.5"),
     *("--timeout 0", "--timeout nan", "--timeout inf", "--timeout soon", "--grace 0"),
     *("--gpus a", "--gpus 0,GPU-8f2a", "--gpus GPU-", "--gpus 'MIG-1;rm'"),
-    *("--ranks 1,", "--ranks=-1", "--ranks -1", "--ranks 3-1"),
+    *("--ranks 1,", "--ranks=-1", "--ranks -1", "--ranks 3-1", "--ranks 0-10000"),
     *("--env A", "--env =1", "--env 1A=1", "--push a-b", "--push a,"),
     *("--out", "--no", "--name it's"),
     *("--trace 15:10", "--trace a:b", "--trace 1.5:4", "--trace 1:2:3", "--trace -1:3"),

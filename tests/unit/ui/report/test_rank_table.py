@@ -215,7 +215,7 @@ def test_a_few_ranks_have_a_row_each_with_the_name_of_their_node() -> None:
 def test_a_failed_rank_has_a_row_below_its_node(facts: dict[str, Any]) -> None:
     assert shown_ranks(on_nodes()) == []
     assert shown_ranks(change(on_nodes(), 19, **facts)) == [19]
-    done = change(on_nodes(), 19, state="done", is_over=True, seconds=0.0, line=0)
+    done = change(on_nodes(), 19, state="done", is_over=True, seconds=STALL_AFTER, line=0)
     assert shown_ranks(change(done, 20, seconds=STALL_AFTER - 1)) == []
 
 
