@@ -10,6 +10,7 @@ from nbddp.checks import (  # each registers its rules  # noqa: F401
     evaluation_rules,
     rank_fact_rules,
     shared_file_rules,
+    trainer_rules,
     training_rules,
 )
 from nbddp.checks.facts import GroupFacts
@@ -33,7 +34,7 @@ CHECKLIST = [
 # code without any of these words cannot violate a rule
 _RELEVANT_WORDS = re.compile(
     r"dist|reduce|gather|barrier|broadcast|scatter|new_group|backward|DataLoader|Sampler|random_split"
-    r"|save|eval|no_grad|cuda|scale|DataParallel|BatchNorm|isend|irecv|threads|nbddp"
+    r"|save|eval|no_grad|cuda|scale|DataParallel|BatchNorm|isend|irecv|threads|device_map|nbddp"
 )
 
 

@@ -99,8 +99,23 @@ class ScalerFacts:
     """A GradScaler."""
 
 
-NamedObject = LoaderFacts | ModelFacts | OptimizerFacts | ScalerFacts
-T = TypeVar("T", LoaderFacts, ModelFacts, OptimizerFacts, ScalerFacts)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerFacts:
+    """A trainer of another library that has trained in the cell.
+
+    Attributes:
+        world_size: the number of ranks that it trains with.
+        gpus: the number of GPUs that it drives with threads, by DataParallel; 0 for none.
+        is_bf16: whether it trains in bf16.
+    """
+
+    world_size: int
+    gpus: int = 0
+    is_bf16: bool = False
+
+
+NamedObject = LoaderFacts | ModelFacts | OptimizerFacts | ScalerFacts | TrainerFacts
+T = TypeVar("T", LoaderFacts, ModelFacts, OptimizerFacts, ScalerFacts, TrainerFacts)
 _KINDS: dict[str, type[NamedObject]] = {each.__name__: each for each in get_args(NamedObject)}
 
 
@@ -109,12 +124,14 @@ class RankFacts:
     """The facts of one rank.
 
     Attributes:
-        objects: the loaders, models, optimizers and scalers by name.
+        objects: the loaders, models, optimizers, scalers and trainers by name.
         ddp_ranks: the numbers of ranks among which its DDP models share gradients.
         aliases: the full names of torch's and nbddp's modules, classes and functions, by name.
         batches: the batch sizes of the training kit's loaders that shuffle, by name.
         host, cores, gpus, threads: its machine, the cores and the number of GPUs that it may use,
             and torch's threads.
+        gpu_bytes: the most memory that its tensors had on its own GPU; -1 without one.
+        has_bf16: whether its GPU computes in bf16; true without one.
     """
 
     objects: Mapping[str, NamedObject] = field(default_factory=dict)
@@ -125,6 +142,8 @@ class RankFacts:
     cores: int = 0
     gpus: int = 0
     threads: int = 1
+    gpu_bytes: int = -1
+    has_bf16: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as a JSON dict.
@@ -205,5 +224,5 @@ def kinds_by_name(rank: RankFacts) -> dict[str, str]:
         elif isinstance(each, LoaderFacts):
             found[name] = "loader divided" if each.sampler == "dealt" else "loader plain"
         else:
-            found[name] = "optimizer" if isinstance(each, OptimizerFacts) else "scaler"
+            found[name] = type(each).__name__.removesuffix("Facts").lower()
     return found

@@ -8,13 +8,21 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nbddp.checks.facts import TrainerFacts
 from nbddp.import_hooks import change_when_imported
-from nbddp.trainers.reporting import enable, report
+from nbddp.trainers.reporting import add_trainer, enable, report
 
-Reported = tuple[Mapping[str, Any], Any]  # values and step
+Values = Mapping[str, Any]
 
-# they write to TensorBoard what they have already reported
-_REPORTING = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "transformers")
+# libraries with trainers that report: what they call need not report again
+_REPORTING = (
+    "accelerate",
+    "lightning",
+    "lightning_fabric",
+    "pytorch_lightning",
+    "transformers",
+    "trl",
+)
 
 
 def report_trainers() -> None:
@@ -46,30 +54,50 @@ def _add_transformers_callback(trainer: Any) -> None:
 
 
 def _report_accelerator(module: Any) -> None:
-    _report_calls(module.Accelerator, "log", lambda values, step=None, **_: (values, step))
+    def report_log(_accelerator: Any, values: Values, step: Any = None, *_: Any, **__: Any) -> None:
+        report(values, step)
+
+    def add_accelerator(accelerator: Any, *_: Any, **__: Any) -> None:
+        if not _is_called_by_trainer():
+            is_bf16 = accelerator.mixed_precision == "bf16"
+            facts = TrainerFacts(world_size=accelerator.num_processes, is_bf16=is_bf16)
+            add_trainer("Accelerator", facts)
+
+    _call_after(module.Accelerator, "log", report_log)
+    _call_after(module.Accelerator, "prepare", add_accelerator)
 
 
 def _report_fabric(module: Any) -> None:
-    _report_calls(module.Fabric, "log_dict", lambda metrics, step=None: (metrics, step))
+    def report_metrics(_fabric: Any, metrics: Values, step: Any = None) -> None:
+        report(metrics, step)
+
+    _call_after(module.Fabric, "log_dict", report_metrics)
 
 
 def _report_tensorboard(module: Any) -> None:
-    def reported(tag: str, scalar_value: Any, global_step: Any = None, *_: Any) -> Reported:
-        caller = sys._getframe(2).f_globals.get("__name__", "")
-        is_reported = caller.partition(".")[0] in _REPORTING
-        return {} if is_reported else {tag: scalar_value}, global_step
+    def report_scalar(
+        _writer: Any, tag: str, scalar_value: Any, global_step: Any = None, *_: Any, **__: Any
+    ) -> None:
+        if not _is_called_by_trainer():
+            report({tag: scalar_value}, global_step)
 
-    _report_calls(module.SummaryWriter, "add_scalar", reported)
+    _call_after(module.SummaryWriter, "add_scalar", report_scalar)
 
 
-def _report_calls(owner: Any, name: str, reported: Callable[..., Reported]) -> None:
-    """Report the arguments of each call of a method, after the call."""
+def _call_after(owner: Any, name: str, act: Callable[..., None]) -> None:
+    """Call a function with the arguments of each call of a method, after the call."""
     method = getattr(owner, name)
 
     @functools.wraps(method)
-    def call_and_report(self: Any, *args: Any, **options: Any) -> Any:
-        result = method(self, *args, **options)
-        report(*reported(*args, **options))
+    def call_and_act(*args: Any, **options: Any) -> Any:
+        result = method(*args, **options)
+        act(*args, **options)
         return result
 
-    setattr(owner, name, call_and_report)
+    setattr(owner, name, call_and_act)
+
+
+def _is_called_by_trainer() -> bool:
+    """Return whether a library that reports by itself has called the method."""
+    caller = sys._getframe(3).f_globals.get("__name__", "")  # below: act, call_and_act
+    return caller.partition(".")[0] in _REPORTING

@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 import operator
+import os
 import time
+import warnings
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
+from nbddp.checks.facts import TrainerFacts
 from nbddp.train import log_and_track
 from nbddp.train.log_and_track import RESERVED, ProgressBar
 
 _is_enabled = False
+_trainers: dict[str, TrainerFacts] = {}
+
+
+def begin_cell(*, is_enabled: bool) -> None:
+    """Forget the trainers of the earlier cell."""
+    enable(is_enabled)
+    _trainers.clear()
+
+
+def trainers_of_cell() -> dict[str, TrainerFacts]:
+    """Return the trainers that have trained in this cell, by their class names."""
+    return dict(_trainers)
+
+
+def add_trainer(name: str, facts: TrainerFacts) -> None:
+    """Note that a trainer starts to train. Warn at once if it does not use the process group."""
+    _trainers[name] = facts
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if facts.world_size == 1 < ranks:
+        warnings.warn(
+            f"{name} trains alone on each of the {ranks} ranks, on all the data (ND218)",
+            stacklevel=2,
+        )
 
 
 def enable(is_enabled: bool = True) -> None:  # noqa: FBT001, FBT002 - the value of an option

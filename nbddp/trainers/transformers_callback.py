@@ -11,8 +11,9 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
+from nbddp.checks.facts import TrainerFacts
 from nbddp.train.log_and_track import length_of
-from nbddp.trainers.reporting import StepReporter, report
+from nbddp.trainers.reporting import StepReporter, add_trainer, report
 
 
 class NbddpCallback(TrainerCallback):  # type: ignore[misc]
@@ -25,6 +26,10 @@ class NbddpCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Show how far the training is."""
+        kind = type(args).__name__.replace("TrainingArguments", "Trainer")
+        size, gpus = args.world_size, args.n_gpu if args.n_gpu > 1 else 0
+        facts = TrainerFacts(world_size=size, gpus=gpus, is_bf16=args.bf16)
+        add_trainer(kind.replace("Config", "Trainer"), facts)
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self._training = StepReporter(
             "train", state.max_steps, first=state.global_step, samples=samples

@@ -27,6 +27,8 @@ from torch.utils import data
 from nbddp.checks import facts
 from nbddp.checks.facts import NamedObject, RankFacts
 from nbddp.topology import cores_here
+from nbddp.train import this_rank
+from nbddp.trainers.reporting import trainers_of_cell
 from nbddp.wire.messages import Failure
 from nbddp.worker.cell.failure import ddp_models, describe_parameters, parameters_without_gradient
 from nbddp.worker.process_group.object_state import parameters_of
@@ -73,6 +75,7 @@ def collect_facts(
         host=socket.gethostname(),
         cores=cores_here(),
         gpus=torch.cuda.device_count(),
+        **_own_gpu(),
         threads=torch.get_num_threads(),
     )
     try:
@@ -97,11 +100,21 @@ def _collect(
     groups = [vars(each).get("process_group") for each in ddp_models(names.values())]
     return replace(
         empty,
-        objects=found,
+        objects=trainers_of_cell() | found,
         ddp_ranks=sorted({group.size() for group in groups if group is not None}),
         aliases={name: whole for name in wanted if (whole := _import_name(names[name]))},
         batches=_batch_sizes(names, wanted),
     )
+
+
+def _own_gpu() -> dict[str, Any]:
+    """Return the facts about the rank's own GPU, if it has used one."""
+    if not torch.cuda.is_initialized():
+        return {}
+    return {
+        "gpu_bytes": torch.cuda.max_memory_allocated(this_rank.device()),
+        "has_bf16": torch.cuda.is_bf16_supported(including_emulation=False),
+    }
 
 
 def _batch_sizes(names: Names, wanted: Iterable[str]) -> dict[str, int]:

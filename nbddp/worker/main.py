@@ -363,7 +363,7 @@ class Rank:
         log_and_track.begin_cell()
         clear_epochs()
         arming.begin_cell(is_again=command.is_replay)
-        reporting.enable(command.reports_trainers)
+        reporting.begin_cell(is_enabled=command.reports_trainers)
         self._outbox.begin_cell()
         return self._interrupter.begin_cell(command.cell)
 

@@ -34,6 +34,7 @@ from nbddp.checks.facts import (
     OptimizerFacts,
     RankFacts,
     ScalerFacts,
+    TrainerFacts,
     kinds_by_name,
 )
 from nbddp.checks.registry import Finding, Rule
@@ -52,6 +53,7 @@ def ranks_with(
     threads: int = 1,
     cores: int = 8,
     gpus: int = 2,
+    has_bf16: bool = True,
     **options: Any,
 ) -> GroupFacts:
     """Ranks that have these things, one dict for each."""
@@ -63,6 +65,7 @@ def ranks_with(
             cores=cores,
             gpus=gpus,
             threads=threads,
+            has_bf16=has_bf16,
         )
         for rank, each in enumerate(things)
     }
@@ -76,12 +79,22 @@ def of_each(
     return ranks_with(*[{name: kind(**facts)} for facts in each], text=text, **options)
 
 
+def gpus_with(*sizes: int) -> GroupFacts:
+    """Ranks with DDP whose GPUs have held this many bytes."""
+    ranks = {
+        rank: RankFacts(ddp_ranks=[len(sizes)], gpu_bytes=size) for rank, size in enumerate(sizes)
+    }
+    return GroupFacts(ranks=ranks, world_size=len(sizes), source=CellSource("loss.backward()"))
+
+
 def divided(**facts: Any) -> dict[str, Any]:
     """A loader with a DistributedSampler."""
     return {"sampler": "dealt", **facts}
 
 
 STEP = "model(x).sum().backward()"
+TRAINER = "trainer.train()"
+OLD_GPU: dict[str, Any] = {"text": TRAINER, "has_bf16": False}
 EXAMPLES: dict[str, tuple[GroupFacts, GroupFacts]] = {
     "ND201": (
         of_each(
@@ -146,6 +159,19 @@ EXAMPLES: dict[str, tuple[GroupFacts, GroupFacts]] = {
     "ND217": (
         of_each("train", LoaderFacts, [divided(shuffles=True, batch_size=32)] * 2, TRAINS),
         of_each("train", LoaderFacts, [divided(batch_size=32)] * 2, TRAINS),
+    ),
+    "ND218": (
+        of_each("Trainer", TrainerFacts, [{"world_size": 1}] * 2, TRAINER),
+        of_each("Trainer", TrainerFacts, [{"world_size": 2}] * 2, TRAINER),
+    ),
+    "ND219": (
+        of_each("Trainer", TrainerFacts, [{"world_size": 2, "gpus": 2}] * 2, TRAINER),
+        of_each("Trainer", TrainerFacts, [{"world_size": 2}] * 2, TRAINER),
+    ),
+    "ND220": (gpus_with(1 << 30, 0), gpus_with(1 << 30, 1 << 20)),
+    "ND221": (
+        of_each("Trainer", TrainerFacts, [{"world_size": 2, "is_bf16": True}] * 2, **OLD_GPU),
+        of_each("Trainer", TrainerFacts, [{"world_size": 2}] * 2, **OLD_GPU),
     ),
 }
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from nbddp.checks.facts import TrainerFacts
 from nbddp.train import log_and_track
 from nbddp.train.log_and_track import ProgressBar, Sink
 from nbddp.trainers import attach, reporting
@@ -74,12 +75,18 @@ def test_steps_of_a_resumed_training_fill_a_bar_of_the_remaining_steps(sink: Rec
 
 
 class Accelerator:
-    """Has the method of the library that is changed."""
+    """Has the methods of the library that are changed."""
+
+    num_processes = 1
+    mixed_precision = "bf16"
 
     def log(self, values: dict[str, Any], step: int | None = None) -> str:
         if "bad" in values:
             raise ValueError("bad")
         return f"logged {len(values)} at {step}"
+
+    def prepare(self, *objects: Any) -> tuple[Any, ...]:
+        return objects
 
 
 def test_calls_of_a_library_are_reported_and_return_what_they_did(sink: Recorder) -> None:
@@ -90,6 +97,24 @@ def test_calls_of_a_library_are_reported_and_return_what_they_did(sink: Recorder
     with pytest.raises(ValueError, match="bad"):
         library.Accelerator().log({"bad": 1.0})
     assert sink.rows == [(2, {"loss": 0.5})]
+
+
+def test_trainer_without_the_group_warns_when_it_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library: Any = ModuleType("accelerate.accelerator")
+    library.Accelerator = type("Accelerator", (Accelerator,), {})
+    attach._report_accelerator(library)
+    prepare = library.Accelerator().prepare
+    exec("prepare()", {"prepare": prepare, "__name__": "transformers.trainer"})
+    assert reporting.trainers_of_cell() == {}
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.warns(UserWarning, match=r"Accelerator trains alone on each of the 2 ranks.*ND218"):
+        assert prepare(1, 2) == (1, 2)
+    facts = TrainerFacts(world_size=1, is_bf16=True)
+    assert reporting.trainers_of_cell() == {"Accelerator": facts}
+    reporting.begin_cell(is_enabled=False)
+    assert reporting.trainers_of_cell() == {}
 
 
 def test_tensorboard_is_reported_unless_a_trainer_writes_to_it(sink: Recorder) -> None:
@@ -112,6 +137,7 @@ def test_lightning_metrics_are_reported_at_the_moments_at_which_they_are_new(
         train_dataloader=SimpleNamespace(batch_size=4),
         accumulate_grad_batches=1,
         world_size=2,
+        precision="32-true",
         log_every_n_steps=50,
         optimizers=[SimpleNamespace(param_groups=[{"lr": 0.1}])],
         current_epoch=0,

@@ -1,0 +1,88 @@
+"""Rules about trainers of other libraries, such as those of Transformers and Lightning."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from nbddp.checks.facts import GroupFacts, TrainerFacts
+from nbddp.checks.registry import Hit, rule
+from nbddp.checks.source import CellSource
+from nbddp.errors import format_ranks
+from nbddp.formatting import format_bytes
+
+_SPLIT = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
+_TRAINING_CALLS = ("train", "fit", "prepare", "backward")
+USED = 64 << 20  # bytes on a GPU that a training uses
+
+
+@rule("ND128")
+def _splits_model_in_rank(source: CellSource) -> Iterator[Hit]:
+    for call in source.calls:
+        given = {each.arg: each.value for each in call.keywords}.get("device_map")
+        if not (isinstance(given, ast.Constant) and given.value in _SPLIT):
+            continue
+        if source.is_cell or source.is_distributed:
+            yield (
+                call,
+                f'device_map="{given.value}" makes each rank split the model over all GPUs, so '
+                "that the ranks get into each other's way.",
+            )
+
+
+def _trainers(facts: GroupFacts) -> Iterator[tuple[int, str, dict[int, TrainerFacts]]]:
+    """Yield the trainers of all ranks: the line, the name, and the facts by rank."""
+    line = _training_line(facts)
+    for name, by_rank in facts.all_have(TrainerFacts):
+        yield line, name, by_rank
+
+
+def _training_line(facts: GroupFacts) -> int:
+    """Return the line of the call that trains, or the first line if another cell has it."""
+    lines = (facts.source.line_of(each) for each in _TRAINING_CALLS)
+    return next((each for each in lines if each), 1)
+
+
+@rule("ND218")
+def _trains_alone(facts: GroupFacts) -> Iterator[Hit]:
+    for line, name, by_rank in _trainers(facts):
+        sizes = {each.world_size for each in by_rank.values()}
+        if sizes != {facts.world_size}:
+            size = min(sizes)
+            yield (
+                line,
+                f"{name} has world size {size} in a group of {facts.world_size} ranks: each rank "
+                f"{'trains alone, on all the data' if size == 1 else 'trains with some of them'}.",
+            )
+            return  # what it is made of, such as an Accelerator, has the same mistake
+
+
+@rule("ND219")
+def _uses_data_parallel(facts: GroupFacts) -> Iterator[Hit]:
+    for line, name, by_rank in _trainers(facts):
+        gpus = max(each.gpus for each in by_rank.values())
+        if gpus > 1:
+            yield line, f"{name} drives {gpus} GPUs with the threads of DataParallel."
+
+
+@rule("ND220")
+def _idle_gpu(facts: GroupFacts) -> Iterator[Hit]:
+    trains = facts.has_ddp or any(True for _ in _trainers(facts))
+    used = {rank: each.gpu_bytes for rank, each in facts.ranks.items()}
+    idle = [rank for rank, size in used.items() if size == 0]
+    if trains and idle and max(used.values()) > USED:
+        busiest = max(used, key=lambda rank: used[rank])
+        yield (
+            _training_line(facts),
+            f"the GPU of {format_ranks(idle)} holds nothing, and that of rank {busiest} has held "
+            f"{format_bytes(used[busiest])}.",
+        )
+
+
+@rule("ND221")
+def _bf16_without_support(facts: GroupFacts) -> Iterator[Hit]:
+    lacking = [rank for rank, each in facts.ranks.items() if not each.has_bf16]
+    for line, name, by_rank in _trainers(facts):
+        if lacking and any(by_rank[rank].is_bf16 for rank in lacking if rank in by_rank):
+            yield line, f"{name} trains in bf16, which the GPU of {format_ranks(lacking)} lacks."
+            return
