@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from nbddp import CellFailedError, WorkerGroup
+from nbddp.checks.facts import RankFacts
+from nbddp.checks.registry import Finding
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
+from nbddp.group.checking import check_cell
 from nbddp.group.display import TextDisplay
 from nbddp.group.node_pool import NodePool, NodesSpec
 from nbddp.group.rank_group import RankGroup
@@ -168,6 +171,17 @@ class Ranks(WorkerGroup):
     def evaluate(self, source: str, **request: Any) -> list[Any]:
         """Run a cell, show nothing, and return the value of its last line on each rank."""
         return self.run(source, quiet=True, wants_value=True, **request).values()
+
+    def findings_of(self, result: CellResult, source: str) -> list[Finding]:
+        """Return what the checks find in a cell that has succeeded."""
+        facts = {rank: RankFacts.from_json(each.facts) for rank, each in result.reports.items()}
+        return check_cell(
+            CellRequest(source=source),
+            facts,
+            world_size=self.world_size,
+            is_ok=True,
+            is_asked=False,
+        )
 
     def failure_of(self, source: str, **request: Any) -> CellFailedError:
         with pytest.raises(CellFailedError) as caught:

@@ -10,11 +10,7 @@ import pytest
 from drivers.ranks import Ranks
 from notebook import Notebook
 
-from nbddp.checks.facts import RankFacts
 from nbddp.checks.registry import Finding
-from nbddp.group.checking import check_cell
-from nbddp.record.cell import CellRequest
-from nbddp.wire.messages import CellEnded
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
@@ -210,14 +206,7 @@ dist.barrier()
 def found_in(group: Ranks, cell: str, *, runs: bool = True) -> list[Finding]:
     """Return the findings below the cell; a cell that cannot run is checked with earlier facts."""
     result = group.run(cell if runs else f"pass  # {' '.join(cell.split())}", quiet=True)
-    reports: dict[int, CellEnded] = result.reports
-    return check_cell(
-        CellRequest(source=cell),
-        {rank: RankFacts.from_json(each.facts) for rank, each in reports.items()},
-        world_size=2,
-        is_ok=True,
-        is_asked=False,
-    )
+    return group.findings_of(result, cell)
 
 
 @pytest.mark.parametrize("seed", [*SEEDS, *MORE], ids=lambda each: each.name)

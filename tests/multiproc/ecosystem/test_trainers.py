@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from drivers.ranks import Ranks
+from drivers.ranks import MakeRanks, Ranks
 from notebook import Notebook
 from trainer_cells import CELLS
 
@@ -42,7 +42,8 @@ def test_trainer_has_the_weights_of_torchrun_and_reports_its_metrics(
     group.run(source)
     for number in ("first", "second"):  # the second run in the same session
         (tmp_path / number).mkdir()
-        group.run(f"folder = {str(tmp_path / number)!r}\n{SAVE}")
+        cell = f"folder = {str(tmp_path / number)!r}\n{SAVE}"
+        assert group.findings_of(group.run(cell), f"{source}\n{cell}") == []
     threads = group.pull("torch.get_num_threads()", rank=0)
     train_with_torchrun(source, tmp_path / "torchrun", threads)
     saved = {
@@ -61,8 +62,22 @@ def test_trainer_has_the_weights_of_torchrun_and_reports_its_metrics(
         assert max(each["step"] for each in mine) == steps
 
 
+@pytest.mark.parametrize("name", ["Trainer", "SFTTrainer with LoRA", "Accelerate", "Lightning"])
+def test_trainer_that_does_not_use_the_other_ranks_is_found(
+    make_group: MakeRanks, name: str
+) -> None:
+    group = make_group(2, env={"ACCELERATE_USE_CPU": "false"})
+    alone = {'devices=2, strategy="ddp"': "devices=1", '"use_cpu": True': '"bf16": False'}
+    source = CELLS[name][0]
+    for right, wrong in alone.items():
+        source = source.replace(right, wrong)
+    cell = f"{source}\ntrain();"
+    [finding] = group.findings_of(group.run(cell), cell)
+    assert finding.rule == "ND218"
+    assert finding.text.endswith("each rank trains alone, on all the data.")
+
+
 DIE = """
-import ast
 import os
 from transformers import TrainerCallback
 
