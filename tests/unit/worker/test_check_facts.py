@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
@@ -249,14 +249,6 @@ def test_the_order_facts_distinguish_reordered_lists_from_different_lists() -> N
     assert order_of(["a", 1]) == order_of([None, None]) == order_of([object()] * 2) == ("", "", "")
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A process group of this process only."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 class Two(nn.Module):
     """A module that has a frozen and an idle part."""
 
@@ -279,7 +271,7 @@ def failure_of(names: dict[str, Any], train: Callable[[], object]) -> Failure:
     return describe_failure(raised.value, shell, stuck_in=None, at=0.0)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("group_of_one")
 def test_parameters_without_a_gradient_are_named_also_from_the_indices_in_ddps_error() -> None:
     names: dict[str, Any] = {"model": DistributedDataParallel(Two())}
     names |= {"copy": DistributedDataParallel(Two()), "plain": Two()}
@@ -308,7 +300,7 @@ def test_parameters_without_a_gradient_are_named_also_from_the_indices_in_ddps_e
     assert not refused("plain", failure).is_refused
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("group_of_one")
 def test_a_parameter_that_is_ready_twice_is_named() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -43,19 +42,9 @@ def test_a_backend_without_abort_is_skipped() -> None:
     last.abort.assert_called_once()
 
 
-@pytest.fixture
-def world() -> Iterator[None]:
-    """A process group of this process alone, and a second one."""
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    dist.new_group([0])
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("world")
+@pytest.mark.usefixtures("group_of_one")
 def test_all_groups_of_a_rank_are_aborted_and_forgotten() -> None:
+    dist.new_group([0])
     assert len(dist.distributed_c10d._world.pg_names) == 2
     abort_groups()
     assert not dist.is_initialized()
