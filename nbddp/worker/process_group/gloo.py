@@ -8,8 +8,8 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,39 +30,6 @@ _DEPTH = 2048  # bytes of a stack; the frames above the waiting function take le
 _NEAR = 64  # words of the stack around its return address
 _WORD = struct.Struct("Q")
 _TOP = 1 << 47  # addresses of a process are lower
-
-
-# ---- new groups
-
-
-def watch_new_groups(
-    while_connecting: Callable[[Sequence[int]], AbstractContextManager[None]],
-    on_created: Callable[[dist.ProcessGroup], None],
-) -> None:
-    """Register callbacks for all process groups that this process creates from now on.
-
-    Args:
-        while_connecting: context in which a group connects. Gets the group's ranks, which may not
-            include this one; an empty sequence means all ranks.
-        on_created: called with the new group.
-    """
-    module: Any = dist.distributed_c10d
-    name = "_new_process_group_helper"
-    create: Callable[..., Any] | None = getattr(module, name, None)
-    if create is None:
-        return  # another version of torch: no callbacks
-
-    @functools.wraps(create)
-    def create_watched(
-        size: int, rank: int, ranks: Sequence[int], *args: Any, **options: Any
-    ) -> Any:
-        with while_connecting(ranks):
-            result = create(size, rank, ranks, *args, **options)
-        if isinstance(result[0], dist.ProcessGroup):  # else this rank is not in the group
-            on_created(result[0])
-        return result
-
-    setattr(module, name, create_watched)
 
 
 # ---- groups that form

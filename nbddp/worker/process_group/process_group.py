@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -57,7 +57,7 @@ class ProcessGroup:
         self.bound_objects = BoundObjects()
         self._releaser = gloo.GroupReleaser(connections.close_groups, self.bound_objects.models)
         self._group_members: set[frozenset[int]] = set()
-        gloo.watch_new_groups(self._recording_group, self._releaser.keep_alive)
+        self._watch_new_groups()
         self._topology = topology
         self._timeout = timeout
         self._attempt = attempt
@@ -70,12 +70,26 @@ class ProcessGroup:
         self._rendezvous.install()
         rendezvous.refuse_launchers()
 
-    @contextmanager
-    def _recording_group(self, ranks: Sequence[int]) -> Iterator[None]:
-        """Record the connections and the ranks of a group that is created in this context."""
-        self._group_members.add(frozenset(ranks))
-        with self._unblocker.forming(), self._connections.recording_group():
-            yield
+    def _watch_new_groups(self) -> None:
+        """Record the ranks and the connections of all groups that this process creates from now on.
+
+        The ranks may not include this one. An empty sequence means all ranks.
+        """
+        module: Any = dist.distributed_c10d
+        create: Callable[..., Any] = module._new_process_group_helper
+
+        @functools.wraps(create)
+        def create_watched(
+            size: int, rank: int, ranks: Sequence[int], *args: Any, **options: Any
+        ) -> Any:
+            self._group_members.add(frozenset(ranks))
+            with self._unblocker.forming(), self._connections.recording_group():
+                result = create(size, rank, ranks, *args, **options)
+            if isinstance(result[0], dist.ProcessGroup):  # else this rank is not in the group
+                self._releaser.keep_alive(result[0])
+            return result
+
+        module._new_process_group_helper = create_watched
 
     def init(self, generation: int) -> None:
         """Destroy the old group, if any, and form a new one with the other ranks.
