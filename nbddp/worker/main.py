@@ -181,7 +181,7 @@ class Rank:
             clients.payloads,
             self._payload_key,
             outbox.post,
-            self._interrupter.interruptible,
+            self._interrupter,
             HealHandler(
                 self._shell, self._group, self._regrouper, clients.payloads, self._payload_key
             ),
@@ -269,7 +269,6 @@ class Rank:
                     self._stdin.receive_reply(reply)
                 case msg.CancelRequest(request=request):
                     self._request_handler.cancel(request)
-                    self._interrupter.cancel(request)
 
     def _interrupt(self, command: msg.Interrupt) -> None:
         try:

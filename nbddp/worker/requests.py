@@ -6,7 +6,6 @@ import hashlib
 import io
 import pickle
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from operator import itemgetter
 from typing import Any
@@ -26,6 +25,7 @@ from nbddp.wire.request_messages import Answer, JoinGroup, Pull, Push, Request
 from nbddp.wire.trace_messages import SendTrace, TraceSent
 from nbddp.worker.cell.display import MAX_MESSAGE, TOO_LONG, truncate
 from nbddp.worker.cell.failure import error_text
+from nbddp.worker.cell.interrupt import CellInterrupter
 from nbddp.worker.cell.shell import RankShell
 from nbddp.worker.check_facts import collect_facts
 from nbddp.worker.heal.healing import HealHandler
@@ -47,8 +47,8 @@ class RequestHandler:
         store: store for payloads.
         payload_key: returns the store key for a name.
         post: sends an answer.
-        interruptible: context in which a request is answered, so that it can be interrupted. If the
-            ranks form a group for it, their waits are ended too.
+        interrupter: interrupts a request that is cancelled. If the ranks form a group for it, their
+            waits are ended too.
         heal_handler: answers the requests of a heal.
     """
 
@@ -58,27 +58,29 @@ class RequestHandler:
         store: Store,
         payload_key: Callable[[str], str],
         post: Callable[[Answer], None],
-        interruptible: Callable[[int, bool], AbstractContextManager[None]],
+        interrupter: CellInterrupter,
         heal_handler: HealHandler,
     ) -> None:
         self._shell = shell
         self._store = store
         self._payload_key = payload_key
         self._post = post
-        self._interruptible = interruptible
+        self._interrupter = interrupter
         self._heal_handler = heal_handler
         self._cancelled: frozenset[int] = frozenset()  # replaced, never changed: two threads use it
 
     def cancel(self, request: int) -> None:
         """Cancel a request, which may be running or still in the queue."""
         self._cancelled |= {request}
+        self._interrupter.cancel(request)
 
     def answer(self, command: Request) -> None:
         """Carry out a request and send the answer; an error becomes part of the answer."""
         request = command.request
         try:
-            with self._interruptible(request, isinstance(command, JoinGroup)):
-                if isinstance(command, JoinGroup) and request in self._cancelled:
+            joins_group = isinstance(command, JoinGroup)
+            with self._interrupter.interruptible(request, joins_group=joins_group):
+                if joins_group and request in self._cancelled:
                     # the other ranks no longer wait for this one
                     answer = Answer(request=request, error=CANCELLED, content={"was_left": True})
                 else:

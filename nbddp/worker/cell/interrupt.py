@@ -156,7 +156,7 @@ class CellInterrupter:
     # ---- requests between cells
 
     @contextmanager
-    def interruptible(self, request: int, joins_group: bool = False) -> Iterator[None]:  # noqa: FBT001, FBT002
+    def interruptible(self, request: int, *, joins_group: bool = False) -> Iterator[None]:
         """Answer a request in this context. :meth:`cancel` interrupts it.
 
         With ``joins_group``, the ranks form a new process group for it, whose waits can be ended.

@@ -38,21 +38,18 @@ class ArrivalRecorder:
 
     Attributes:
         has_collectives: whether the cell has called a collective, so that sampling is useful.
+        loader_waits: the waits for data.
     """
 
     def __init__(self, post: Callable[[CollectiveArrivals], None], shell: RankShell) -> None:
         self._post = post
         self._shell = shell
         self._lock = threading.Lock()
-        self._loader_waits = DataLoaderWaits()
+        self.loader_waits = DataLoaderWaits()
         self._newest_record = -1  # the newest record read,
         self._read_at = 0.0  # the time of that read,
         self._records_per_second = 0.0  # and the records per second at that time
         self.begin_cell(0, 0.0)
-
-    def start(self) -> None:
-        """Start to record waits for data."""
-        self._loader_waits.install_hook()
 
     def begin_cell(self, cell: int, at: float) -> None:
         """Start a cell at this ``time.time()``."""
@@ -66,7 +63,7 @@ class ArrivalRecorder:
             self._group_names: dict[Any, str] = {}
             self._unmeasured: dict[int, tuple[Any, ...]] = {}  # NCCL calls without a duration
             self._start_message()
-            self._loader_waits.clear()
+            self.loader_waits.clear()
 
     def _start_message(self) -> None:
         self._message = CollectiveArrivals(cell=self._cell, base=self._base / 1e9)
@@ -181,7 +178,7 @@ class ArrivalRecorder:
 
     def _complete_message(self, *, is_over: bool) -> CollectiveArrivals | None:
         """Return the complete message, or None if there is nothing to report."""
-        waits = self._loader_waits.pop_longest(self._base // 1000, MAX_LOADER_WAITS)
+        waits = self.loader_waits.pop_longest(self._base // 1000, MAX_LOADER_WAITS)
         is_end = is_over and self.has_collectives
         if not (self._rows or is_end or waits or self._lost or self._message.durations):
             return None

@@ -77,7 +77,7 @@ class Sampler:
 
     def start(self) -> None:
         """Start the thread, and record waits for data."""
-        self._arrivals.start()
+        self._arrivals.loader_waits.install_hook()
         threading.Thread(target=self._run, name="nbddp-sampler", daemon=True).start()
 
     def force_next_status(self) -> None:
