@@ -36,7 +36,7 @@ def name_users_lines(is_cell_file: Callable[[str], bool]) -> None:
         # Forget that the filters saw nbddp's line: they must decide again for the user's line.
         nbddp_frame.f_globals.pop("__warningregistry__", None)
         module.onceregistry.pop((str(warning.message), warning.category), None)
-        frame = next(filterfalse(_is_nbddps, frames_from(nbddp_frame)), None)
+        frame = next(filterfalse(_is_of_nbddp, frames_from(nbddp_frame)), None)
         if frame is not None and is_called_from(frame, is_cell_file):
             warnings.warn_explicit(
                 warning.message,
@@ -56,9 +56,9 @@ def name_users_lines(is_cell_file: Callable[[str], bool]) -> None:
 def _nbddp_frame_of(warning: warnings.WarningMessage) -> FrameType | None:
     """Return the frame of nbddp that a warning names, or None if it names another file."""
     line = warning.filename, warning.lineno
-    own = filter(_is_nbddps, frames_from(sys._getframe(2)))
+    own = filter(_is_of_nbddp, frames_from(sys._getframe(2)))
     return next((each for each in own if (each.f_code.co_filename, each.f_lineno) == line), None)
 
 
-def _is_nbddps(frame: FrameType) -> bool:
+def _is_of_nbddp(frame: FrameType) -> bool:
     return library_of_file(frame.f_code.co_filename) == "nbddp"
