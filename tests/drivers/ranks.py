@@ -323,3 +323,4 @@ class Ranks(WorkerGroup):
 
 
 MakeRanks = Callable[..., Ranks]
+Capture = pytest.CaptureFixture[str]

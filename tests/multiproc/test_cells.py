@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from drivers.ranks import Ranks
+from drivers.ranks import Capture, Ranks
 from limits import set_limits
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
@@ -24,9 +24,7 @@ pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 
-def test_process_group_is_ready_and_equal_last_values_are_shown_once(
-    notebook: Notebook,
-) -> None:
+def test_process_group_is_ready_and_equal_last_values_are_shown_once(notebook: Notebook) -> None:
     reply = notebook.run(
         "%%ddp --nproc 2\nx = torch.ones(1, device=device) * (rank + 1)\ndist.all_reduce(x)\n"
         "x.item(), world_size, local_rank, nbddp.__version__ != ''"
@@ -81,9 +79,7 @@ def test_module_without_super_init_fails_the_cell_and_kills_no_rank(notebook: No
     assert notebook.run("%%ddp\ndist.barrier()").status == "ok"
 
 
-def test_pasted_torchrun_code_can_init_the_process_group_repeatedly(
-    notebook: Notebook,
-) -> None:
+def test_pasted_torchrun_code_can_init_the_process_group_repeatedly(notebook: Notebook) -> None:
     body = (
         "import os\ndist.init_process_group('gloo')\nx = torch.ones(1)\ndist.all_reduce(x)\n"
         "print(x.item(), os.environ['RANK'], os.environ['WORLD_SIZE'])\n"
@@ -109,9 +105,7 @@ def test_push_and_pull_transfer_values(notebook: Notebook) -> None:
     assert notebook.run("%ddp pull 'rank + 1'").result == "[1, 2]"
 
 
-def test_semicolon_hides_the_value_but_out_and_pull_return_it(
-    notebook: Notebook,
-) -> None:
+def test_semicolon_hides_the_value_but_out_and_pull_return_it(notebook: Notebook) -> None:
     reply = notebook.run("%%ddp --nproc 2 --out kept\nrank + 1;")
     assert (reply.text, reply.result) == ("", "")
     assert notebook.run("kept").result == "[1, 2]"
@@ -221,7 +215,7 @@ def test_the_headline_has_the_users_message_and_line(shared_group: Ranks, source
 
 
 def test_torchs_frames_are_folded_and_the_log_has_the_whole_traceback(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: Capture
 ) -> None:
     error = group.failure_of(CPP)
     assert re.fullmatch("ranks 0-1: RuntimeError: .*shapes.*, line 3", str(error))

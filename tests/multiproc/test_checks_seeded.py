@@ -225,9 +225,7 @@ whole = nn.Linear(4, 8)
 """
 
 
-def test_forward_on_one_rank_is_found_if_the_forward_synchronizes(
-    shared_group: Ranks,
-) -> None:
+def test_forward_on_one_rank_is_found_if_the_forward_synchronizes(shared_group: Ranks) -> None:
     shared_group.run(SETUP + MODELS, quiet=True)
     meets = {"norm": True, "still": False, "model": False, "parts": True, "whole": False}
     for name, is_found in meets.items():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conditions import when, when_cell_runs
-from drivers.ranks import MakeRanks, Ranks
+from drivers.ranks import Capture, MakeRanks, Ranks
 from processes import wait_until
 from screens import RecordingScreen
 
@@ -66,7 +66,7 @@ def test_dead_rank_is_the_first_cause_and_other_ranks_keep_their_names(
 
 
 def test_death_after_a_rank_finished_its_cell_fails_the_cell_and_spares_the_others(
-    make_group: MakeRanks, folder: Path, capsys: pytest.CaptureFixture[str]
+    make_group: MakeRanks, folder: Path, capsys: Capture
 ) -> None:
     group = make_group(3)
     pid = group.pids[0]

@@ -43,9 +43,7 @@ def test_input_prompts_one_rank_at_a_time_and_getpass_hides_the_text(notebook: N
     assert reply.lines(1) == ["3"]
 
 
-def test_breakpoint_stops_the_first_rank_and_steps_through_the_cell(
-    notebook: Notebook,
-) -> None:
+def test_breakpoint_stops_the_first_rank_and_steps_through_the_cell(notebook: Notebook) -> None:
     source = f"{PAIR}y = 1\nbreakpoint()\nz = y + 1\nw = z * 10\ndist.barrier()\nw"
     reply = notebook.converse(source, "p y", "n", "n", "p z", "z = 7", "n", "c")
     assert len({prompt for prompt, _ in reply.asked}) == 1
@@ -74,9 +72,7 @@ def test_q_ends_the_cell_on_all_ranks_and_keeps_every_name(notebook: Notebook) -
     assert notebook.run(WORKS).status == "ok"
 
 
-def test_interrupt_during_input_ends_the_cell_and_keeps_all_names(
-    notebook: Notebook,
-) -> None:
+def test_interrupt_during_input_ends_the_cell_and_keeps_all_names(notebook: Notebook) -> None:
     notebook.run(f"{PAIR}kept = rank")
     for source in ("input('?')", "breakpoint()\nx = 1", "import pdb; pdb.set_trace()\nx = 1"):
         reply = notebook.converse(f"%%ddp\n{source}\ndist.barrier()", notebook.interrupt)

@@ -191,9 +191,7 @@ def test_start_can_be_stopped_while_the_forkserver_imports() -> None:
 
 
 @pytest.mark.usefixtures("slow_helper")
-def test_forkserver_that_is_starting_closes_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_forkserver_that_is_starting_closes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     server, begun, closing = forkserver.Forkserver(), threading.Event(), threading.Event()
     start_helper = ForkServer.ensure_running
 

@@ -9,7 +9,7 @@ import os
 import time
 
 import pytest
-from drivers.ranks import Ranks
+from drivers.ranks import Capture, Ranks
 from multiproc.long_work import waits_for, works
 
 SECONDS = float(os.environ.get("NBDDP_SOAK_SECONDS", "120"))
@@ -29,9 +29,7 @@ WORKS.pop("torch.compile")  # it takes its own time
 
 
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
-def test_long_work_is_not_reported_as_a_hang(
-    group: Ranks, capsys: pytest.CaptureFixture[str], work: str
-) -> None:
+def test_long_work_is_not_reported_as_a_hang(group: Ranks, capsys: Capture, work: str) -> None:
     deadline = time.monotonic() + SECONDS
     took = []
     while time.monotonic() < deadline:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conditions import act_on_alarm, output_of_hang
-from drivers.ranks import MakeRanks, Ranks
+from drivers.ranks import Capture, MakeRanks, Ranks
 
 from nbddp.controller.store_link import StoreLink
 
@@ -100,7 +100,7 @@ def test_kill_fault_is_recorded_before_the_exit_even_if_the_reader_is_slow(
 
 
 def test_hang_fault_is_reported_and_an_interrupt_keeps_all_names(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: Capture
 ) -> None:
     said = output_of_hang(group, arm("hang") + LOOP, capsys)
     assert re.search(r"^  rank 0 .*all_reduce #5 float \[1\], line 7$", said, re.MULTILINE)
@@ -132,7 +132,7 @@ def test_nan_fault_reaches_all_ranks_through_one_gradient(group: Ranks) -> None:
 
 
 def test_skip_fault_gives_a_wrong_sum_and_a_hang_at_the_last_all_reduce(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: Capture
 ) -> None:
     said = output_of_hang(group, arm("skip") + LOOP, capsys)
     assert re.search(r"^  rank 0 .*all_reduce #6 float \[1\], line 7$", said, re.MULTILINE)
@@ -160,7 +160,7 @@ for step in range(begin, {end}):
 
 
 def test_corrupt_fault_makes_resume_load_the_previous_checkpoint(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: Capture
 ) -> None:
     group.run(MODEL)
     group.run(arm("corrupt") + SAVE.format(end=4))

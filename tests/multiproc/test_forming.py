@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from drivers.ranks import MakeRanks, Ranks
+from drivers.ranks import Capture, MakeRanks, Ranks
 from limits import set_limits
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
@@ -47,7 +47,7 @@ if rank == 0: c10d.ProcessGroupGloo = die_before_it_dials
     ],
 )
 def test_death_before_connecting_keeps_the_names_of_other_ranks(
-    make_group: MakeRanks, capsys: pytest.CaptureFixture[str], before: str, cell: str
+    make_group: MakeRanks, capsys: Capture, before: str, cell: str
 ) -> None:
     group = make_group(4)
     group.run(DIES_BEFORE_IT_DIALS)

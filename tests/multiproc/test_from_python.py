@@ -104,9 +104,7 @@ def test_interrupt_of_the_kernels_process_group_spares_spawning_ranks(folder: Pa
 
 
 @pytest.mark.full
-def test_forked_child_cannot_use_the_parents_group_but_can_start_its_own(
-    folder: Path,
-) -> None:
+def test_forked_child_cannot_use_the_parents_group_but_can_start_its_own(folder: Path) -> None:
     done = run_script(
         folder,
         "import nbddp, os, sys\n"

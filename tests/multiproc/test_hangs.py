@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conditions import NO_TIMEOUT, SHORT, act_on_alarm, output_of_hang, run_and_act, when_cell_runs
-from drivers.ranks import MakeRanks, Ranks
+from drivers.ranks import Capture, MakeRanks, Ranks
 from limits import limit, set_limits
 from multiproc.long_work import waits_for, works
 from processes import wait_until
@@ -23,8 +23,6 @@ from nbddp import CellInterruptedError, RequestError
 from nbddp.record.waiting.stragglers import StragglerLag
 
 pytestmark = pytest.mark.multiproc
-
-Capture = pytest.CaptureFixture[str]
 
 
 def test_hang_card_shows_mismatched_collectives_and_absent_ranks(
@@ -210,9 +208,7 @@ def test_closed_stdout_is_reported_as_lost_until_the_cell_ends(
 TIMEOUT = 4.0  # seconds; ranks can be blocked for a shorter time
 
 
-def test_timeout_blames_the_hanging_rank_not_the_waiting_rank(
-    make_group: MakeRanks,
-) -> None:
+def test_timeout_blames_the_hanging_rank_not_the_waiting_rank(make_group: MakeRanks) -> None:
     group = make_group(2, timeout=TIMEOUT)
     error = group.failure_of("import time\nif rank == 1: time.sleep(60)\ndist.barrier()")
     assert re.match("rank 1 .*barrier #1.* line 2$", str(error))
@@ -235,9 +231,7 @@ def test_timeout_in_backward_fails_only_its_cell(make_group: MakeRanks) -> None:
     group.assert_works()
 
 
-def test_rank_with_a_mismatched_size_is_not_reported_as_absent(
-    make_group: MakeRanks,
-) -> None:
+def test_rank_with_a_mismatched_size_is_not_reported_as_absent(make_group: MakeRanks) -> None:
     group = make_group(2, timeout=TIMEOUT)
     source = "import time\ndist.all_reduce(torch.ones(2 if rank == 1 else 4))\ntime.sleep(60)"
     assert "rank 0: RuntimeError: Timed out waiting" in str(group.failure_of(source))
@@ -352,9 +346,7 @@ def seen_while(
     return seen
 
 
-def test_slow_rank_is_marked_even_if_all_ranks_are_at_the_same_step(
-    make_group: MakeRanks,
-) -> None:
+def test_slow_rank_is_marked_even_if_all_ranks_are_at_the_same_step(make_group: MakeRanks) -> None:
     group = make_group(3)
     group.run(TRAIN)
     seen = seen_while(group, "train(0.3 if rank == 1 else 0.1)", bool)
@@ -363,9 +355,7 @@ def test_slow_rank_is_marked_even_if_all_ranks_are_at_the_same_step(
     assert 0.3 < seen[1].share < 0.9
 
 
-def test_slow_rank_is_marked_by_its_steps_without_collectives(
-    make_group: MakeRanks,
-) -> None:
+def test_slow_rank_is_marked_by_its_steps_without_collectives(make_group: MakeRanks) -> None:
     group = make_group(3)
     group.run(COUNT)
     seen = seen_while(group, "count(0.2 if rank == 2 else 0.1)", bool)

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from drivers.ranks import MakeRanks, Ranks
+from drivers.ranks import Capture, MakeRanks, Ranks
 from limits import set_limits
 from processes import wait_until
 from trained import STATE, TRAINED, kill
@@ -102,9 +102,7 @@ for step in range(done, 12):
 """
 
 
-def test_cell_with_heal_resumes_from_the_model_after_a_death(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cell_with_heal_resumes_from_the_model_after_a_death(group: Ranks, capsys: Capture) -> None:
     before = group.pids
     group.run("nbddp.faults.at(step=7, rank=1, kind='kill')\n" + LOOP, heal=2)
     said = capsys.readouterr().out
@@ -174,9 +172,7 @@ def test_heal_asks_for_a_donor_if_ranks_were_in_different_subgroups(
     assert group.heal().ranks == (1,)
 
 
-def test_failed_heal_falls_back_to_a_restart(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_heal_falls_back_to_a_restart(group: Ranks, capsys: Capture) -> None:
     group.run(SHARDED["FSDP"], quiet=True)
     group.run(
         "import os, signal\nif rank == 1 and int(os.environ['TORCHELASTIC_RESTART_COUNT']) == 0:\n"
@@ -194,11 +190,7 @@ Signals = Sequence[tuple[int, signal.Signals]]
 
 
 def while_all_are_told(
-    group: Ranks,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    before_1: Signals = (),
-    after_2: Signals = (),
+    group: Ranks, monkeypatch: pytest.MonkeyPatch, *, before_1: Signals = (), after_2: Signals = ()
 ) -> None:
     """Send signals before and after the messages to ranks 1 and 2; at last kill rank 1."""
 

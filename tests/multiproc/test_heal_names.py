@@ -10,7 +10,7 @@ from threading import Thread
 
 import psutil
 import pytest
-from drivers.ranks import MakeRanks, Ranks
+from drivers.ranks import Capture, MakeRanks, Ranks
 from processes import wait_until
 from syrupy.assertion import SnapshotAssertion
 from trained import STATE, TRAINED, kill
@@ -81,9 +81,7 @@ settings = {"local_rank": rank, "seed": 1}
 """
 
 
-def test_healed_objects_get_the_new_rank_and_lose_process_local_parts(
-    group: Ranks,
-) -> None:
+def test_healed_objects_get_the_new_rank_and_lose_process_local_parts(group: Ranks) -> None:
     """Otherwise the new rank would train on the donor's shard and write the donor's files."""
     group.run(SHARES, quiet=True)
     kill(group, 1)
@@ -248,9 +246,7 @@ train(sharp), train(wrapper)
 TRAIN_AGAIN = "train(sharp), train(wrapper)\nsharp.radius, model.module.weight.tolist()"
 
 
-def test_heal_copies_wrapped_optimizers_completely(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_heal_copies_wrapped_optimizers_completely(group: Ranks, capsys: Capture) -> None:
     group.run(WRAPPED)
     kill(group, 1)
     assert not group.heal().unknown
@@ -261,9 +257,7 @@ def test_heal_copies_wrapped_optimizers_completely(
     assert re.findall("nbddp: (.*):", told) == ["model, sharp.inner, sharp, loader"]
 
 
-def test_heal_names_a_loader_that_cannot_resume(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_heal_names_a_loader_that_cannot_resume(group: Ranks, capsys: Capture) -> None:
     group.run("own = nbddp.loader(range(40 - 8 * (rank == 2)), 4)", quiet=True)
     kill(group, 1)
     group.heal()

@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from drivers.ranks import MakeRanks, Ranks
+from drivers.ranks import Capture, MakeRanks, Ranks
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.worker.cell.shell_commands import _PACKAGE_MANAGER
@@ -42,13 +42,13 @@ def use_managers(group: Ranks, folder: Path, code: int = 0) -> Path:
     return log
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def told(capsys: Capture) -> list[str]:
     """Return the nbddp messages about commands; any rank can have run them."""
     return re.findall(r"^\[rank \d\] nbddp: rank \d (.*)", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_one_rank_runs_the_package_manager_and_the_others_wait(
-    group: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion
+    group: Ranks, tmp_path: Path, capsys: Capture, snapshot: SnapshotAssertion
 ) -> None:
     log = use_managers(group, tmp_path)
     for command in (
@@ -95,7 +95,7 @@ def wheel(folder: Path, version: str) -> Path:
 
 
 def test_pip_installs_once_and_recommends_a_restart_for_an_upgrade(
-    group: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    group: Ranks, tmp_path: Path, capsys: Capture
 ) -> None:
     there = tmp_path / "there"
     group.run(f"import sys\nsys.path.insert(0, {str(there)!r})", quiet=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conditions import run_and_act, wait_until_blocked, wait_until_computing, when
-from drivers.ranks import MakeRanks, Ranks, new_launcher
+from drivers.ranks import Capture, MakeRanks, Ranks, new_launcher
 from limits import limits_source, set_limits
 from notebook import Notebook, Reply
 
@@ -105,9 +105,7 @@ def test_the_stop_button_ends_the_cell_and_keeps_the_names(
 
 
 @pytest.mark.full
-def test_import_interrupted_halfway_works_in_later_cells(
-    notebook: Notebook,
-) -> None:
+def test_import_interrupted_halfway_works_in_later_cells(notebook: Notebook) -> None:
     patient = limits_source(import_timeout=90.0)  # a library gets its time on a slow machine
     notebook.run(f"%%ddp --nproc 2\nimport sys, threading, time\n{patient}")
     request = notebook.begin(
@@ -124,7 +122,7 @@ def test_import_interrupted_halfway_works_in_later_cells(
 
 
 def test_cell_can_catch_the_interrupt_and_a_swallowed_one_is_reported(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: Capture
 ) -> None:
     source = f"import time\ntry:\n    {BEGUN}\n    time.sleep(60)\nexcept KeyboardInterrupt:\n"
     with pytest.raises(CellInterruptedError):
@@ -137,7 +135,7 @@ def test_cell_can_catch_the_interrupt_and_a_swallowed_one_is_reported(
 
 
 def test_c_code_that_never_returns_is_killed_after_the_grace(
-    make_group: MakeRanks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_group: MakeRanks, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     set_limits(monkeypatch, stuck_after=3.0)  # rank 0 may be slow
     group = make_group(2, grace=6.0)
@@ -162,7 +160,7 @@ def test_c_code_that_never_returns_is_killed_after_the_grace(
     ids=["sum", "itertools"],
 )
 def test_interrupt_waits_for_c_code_that_holds_the_gil(
-    make_group: MakeRanks, capsys: pytest.CaptureFixture[str], compute: str
+    make_group: MakeRanks, capsys: Capture, compute: str
 ) -> None:
     group = make_group(2, grace=1.0)
     group.run("kept = rank")
@@ -244,9 +242,7 @@ def test_suspended_notebook_does_not_kill_interrupted_ranks(notebook: Notebook) 
     assert "kept 1" in notebook.run("%%ddp --ranks 1\nprint('kept', kept)").text
 
 
-def test_second_interrupt_kills_at_once_after_the_notice(
-    make_group: MakeRanks,
-) -> None:
+def test_second_interrupt_kills_at_once_after_the_notice(make_group: MakeRanks) -> None:
     group = make_group(2, grace=40.0)
     pids = group.pids
     begun = [Path(f"begun{rank}") for rank in pids]
@@ -318,7 +314,7 @@ def test_interrupted_training_continues_with_the_same_model(
 
 
 def test_after_a_failure_on_one_rank_models_and_optimizers_agree_again(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: Capture
 ) -> None:
     group.run(
         "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"

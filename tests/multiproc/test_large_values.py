@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from drivers.inside import imported
-from drivers.ranks import MakeRanks, Ranks
+from drivers.ranks import Capture, MakeRanks, Ranks
 from notebook import Notebook
 from processes import wait_until
 from torch import nn
@@ -41,9 +41,7 @@ def stop_when(condition: Callable[[], bool]) -> None:
 # ---- on a page
 
 
-def test_nine_megabyte_value_is_cut_and_torch_prints_nothing(
-    notebook: Notebook,
-) -> None:
+def test_nine_megabyte_value_is_cut_and_torch_prints_nothing(notebook: Notebook) -> None:
     reply = notebook.run("%%ddp --nproc 2\n'x' * 9_000_000")
     assert reply.status == "ok"
     tag, value, said = reply.text.splitlines()
@@ -164,9 +162,7 @@ FLOOD = "line = 'x' * 99\nwhile True:\n    print(line)\n"
 
 
 @pytest.mark.full
-def test_output_flood_does_not_delay_heartbeats_or_an_interrupt(
-    make_group: MakeRanks,
-) -> None:
+def test_output_flood_does_not_delay_heartbeats_or_an_interrupt(make_group: MakeRanks) -> None:
     group = make_group(4)
     handle = group.begin(FLOOD)  # and its output is not read
     memory = psutil.Process().memory_info().rss
@@ -212,9 +208,7 @@ def test_abandoned_pull_does_not_delay_the_next_cell(group: Ranks) -> None:
 NOTE = re.compile(r"nbddp: (.*): .*\bDistributedDataParallel\b.*")  # that a model comes without it
 
 
-def test_pull_of_a_ddp_model_returns_the_inner_module(
-    shared_group: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pull_of_a_ddp_model_returns_the_inner_module(shared_group: Ranks, capsys: Capture) -> None:
     group = shared_group
     group.run("model = nbddp.prepare(torch.nn.Linear(2, 1))")
     models = group.pull("model")
@@ -269,17 +263,13 @@ def test_value_that_the_notebook_cannot_unpickle_is_reported_in_one_line(
     assert notebook.run("%ddp pull 'rank + 1'").result == "[1, 2]"
 
 
-def test_unpicklable_last_value_fails_the_cell_without_nbddp_frames(
-    notebook: Notebook,
-) -> None:
+def test_unpicklable_last_value_fails_the_cell_without_nbddp_frames(notebook: Notebook) -> None:
     reply = notebook.run("%%ddp --nproc 1 --out kept\n{'a': (each for each in ())}")
     assert re.match(r"CellFailedError: rank 0: PicklingError: .*generator", reply.error)
     assert "nbddp/" not in reply.traceback
 
 
-def test_traceback_of_a_pushed_function_shows_its_source_lines(
-    notebook: Notebook,
-) -> None:
+def test_traceback_of_a_pushed_function_shows_its_source_lines(notebook: Notebook) -> None:
     notebook.run("def inner(x):\n    # of a cell of its own\n    return 1 / x")
     defined = notebook.run("def outer(count):\n    return [inner(each) for each in range(count)]")
     [number] = defined.counts

@@ -16,7 +16,7 @@ from types import ModuleType
 
 import psutil
 import pytest
-from drivers.ranks import MakeRanks, Ranks, new_launcher
+from drivers.ranks import Capture, MakeRanks, Ranks, new_launcher
 from notebook import Notebook
 from processes import wait_until
 
@@ -90,9 +90,7 @@ def test_processes_and_threads_of_a_cell_end_with_the_ranks(patient: Ranks, how:
         patient.run("assert 'time' not in globals()\ndist.barrier()")
 
 
-def test_child_processes_end_only_with_their_own_rank(
-    patient: Ranks,
-) -> None:
+def test_child_processes_end_only_with_their_own_rank(patient: Ranks) -> None:
     patient.run(IMPORTS + ALL_CHILDREN, quiet=True)
     spared, lost = (started_by(pid) for pid in patient.pids.values())
     before = alive(spared)
@@ -135,9 +133,7 @@ def test_stopped_rank_runs_exit_handlers(group: Ranks, folder: Path) -> None:
         assert f"goodbye from {rank}" in logs[rank].read_text()
 
 
-def test_rank_that_ignores_stop_is_killed_and_named(
-    make_group: MakeRanks, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rank_that_ignores_stop_is_killed_and_named(make_group: MakeRanks, capsys: Capture) -> None:
     group = make_group(2, grace=4.0)  # rank 0 ends in it, on a slow machine too
     group.run(f"{IMPORTS}if rank == 1: atexit.register(time.sleep, 600)")
     group.restart()
@@ -145,9 +141,7 @@ def test_rank_that_ignores_stop_is_killed_and_named(
     assert re.search("^nbddp: rank 1 .* 4 s.*killed$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_exception_of_a_signal_handler_between_cells_fails_the_next_cell(
-    group: Ranks,
-) -> None:
+def test_exception_of_a_signal_handler_between_cells_fails_the_next_cell(group: Ranks) -> None:
     group.run(
         f"{IMPORTS}kept = rank\n"
         "def on_alarm(*_):\n    raise TimeoutError('the time is over')\n"
@@ -192,9 +186,7 @@ def test_importing_forkserver_exits_cleanly_after_a_kill_of_the_kernels_group(
     assert wait_until(lambda: not list(fresh_notebook.temporary.glob("nbddp_*")))
 
 
-def test_forkserver_starts_after_ipython_reset(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_forkserver_starts_after_ipython_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     main = ModuleType("__main__")
     del main.__spec__  # as `%reset -f` does
     monkeypatch.setitem(sys.modules, "__main__", main)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from conditions import run_and_act, wait_until_blocked
-from drivers.ranks import MakeRanks, Ranks
+from drivers.ranks import Capture, MakeRanks, Ranks
 
 from nbddp import CellInterruptedError
 from nbddp.record.waiting.hang_detector import SILENT_AFTER
@@ -56,7 +56,7 @@ def test_loader_workers_of_an_interrupted_loop_do_not_delay_the_next_cell(group:
 
 @pytest.mark.full
 def test_slow_freeing_of_objects_still_sends_heartbeats(
-    make_group: MakeRanks, capsys: pytest.CaptureFixture[str]
+    make_group: MakeRanks, capsys: Capture
 ) -> None:
     group = make_group(2, init=False)
     group.run(
@@ -68,9 +68,7 @@ def test_slow_freeing_of_objects_still_sends_heartbeats(
     assert "no sign of life" not in capsys.readouterr().out
 
 
-def test_persistent_workers_survive_an_interrupt_at_the_start_of_an_epoch(
-    group: Ranks,
-) -> None:
+def test_persistent_workers_survive_an_interrupt_at_the_start_of_an_epoch(group: Ranks) -> None:
     group.run(
         "import os, signal\nfrom torch.utils.data import DataLoader\n"
         "loader = DataLoader(range(8), batch_size=2, num_workers=2, persistent_workers=True)\n"

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from conditions import run_and_act, wait_until_computing, when, when_cell_runs
 from drivers.inside import imported
-from drivers.ranks import Ranks
+from drivers.ranks import Capture, Ranks
 from limits import limit, set_limits
 from local_nodes import CONNECT_TIMEOUT, OnNodes, all_ended, process_tree
 from processes import wait_until
@@ -76,7 +76,7 @@ def test_a_rank_that_computes_on_a_node_is_interrupted(
     assert group.pull("kept, has_gone_on") == [(rank, False) for rank in range(4)]
 
 
-def test_cells_run_on_two_nodes(on_nodes: OnNodes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cells_run_on_two_nodes(on_nodes: OnNodes, capsys: Capture) -> None:
     group = on_nodes.start()
     result = group.run(
         "import os\nx = torch.ones(3) * rank\ndist.all_reduce(x)\n"

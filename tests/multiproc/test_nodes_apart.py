@@ -18,7 +18,7 @@ import listener_attacks
 import psutil
 import pytest
 from conditions import run_and_act, when_cell_runs
-from drivers.ranks import Ranks
+from drivers.ranks import Capture, Ranks
 from limits import limit, set_limits
 from local_nodes import OnNodes, SeparateNetworks
 from processes import wait_until
@@ -131,7 +131,7 @@ def gone(on_nodes: OnNodes) -> list[str]:
     return [said for said in on_nodes.messages if " gone" in said]
 
 
-def count_lines(group: Ranks, capsys: pytest.CaptureFixture[str], seconds: float) -> int:
+def count_lines(group: Ranks, capsys: Capture, seconds: float) -> int:
     """Print lines for some seconds, check that all were shown, and return their number."""
     group.push({"seconds": seconds})
     [count, _] = group.run(LINES, wants_value=True).values()
@@ -142,9 +142,7 @@ def count_lines(group: Ranks, capsys: pytest.CaptureFixture[str], seconds: float
     return int(count)
 
 
-def test_slow_network_only_slows_cells_down(
-    on_nodes: OnNodes, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_slow_network_only_slows_cells_down(on_nodes: OnNodes, capsys: Capture) -> None:
     link = on_nodes.link(delay=SLOW)
     group = behind(on_nodes, link)
     count_lines(group, capsys, limit("node_silent_after") + 3)
@@ -161,7 +159,7 @@ def test_slow_network_only_slows_cells_down(
 
 
 def test_short_network_stall_loses_no_node(
-    on_nodes: OnNodes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    on_nodes: OnNodes, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     # heartbeats are sent each second, and late on a slow machine
     set_limits(monkeypatch, node_silent_after=limit("node_silent_after") + 5.0)
@@ -185,9 +183,7 @@ def _stall(link: Link, times: int, seconds: float) -> None:
         link.flow()
 
 
-def test_long_network_stall_loses_the_node_until_it_reconnects(
-    on_nodes: OnNodes,
-) -> None:
+def test_long_network_stall_loses_the_node_until_it_reconnects(on_nodes: OnNodes) -> None:
     link = on_nodes.link()
     group = behind(on_nodes, link)
     group.run("mine = [rank] * 30", quiet=True)

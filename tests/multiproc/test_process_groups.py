@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from drivers.inside import imported
-from drivers.ranks import MakeRanks, Ranks
+from drivers.ranks import Capture, MakeRanks, Ranks
 from processes import free_port, wait_until
 
 from nbddp import CellFailedError, CellInterruptedError
@@ -82,7 +82,7 @@ def run_until_stopped(group: Ranks, source: str) -> None:
         group.finish(handle).raise_for_failure()
 
 
-def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def printed(capsys: Capture) -> list[str]:
     """Return the sorted output of the ranks and their children, without warnings."""
     lines = capsys.readouterr().out.splitlines()
     return sorted(line for line in lines if "process " in line and " of " in line)
@@ -120,7 +120,7 @@ def test_some_ranks_can_init_a_process_group(make_group: MakeRanks) -> None:
 
 
 def test_tutorial_function_can_init_and_destroy_repeatedly(
-    own_group: Ranks, capsys: pytest.CaptureFixture[str]
+    own_group: Ranks, capsys: Capture
 ) -> None:
     by_address = [f"tcp://{host}:{free_port()}" for host in ("localhost", "127.0.0.1")]
     for how, port in [*((address, 0) for address in by_address), ("", 0), ("", free_port())]:
@@ -215,7 +215,7 @@ def test_interrupted_code_with_init_can_run_again(group: Ranks, ends: str) -> No
 
 
 def test_code_interrupted_in_a_file_rendezvous_can_run_again(
-    group: Ranks, folder: Path, capsys: pytest.CaptureFixture[str]
+    group: Ranks, folder: Path, capsys: Capture
 ) -> None:
     url = f"file://{folder}/meeting"
     source = pasted(init=f", init_method='{url}', rank=rank, world_size=world_size")
@@ -228,9 +228,7 @@ def test_code_interrupted_in_a_file_rendezvous_can_run_again(
     assert group.pull("kept") == [0, 1]
 
 
-def test_code_interrupted_inside_init_process_group_can_run_again(
-    group: Ranks,
-) -> None:
+def test_code_interrupted_inside_init_process_group_can_run_again(group: Ranks) -> None:
     with pytest.raises(CellFailedError, match="KeyboardInterrupt in init_process_group"):
         run_bare(
             group,
@@ -318,7 +316,7 @@ def test_file_run_by_a_cell_can_start_processes(own_group: Ranks, folder: Path) 
 
 @pytest.mark.full
 def test_subprocess_scripts_of_all_ranks_can_form_a_group(
-    group: Ranks, capsys: pytest.CaptureFixture[str], folder: Path
+    group: Ranks, capsys: Capture, folder: Path
 ) -> None:
     (folder / "script.py").write_text(
         "import torch\nimport torch.distributed as dist\n"
@@ -335,9 +333,7 @@ def test_subprocess_scripts_of_all_ranks_can_form_a_group(
 # ---- reports about groups
 
 
-def test_subgroup_collective_is_reported_with_its_number_and_group(
-    make_group: MakeRanks,
-) -> None:
+def test_subgroup_collective_is_reported_with_its_number_and_group(make_group: MakeRanks) -> None:
     failure = make_group(3).failure_of(
         "import os, time; pair = dist.new_group([0, 2])\nx = torch.ones(1)\n"
         "for _ in range(5): dist.all_reduce(x)\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from drivers.inside import imported
-from drivers.ranks import MakeRanks, Ranks
+from drivers.ranks import Capture, MakeRanks, Ranks
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp import CellFailedError
@@ -28,13 +28,13 @@ def lose_the_group(group: Ranks) -> None:
         group.run("if rank == 1: raise ValueError('on purpose')\ndist.barrier()")
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def said(capsys: Capture) -> list[str]:
     """Return the lines printed by nbddp."""
     lines = capsys.readouterr().out.splitlines()
     return [line.partition("nbddp: ")[2] for line in lines if "nbddp: " in line]
 
 
-def taken_along(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def taken_along(capsys: Capture) -> list[str]:
     """Return the names reported as moved to the new process group."""
     return [line.partition(": ")[0] for line in said(capsys)]
 
@@ -76,7 +76,7 @@ def agree(group: Ranks, *expressions: str) -> bool:
     ids=["object", "closure", "compiled"],
 )
 def test_model_in_any_container_moves_to_the_new_process_group(
-    group: Ranks, capsys: pytest.CaptureFixture[str], made: str, model: str, name: str
+    group: Ranks, capsys: Capture, made: str, model: str, name: str
 ) -> None:
     group.run(f"{DDP}{STEP}torch.manual_seed(rank)\n{made}")
     lose_the_group(group)
@@ -106,7 +106,7 @@ def test_tracking_a_model_does_not_keep_it_alive(group: Ranks) -> None:
     ids=["an empty one", "groups", "zero", "lbfgs"],
 )
 def test_no_kind_of_optimizer_breaks_the_next_cell(
-    group: Ranks, capsys: pytest.CaptureFixture[str], made: str
+    group: Ranks, capsys: Capture, made: str
 ) -> None:
     group.run(
         f"{DDP}import torch.distributed.optim\ntorch.manual_seed(rank)\n"
@@ -122,7 +122,7 @@ def test_no_kind_of_optimizer_breaks_the_next_cell(
 
 
 def test_first_optimizer_step_of_one_rank_is_copied_to_all_ranks(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: Capture
 ) -> None:
     group.run(
         f"{DDP}model = DDP(torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last))\n"
@@ -147,7 +147,7 @@ def test_first_optimizer_step_of_one_rank_is_copied_to_all_ranks(
 
 
 def test_gradient_accumulation_restarts_and_the_scaler_is_copied_from_rank_0(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: Capture
 ) -> None:
     """The gradients of its micro-steps are lost, and the ranks had done different numbers."""
     group.run(
@@ -205,7 +205,7 @@ NAMED = {  # objects that are not moved, by reason
 
 @pytest.mark.parametrize("made", NAMED.values(), ids=NAMED)
 def test_objects_that_cannot_move_to_the_new_group_are_named(
-    group: Ranks, capsys: pytest.CaptureFixture[str], snapshot: SnapshotAssertion, made: str
+    group: Ranks, capsys: Capture, snapshot: SnapshotAssertion, made: str
 ) -> None:
     group.run(f"{DDP}{made}")
     lose_the_group(group)
@@ -215,7 +215,7 @@ def test_objects_that_cannot_move_to_the_new_group_are_named(
 
 
 def test_failed_migration_is_reported_once_and_the_next_cell_runs(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: Capture
 ) -> None:
     group.run(
         f"{DDP}model = DDP(torch.nn.Linear(4, 4))\n{imported(migration)}"
@@ -230,9 +230,7 @@ def test_failed_migration_is_reported_once_and_the_next_cell_runs(
     assert " model: " in line
 
 
-def test_model_survives_a_cell_without_a_process_group(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_model_survives_a_cell_without_a_process_group(group: Ranks, capsys: Capture) -> None:
     group.run(f"{DDP}model = DDP(torch.nn.Linear(4, 4))")
     group.run_cell("assert not dist.is_initialized()", needs_group=False)
     group.run("model(torch.ones(1, 4)).sum().backward()")
@@ -273,7 +271,7 @@ def test_broadcast_tensors_sends_all_dtypes_and_layouts(group: Ranks) -> None:
 
 
 def test_model_in_a_reference_cycle_on_one_rank_does_not_block_other_models(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: Capture
 ) -> None:
     group.run(f"{DDP}import gc\ngc.disable()\nkept = [DDP(torch.nn.Linear(4, 4))]")
     group.run("kept[0].me = kept[0]\nmodel = DDP(torch.nn.Linear(4, 4))\nkept.clear()")
@@ -284,9 +282,7 @@ def test_model_in_a_reference_cycle_on_one_rank_does_not_block_other_models(
     assert taken_along(capsys) == ["model"]
 
 
-def test_model_in_a_garbage_cycle_on_all_ranks_is_not_moved(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_model_in_a_garbage_cycle_on_all_ranks_is_not_moved(group: Ranks, capsys: Capture) -> None:
     group.run(f"{DDP}import gc\ngc.disable()\nmodel = DDP(torch.nn.Linear(4, 4))")
     group.run("model.me = model\ndel model")
     lose_the_group(group)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from drivers.ranks import MakeRanks, Ranks
+from drivers.ranks import Capture, MakeRanks, Ranks
 from notebook import Notebook
 from processes import wait_until
 
@@ -38,7 +38,7 @@ def train(fail: str) -> str:
 
 
 def test_recovery_loses_only_the_steps_since_the_checkpoint(
-    make_group: MakeRanks, capsys: pytest.CaptureFixture[str]
+    make_group: MakeRanks, capsys: Capture
 ) -> None:
     group = make_group(2)
     group.run("model = [rank]")
@@ -61,7 +61,7 @@ def test_recovery_loses_only_the_steps_since_the_checkpoint(
 
 
 def test_second_failure_at_the_same_step_ends_the_recovery(
-    make_group: MakeRanks, capsys: pytest.CaptureFixture[str]
+    make_group: MakeRanks, capsys: Capture
 ) -> None:
     group = make_group(2)
     with pytest.raises(CellFailedError, match="rank 0: ZeroDivisionError"):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from drivers.ranks import Ranks
+from drivers.ranks import Capture, Ranks
 from notebook import Notebook
 from processes import GLOO_ABORTS, free_port, wait_until
 from syrupy.assertion import SnapshotAssertion
@@ -23,7 +23,6 @@ from nbddp.archive.summary import summarize
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
-Capture = pytest.CaptureFixture[str]
 
 TRAIN = """
 import argparse, logging, os, random, sys

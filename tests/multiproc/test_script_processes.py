@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from drivers.ranks import Ranks
+from drivers.ranks import Capture, Ranks
 from notebook import Notebook
 from processes import free_port, wait_until
 
@@ -20,7 +20,6 @@ from nbddp.record.cell import CellRequest
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
-Capture = pytest.CaptureFixture[str]
 Write = Callable[..., str]
 
 

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from drivers.ranks import Ranks
+from drivers.ranks import Capture, Ranks
 
 from nbddp import ArgumentError, CellFailedError, CellInterruptedError, compare, runs
 from nbddp.archive.sweep_grid import SweepEntry
@@ -92,9 +92,7 @@ def test_sweep_with_repeat_and_fresh_uses_seeds_and_skips_earlier_cells(group: R
     assert [run.config for run in found] == [{"seed": 0}, {"seed": 1}]
 
 
-def test_interrupt_ends_a_python_sweep_and_keeps_names(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_interrupt_ends_a_python_sweep_and_keeps_names(group: Ranks, capsys: Capture) -> None:
     group.run("kept = 7", quiet=True)
     pids = group.pids
     main = threading.main_thread().ident or 0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from drivers.ranks import Ranks
+from drivers.ranks import Capture, Ranks
 from notebook import Notebook
 
 from nbddp import CellFailedError
@@ -187,7 +187,7 @@ def test_exception_with_a_failing_str_is_reported_by_its_class(shared_group: Ran
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="groups came with Python 3.11")
 def test_the_members_of_an_exception_group_are_in_the_report(
-    shared_group: Ranks, capsys: pytest.CaptureFixture[str]
+    shared_group: Ranks, capsys: Capture
 ) -> None:
     error = shared_group.failure_of(
         "raise ExceptionGroup('several', [ValueError('one'), TypeError('two')])", ranks=[0]
@@ -279,7 +279,7 @@ def test_stdout_closed_by_a_cell_is_open_in_the_next_cell(notebook: Notebook) ->
 
 @pytest.mark.parametrize("fd", [1, 2])
 def test_stdout_redirected_by_a_failed_cell_is_restored(
-    group_here: Ranks, capsys: pytest.CaptureFixture[str], fd: int
+    group_here: Ranks, capsys: Capture, fd: int
 ) -> None:
     with pytest.raises(CellFailedError, match="rank 0: ValueError: own, line 3"):
         group_here.run(
@@ -321,9 +321,7 @@ def test_ddp_commands_in_the_wrong_place_are_explained(notebook: Notebook) -> No
         assert "not found" not in reply.text + reply.error
 
 
-def test_ddp_cell_without_the_cell_magic_is_explained(
-    notebook: Notebook,
-) -> None:
+def test_ddp_cell_without_the_cell_magic_is_explained(notebook: Notebook) -> None:
     for source in ('nbddp.check_answer("00.1", 12)', "print(rank)"):
         reply = notebook.run(f"%reset_selective -f ^nbddp$\n{source}")
         assert reply.error.startswith("NameError")

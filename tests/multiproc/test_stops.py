@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conditions import wait_until_blocked, when, when_cell_runs
-from drivers.ranks import MakeRanks, Ranks
+from drivers.ranks import Capture, MakeRanks, Ranks
 from notebook import Notebook
 from syrupy.assertion import SnapshotAssertion
 
@@ -124,7 +124,7 @@ def test_interrupts_at_random_moments_of_random_cells(
 
 @pytest.mark.full
 def test_death_of_one_of_64_ranks_in_a_barrier_keeps_other_names(
-    make_group: MakeRanks, capsys: pytest.CaptureFixture[str]
+    make_group: MakeRanks, capsys: Capture
 ) -> None:
     group = make_group(64)
     group.run("kept = rank\ndist.barrier()")
@@ -186,7 +186,7 @@ def test_interrupt_while_sending_a_large_value_keeps_all_names(group: Ranks) -> 
 
 
 def test_death_while_the_group_re_forms_keeps_other_names(
-    make_group: MakeRanks, capsys: pytest.CaptureFixture[str]
+    make_group: MakeRanks, capsys: Capture
 ) -> None:
     group = make_group(3)
     group.run("kept = rank")
@@ -316,9 +316,7 @@ def test_interrupted_start_or_restart_reports_the_state_of_the_ranks(
     assert reply.traceback.splitlines()[-1] == snapshot
 
 
-def test_replay_interrupted_in_its_restart_reports_the_skipped_cells(
-    notebook: Notebook,
-) -> None:
+def test_replay_interrupted_in_its_restart_reports_the_skipped_cells(notebook: Notebook) -> None:
     notebook.run(READY)
     notebook.run("words = ['a']")
     notebook.run("%%ddp --push words\nimport signal")

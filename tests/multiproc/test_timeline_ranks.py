@@ -84,9 +84,7 @@ def named(
     return awaited, int(step or 0)
 
 
-def test_slow_fault_is_named_soon_with_rank_and_line(
-    make_group: MakeRanks,
-) -> None:
+def test_slow_fault_is_named_soon_with_rank_and_line(make_group: MakeRanks) -> None:
     group = make_group(3)
     group.run(TRAIN)
     group.run("nbddp.faults.at(step=20, rank=2, kind='slow', factor=2.0)")
@@ -126,9 +124,7 @@ def test_timeline_separates_loader_time_of_a_slow_rank(group: Ranks) -> None:
     assert line.loading_awaited() == pytest.approx(sum(each.loading for each in line.meetings))
 
 
-def test_timeline_shows_the_last_cell_even_if_running_or_without_collectives(
-    group: Ranks,
-) -> None:
+def test_timeline_shows_the_last_cell_even_if_running_or_without_collectives(group: Ranks) -> None:
     group.run("import time\ndist.all_reduce(torch.ones(1))")
     before = group.timeline()
     group.run("1 + 1")
@@ -145,9 +141,7 @@ def test_timeline_shows_the_last_cell_even_if_running_or_without_collectives(
     assert group.timeline().is_over
 
 
-def test_timeline_starts_again_after_a_restart_or_heal(
-    make_group: MakeRanks,
-) -> None:
+def test_timeline_starts_again_after_a_restart_or_heal(make_group: MakeRanks) -> None:
     def line() -> Timeline:
         group.run("for _ in range(9): dist.all_reduce(torch.ones(1))", quiet=True)
         return group.timeline()
@@ -169,9 +163,7 @@ for _ in range(12):
 """
 
 
-def test_timeline_includes_the_overlap_measured_by_ddp(
-    make_group: MakeRanks,
-) -> None:
+def test_timeline_includes_the_overlap_measured_by_ddp(make_group: MakeRanks) -> None:
     group = make_group(2)
     group.run(MODEL, quiet=True)
     overlaps = group.timeline().overlaps
@@ -200,9 +192,7 @@ dist.barrier()
 """
 
 
-def test_timeline_draws_an_unfinished_collective_as_waiting(
-    make_group: MakeRanks,
-) -> None:
+def test_timeline_draws_an_unfinished_collective_as_waiting(make_group: MakeRanks) -> None:
     group = make_group(3)
     with pytest.raises(CellFailedError):
         group.run(APART.format(seconds=2))
@@ -281,9 +271,7 @@ SLOW = "import time\nfor step in range(30):\n    time.sleep(0.05 if rank else 0.
 SLOW += "    dist.all_reduce(torch.ones(1))\n    nbddp.log(step=step, loss=1.0)\n"
 
 
-def test_timeline_command_and_option_show_a_picture(
-    notebook: Notebook,
-) -> None:
+def test_timeline_command_and_option_show_a_picture(notebook: Notebook) -> None:
     reply = notebook.run(f"%%ddp --nproc 2 --quiet --timeline\n{SLOW}")
     assert [set(each) for each in reply.displays] == [{"image/png", "text/plain"}]
     [shown] = notebook.run("%ddp timeline --last 10").displays

@@ -80,9 +80,7 @@ def marks(events: list[dict[str, Any]], began: int) -> dict[int, list[float]]:
     return found
 
 
-def test_trace_file_has_all_ranks_on_one_clock(
-    make_group: MakeRanks,
-) -> None:
+def test_trace_file_has_all_ranks_on_one_clock(make_group: MakeRanks) -> None:
     trace, result = run(make_group(3), f"from pathlib import Path{LATE.format()}", 5, 8)
     assert result.is_ok
     assert (trace.steps, trace.missing) == ([5, 8], {})

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conditions import output_of_hang
 from drivers.inside import imported
-from drivers.ranks import MakeRanks, Ranks
+from drivers.ranks import Capture, MakeRanks, Ranks
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.train.prepare import prepared
@@ -319,7 +319,7 @@ def test_different_calls_on_different_ranks_fail_on_all_ranks(
 
 
 def test_on_main_called_only_on_rank_0_is_explained_as_a_hang(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: Capture
 ) -> None:
     source = "ran = []\nsave = nbddp.on_main(lambda: ran.append(1))\nif rank == 0:\n    save()"
     said = output_of_hang(group, source, capsys)
@@ -330,7 +330,7 @@ def test_on_main_called_only_on_rank_0_is_explained_as_a_hang(
 
 
 def test_on_main_waits_for_a_rank_in_backward_and_aborts_no_rank(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: Capture
 ) -> None:
     group.run(
         f"{KIT}save = on_main(lambda: 1)\nmodel = prepare(nn.Linear(50, 50))\nkept = 1\n"

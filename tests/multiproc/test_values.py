@@ -74,9 +74,7 @@ def test_pulled_values_of_two_ranks_share_one_class(shared_group: Ranks) -> None
         assert shared_group.pull(f"back == {expression}") == [True, True]
 
 
-def test_class_that_differs_among_ranks_is_pulled_per_rank(
-    shared_group: Ranks,
-) -> None:
+def test_class_that_differs_among_ranks_is_pulled_per_rank(shared_group: Ranks) -> None:
     shared_group.run(CLASSES)
     assert [each.mine for each in shared_group.pull("Own")] == [0, 1]
     before = shared_group.pull("Settings()", rank=0)
@@ -98,9 +96,7 @@ def test_pull_of_missing_values_fails_at_once(shared_group: Ranks) -> None:
     assert shared_group.pull("rank") == [0, 1]
 
 
-def test_failed_pull_on_one_rank_leaves_no_values_in_the_store(
-    group: Ranks,
-) -> None:
+def test_failed_pull_on_one_rank_leaves_no_values_in_the_store(group: Ranks) -> None:
     group.run("bytes(9)", wants_value=True, quiet=True)
     assert kept_in_store(group) == 2
     with pytest.raises(RequestError, match="rank 1: ZeroDivisionError"):

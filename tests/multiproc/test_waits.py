@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conditions import output_of_hang
 from drivers.inside import imported
-from drivers.ranks import MakeRanks, Ranks
+from drivers.ranks import Capture, MakeRanks, Ranks
 from processes import wait_until
 
 from nbddp import CellFailedError, CellInterruptedError
@@ -50,7 +50,7 @@ GET = f"store = {STORE}\nif rank == 0:\n    store.get('never')"
     ids=["new_group", "recv", "tags", "irecv", "store"],
 )
 def test_deadlock_outside_the_flight_recorder_is_shown(
-    group: Ranks, capsys: pytest.CaptureFixture[str], source: str, card: str
+    group: Ranks, capsys: Capture, source: str, card: str
 ) -> None:
     group.run("kept = rank")
     text = output_of_hang(group, source, capsys)
@@ -72,10 +72,7 @@ def test_deadlock_outside_the_flight_recorder_is_shown(
     ids=["init_process_group", "init_rpc"],
 )
 def test_rendezvous_with_missing_ranks_is_explained(
-    make_group: MakeRanks,
-    capsys: pytest.CaptureFixture[str],
-    source: str,
-    function: str,
+    make_group: MakeRanks, capsys: Capture, source: str, function: str
 ) -> None:
     group = make_group(2, init=False)
     group.run("kept = rank")
@@ -156,9 +153,7 @@ def test_timeout_applies_to_a_receive(make_group: MakeRanks, receive: str) -> No
     group.run("dist.barrier()")
 
 
-def test_receive_can_wait_longer_than_a_minute(
-    group: Ranks,
-) -> None:
+def test_receive_can_wait_longer_than_a_minute(group: Ranks) -> None:
     options = "dist.distributed_c10d._get_default_group()._get_backend(device).options"
     assert group.pull(f"{options}._timeout.total_seconds()") == [1800.0, 1800.0]
 
@@ -187,9 +182,7 @@ def test_interrupt_ends_a_wait_in_c_on_a_user_connection(group: Ranks) -> None:
     assert group.pull("kept") == [0, 1]
 
 
-def test_newest_collective_is_unknown_without_free_memory(
-    group: Ranks,
-) -> None:
+def test_newest_collective_is_unknown_without_free_memory(group: Ranks) -> None:
     group.run(
         f"import resource\n{imported(newest_collective)}"
         "for _ in range(300): dist.barrier()\n"

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from drivers.ranks import MakeRanks, Ranks
+from drivers.ranks import Capture, MakeRanks, Ranks
 
 import nbddp
 from nbddp import CellFailedError
@@ -109,7 +109,7 @@ def group(shared_group: Ranks) -> Ranks:
     return shared_group
 
 
-def test_warnings_name_no_line_of_nbddp(group: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_name_no_line_of_nbddp(group: Ranks, capsys: Capture) -> None:
     group.run(PROBE)
     for name, cell in WALKS.items():
         capsys.readouterr()
@@ -120,9 +120,7 @@ def test_warnings_name_no_line_of_nbddp(group: Ranks, capsys: pytest.CaptureFixt
         assert OURS not in said, name
 
 
-def test_warnings_name_the_line_of_the_cell(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warnings_name_the_line_of_the_cell(group: Ranks, capsys: Capture) -> None:
     group.run(PROBE)
     capsys.readouterr()
     group.run(
@@ -155,7 +153,7 @@ print("lines", [each.lineno for each in caught])
     [("default", "[12, 13]"), ("once", "[12]"), ("ignore", "[]")],
 )
 def test_warning_filters_of_the_user_apply_to_the_line_of_the_cell(
-    group: Ranks, capsys: pytest.CaptureFixture[str], action: str, lines: str
+    group: Ranks, capsys: Capture, action: str, lines: str
 ) -> None:
     group.run(PROBE)
     capsys.readouterr()
@@ -173,9 +171,7 @@ def is_initialized():
 """
 
 
-def test_warning_about_a_call_of_nbddp_is_not_shown(
-    make_group: MakeRanks, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warning_about_a_call_of_nbddp_is_not_shown(make_group: MakeRanks, capsys: Capture) -> None:
     group = make_group(2)
     group.run(f"{OWN}dist.is_initialized = is_initialized")
     group.run("dist.is_initialized();\ndist.is_initialized = asked")
