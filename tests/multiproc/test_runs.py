@@ -1,7 +1,8 @@
-"""``run.json`` of a real group describes the run."""
+"""Run folders of real ranks: the facts in ``run.json``, the names, the run of a killed kernel."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from drivers.ranks import MakeRanks, Ranks
 from limits import set_limits
+from notebook import Notebook
 from processes import wait_until
 
 from nbddp.archive.stored_run import StoredRun
@@ -19,6 +21,7 @@ from nbddp.ui.report.render import render_html
 from nbddp.ui.report.stored_run import run_report
 
 pytestmark = pytest.mark.multiproc
+SHARES_KERNEL = True
 
 TRAIN = """
 data = nbddp.digits()
@@ -117,3 +120,58 @@ def test_git_state_is_recorded_in_the_background(make_group: MakeRanks, folder: 
     assert "+lr = 0.2" in found["diff"]
     group.run("x = 1")
     assert facts_at_end(group)["git"] == found
+
+
+# ---- in a notebook
+
+
+def test_repeated_run_name_means_the_newest_run(notebook: Notebook, base: Path) -> None:
+    for loss in (1.0, 2.0):
+        cell = f"%%ddp --fresh --nproc 1 --name again\nnbddp.log(loss={loss})"
+        assert notebook.run(cell).status == "ok"
+    assert len(list((base / ".nbddp" / "runs").iterdir())) == 2
+    code = "import nbddp; print(nbddp.Run('again').metrics()['loss'])"
+    assert notebook.run(code).text == "[2.0]\n"
+
+
+@pytest.mark.full
+def test_restart_with_a_name_replays_the_cells_into_a_new_run(
+    notebook: Notebook, base: Path
+) -> None:
+    cell = "%%ddp --nproc 2 --name first\nx = rank\nnbddp.log(loss=x)"
+    assert notebook.run(cell).status == "ok"
+    assert notebook.run("%ddp restart --name second --replay").status == "ok"
+    assert notebook.run("x = %ddp pull x\nprint(x)").text == "[0, 1]\n"
+    first, second = sorted((base / ".nbddp" / "runs").iterdir())
+    assert (first.name[16:], second.name[16:]) == ("first", "second")
+    assert len((second / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.usefixtures("base")
+def test_run_of_a_killed_kernel_is_shown_by_the_next_kernel(
+    fresh_notebook: Notebook, notebook: Notebook
+) -> None:
+    killed = fresh_notebook
+    [number] = killed.run("%%ddp --nproc 2 --name lost\nprint('in the first cell')").counts
+    request = killed.begin(
+        "%%ddp\nimport time\nfor i in range(500):\n    nbddp.log(loss=i)\n    dist.barrier()\n"
+        "    print('at', i)\n    time.sleep(0.1)"
+    )
+    killed.finish(request, until="at 3")
+    killed.kill()
+
+    missing = notebook.run("%ddp show").text
+    assert missing.startswith("UsageError: ")
+    assert "`%%ddp`" in missing
+    notebook.run(f"%cd -q {killed.folder}")
+    reply = notebook.run("%ddp show lost")
+    assert reply.status == "ok"
+    assert "kernel" in reply.text.splitlines()[0]
+    assert re.search(rf"^{number + 1} .*not recorded .*ranks 0-1", reply.text, re.MULTILINE)
+    assert re.search(r"^loss: \d+, \d+ at last \(ranks 0-1\)$", reply.text, re.MULTILINE)
+    first = notebook.run(f"%ddp show lost --cell {number}").text
+    assert "rank 0\n  in the first cell\n" in first
+    assert "at 3" not in first
+    _, _, line, *_ = notebook.run("%ddp runs lost").text.splitlines()
+    assert "  2  " in line
+    assert "  killed" in line
