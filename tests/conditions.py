@@ -14,6 +14,7 @@ from processes import wait_until
 
 from nbddp import CellInterruptedError
 from nbddp.child_processes import cpu_time
+from nbddp.record.cell import CellHandle
 from nbddp.worker.process_group import process_group
 
 RESTING = 0.2  # seconds in which a blocked thread must not wake
@@ -60,6 +61,14 @@ def run_and_act(
             act()
 
     group.run_and_watch(source, watch)
+
+
+def interrupt_at(group: Ranks, handle: CellHandle, *marks: str) -> None:
+    """Interrupt a cell or a script once it has created these files; it ends as interrupted."""
+    assert wait_until(lambda: all(Path(mark).exists() for mark in marks))
+    group.interrupt()
+    with pytest.raises(CellInterruptedError):
+        group.finish(handle).raise_for_failure()
 
 
 def wait_until_blocked(pids: Collection[int]) -> bool:

@@ -17,7 +17,6 @@ from nbddp.nodes import handshake, listener, node_agent
 from nbddp.nodes.engines import local
 from nbddp.record.waiting import hang_detector
 from nbddp.ui.panel import panel_view
-from nbddp.worker.cell import interrupt
 
 LIMITS = {
     "peers_timeout": (transitions, "PEERS_TIMEOUT"),
@@ -34,7 +33,6 @@ LIMITS = {
     "panel_opens_after": (panel_view, "OPEN_DELAY"),
     "completion_timeout": (completion, "TAB_TIMEOUT"),
     "help_timeout": (completion, "HELP_TIMEOUT"),
-    "import_timeout": (interrupt, "IMPORT_TIMEOUT"),
 }
 
 

@@ -31,7 +31,6 @@ from nbddp.record.notices import Notice
 from nbddp.record.snapshot import Snapshot
 from nbddp.record.trace import Trace
 from nbddp.record.waiting.collective_matcher import Straggler
-from nbddp.record.waiting.hang_detector import Heartbeat
 from nbddp.ui.frontend import StreamTarget
 from nbddp.ui.text_view import TextView
 from nbddp.wire.request_messages import JoinGroup, Pull
@@ -146,12 +145,12 @@ class Ranks(WorkerGroup):
         """Start a cell and return; the keywords are fields of the request."""
         return self.session.submit(CellRequest(source=source, **request))
 
-    def begin_script(self, path: str) -> CellHandle:
+    def begin_script(self, path: Path | str) -> CellHandle:
         """Start a script, as ``%ddp run`` does, and return."""
         session = self.scripts.open()
         self.scripts.start(self.spec)
         return session.submit(
-            CellRequest(source=path, needs_group=False, script=find_script(path, []))
+            CellRequest(source=str(path), needs_group=False, script=find_script(str(path), []))
         )
 
     def finish(self, handle: CellHandle) -> CellResult:
@@ -241,9 +240,6 @@ class Ranks(WorkerGroup):
         """Ask a rank for a value, and do not wait for it."""
         self.session.send_request(rank, self.session.numbered(Pull(expression=expression)))
 
-    def discard_value(self, payload: Any) -> None:
-        self.session.require_link().discard_payload(payload)
-
     def trace(self, result: CellResult, asked: TraceSteps) -> Trace:
         return collect_trace(self.session, result, asked)
 
@@ -268,10 +264,6 @@ class Ranks(WorkerGroup):
     @property
     def last_step(self) -> float | None:
         return self.session.rank_monitor.last_step
-
-    def last_heartbeat(self, rank: int) -> Heartbeat | None:
-        """Return the last heartbeat of a rank."""
-        return self.session.rank_monitor.hangs.heartbeats.get(rank)
 
     def straggler(self) -> Straggler | None:
         """Return the straggler, if there is one."""
@@ -324,3 +316,5 @@ class Ranks(WorkerGroup):
 
 MakeRanks = Callable[..., Ranks]
 Capture = pytest.CaptureFixture[str]
+Write = Callable[..., Path]
+Lines = Callable[..., list[str]]

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from drivers.ranks import Ranks, WarmLauncher
+from drivers.ranks import Capture, Ranks, WarmLauncher
 from local_nodes import OnNodes
 from notebook import Notebook
 
@@ -84,6 +84,31 @@ def group_here(shared_group: Ranks, folder: Path) -> Ranks:
     """The file's two ranks, which work in the test's folder, as this process does."""
     shared_group.run(f"%cd -q {folder}", quiet=True)
     return shared_group
+
+
+@pytest.fixture
+def write(folder: Path) -> Callable[..., Path]:
+    """Write a file, by default a script in a folder of its own. Return its path."""
+
+    def write(source: str, name: str = "work/script.py") -> Path:
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(source)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def lines(capsys: Capture) -> Callable[..., list[str]]:
+    """Return the output lines of a rank since the last call."""
+
+    def lines(rank: int = 0) -> list[str]:
+        mark = f"[rank {rank}] "
+        said = capsys.readouterr().out.splitlines()
+        return [line.removeprefix(mark) for line in said if line.startswith(mark)]
+
+    return lines
 
 
 @pytest.fixture

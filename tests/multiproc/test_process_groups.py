@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from conditions import interrupt_at
 from drivers.inside import imported
 from drivers.ranks import Capture, MakeRanks, Ranks
-from processes import free_port, wait_until
+from processes import free_port
 
-from nbddp import CellFailedError, CellInterruptedError
+from nbddp import CellFailedError
 from nbddp.record.cell import CellResult
 from nbddp.worker.process_group import process_group
 
@@ -75,11 +76,7 @@ def pasted(ends: str = "pass", init: str = "") -> str:
 
 def run_until_stopped(group: Ranks, source: str) -> None:
     """Run a cell with ``--no-init``, and interrupt it when both ranks have begun."""
-    handle = group.begin(source, needs_group=False)
-    assert wait_until(lambda: Path("begun0").exists() and Path("begun1").exists())
-    group.interrupt()
-    with pytest.raises(CellInterruptedError):
-        group.finish(handle).raise_for_failure()
+    interrupt_at(group, group.begin(source, needs_group=False), "begun0", "begun1")
 
 
 def printed(capsys: Capture) -> list[str]:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import gc
-import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from drivers.ranks import Capture, Ranks
+from conditions import interrupt_at
+from drivers.ranks import Lines, Ranks, Write
 from notebook import Notebook
-from processes import GLOO_ABORTS, free_port, wait_until
+from processes import GLOO_ABORTS, free_port
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp import CellFailedError, CellInterruptedError, RequestError, runs
+from nbddp import CellFailedError, RequestError, runs
 from nbddp.archive.summary import summarize
 
 pytestmark = pytest.mark.multiproc
@@ -65,31 +64,8 @@ def group(group_here: Ranks) -> Ranks:
     return group_here
 
 
-@pytest.fixture
-def write(folder: Path) -> Callable[..., Path]:
-    """Return a function that writes a script into a separate folder."""
-
-    def write(source: str, name: str = "work/script.py") -> Path:
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(source)
-        return path
-
-    return write
-
-
-Write = Callable[..., Path]
-
-
-def lines(capsys: Capture, rank: int = 0) -> list[str]:
-    """Return the output lines of a rank."""
-    mark = f"[rank {rank}] "
-    said = capsys.readouterr().out.splitlines()
-    return [line.removeprefix(mark) for line in said if line.startswith(mark)]
-
-
 def test_script_prints_the_same_as_under_torchrun(
-    group: Ranks, write: Write, capsys: Capture, folder: Path
+    group: Ranks, write: Write, lines: Lines, folder: Path
 ) -> None:
     write(TRAIN.replace("INIT", "'gloo'").replace("ENDING", DESTROY))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -103,7 +79,7 @@ def test_script_prints_the_same_as_under_torchrun(
     assert done.returncode == 0 or GLOO_ABORTS in done.stderr, done.stderr
     for _ in range(2):  # the second is as fresh as the first
         group.run_script("work/script.py", "--lr", "2e-5")
-        assert lines(capsys) == done.stdout.splitlines()
+        assert lines() == done.stdout.splitlines()
 
 
 BY_ADDRESS = (
@@ -121,18 +97,18 @@ BY_ADDRESS = (
     ],
 )
 def test_script_can_init_by_address_and_leave_its_group_open(
-    group: Ranks, write: Write, capsys: Capture, how: str, ending: str
+    group: Ranks, write: Write, lines: Lines, how: str, ending: str
 ) -> None:
     how = how.replace("PORT", str(free_port()))
     write(TRAIN.replace("INIT", how).replace("ENDING", ending))
     for _ in range(2):
         group.run_script("work/script.py")
-    assert len(lines(capsys)) == 6
+    assert len(lines()) == 6
     group.assert_works()
 
 
 def test_script_imports_the_current_version_of_its_modules(
-    group: Ranks, write: Write, capsys: Capture
+    group: Ranks, write: Write, lines: Lines
 ) -> None:
     write("import own, package.part\nprint(own.value, package.part.value)")
     write("value = 1", "work/own.py")
@@ -141,7 +117,7 @@ def test_script_imports_the_current_version_of_its_modules(
         write(f"value = {value}", "work/own.py")
         write(f"value = {value}", "work/package/part.py")
         group.run_script("work/script.py")
-    assert lines(capsys) == ["1 1", "2 2", "3 3"]
+    assert lines() == ["1 1", "2 2", "3 3"]
 
 
 # ---- how it ends
@@ -170,29 +146,18 @@ def test_script_with_exit_code_0_succeeds(group: Ranks, write: Write) -> None:
     ids=["number", "text", "float", "argparse", "error"],
 )
 def test_script_with_another_exit_code_fails_with_rank_and_code(
-    group: Ranks, write: Write, capsys: Capture, source: str, printed: list[str], failure: str
+    group: Ranks, write: Write, lines: Lines, source: str, printed: list[str], failure: str
 ) -> None:
     write(f"import os; RANK = os.environ['RANK'] == '1'\n{source}")
     write("def fail():\n    raise ValueError('too high')", "work/own.py")
     with pytest.raises(CellFailedError) as error:
         group.run_script("work/script.py", "--lr")
     assert str(error.value) == failure
-    assert lines(capsys) == printed
-
-
-def test_script_traceback_shows_no_nbddp_frames(group: Ranks, write: Write) -> None:
-    write("import own\ndef main():\n    own.fail()\nmain()")
-    write("def fail():\n    raise ValueError('too high')", "work/own.py")
-    with pytest.raises(CellFailedError) as error:
-        group.run_script("work/script.py", ranks=[0])
-    report = re.sub(r"\x1b\[[0-9;]*m", "", error.value.report)
-    for line in ("script.py line 4\n", "script.py line 3, in main\n", "own.py line 2, in fail\n"):
-        assert line in report
-    assert "nbddp" not in report.partition("Traceback")[2]
+    assert lines() == printed
 
 
 def test_script_runs_exit_handlers_and_joins_threads(
-    group: Ranks, write: Write, capsys: Capture
+    group: Ranks, write: Write, lines: Lines
 ) -> None:
     write(
         "import atexit, multiprocessing, time, threading\n"
@@ -210,7 +175,7 @@ def test_script_runs_exit_handlers_and_joins_threads(
         "print('main'); go.set()"
     )
     group.run_script("work/script.py", ranks=[0])
-    said = lines(capsys)
+    said = lines()
     in_order = ["main", "thread", "thread", "second", "first"]
     assert [line for line in said if line in in_order] == in_order
     assert "ValueError: at exit" in said
@@ -233,23 +198,21 @@ dist.barrier()
 """
 
 
-def test_forked_child_of_a_script_exits_normally(
-    group: Ranks, write: Write, capsys: Capture
-) -> None:
+def test_forked_child_of_a_script_exits_normally(group: Ranks, write: Write, lines: Lines) -> None:
     write(FORKS)
     group.run_script("work/script.py")
-    said = lines(capsys)
+    said = lines()
     assert said[-1] == "3 1 0"
     assert "ValueError: in the child" in said
     assert not [line for line in said if "nbddp" in line]
     group.run(
         "import os, sys\nif not (pid := os.fork()): sys.exit(4)\nprint(os.waitpid(pid, 0)[1] >> 8)"
     )
-    assert lines(capsys) == ["4"]
+    assert lines() == ["4"]
 
 
 def test_forkserver_of_a_script_ends_with_the_script(
-    group: Ranks, write: Write, capsys: Capture
+    group: Ranks, write: Write, lines: Lines
 ) -> None:
     write(
         "import multiprocessing, os\n"
@@ -259,7 +222,7 @@ def test_forkserver_of_a_script_ends_with_the_script(
     )
     for _ in range(2):
         group.run_script("work/script.py", ranks=[0])
-        assert lines(capsys) == ["0"]
+        assert lines() == ["0"]
 
 
 @pytest.mark.parametrize(
@@ -272,15 +235,11 @@ def test_forkserver_of_a_script_ends_with_the_script(
     ids=["script", "its threads"],
 )
 def test_interrupt_ends_the_script_and_keeps_names_of_cells(
-    group: Ranks, write: Write, folder: Path, source: str
+    group: Ranks, write: Write, source: str
 ) -> None:
     write(f"import os\nBEGUN = 'begun' + os.environ['RANK']\n{source}")
     group.run("kept = 1")
-    handle = group.begin_script("work/script.py")
-    assert wait_until(lambda: (folder / "begun0").exists() and (folder / "begun1").exists())
-    group.interrupt()
-    with pytest.raises(CellInterruptedError):
-        group.finish(handle).raise_for_failure()
+    interrupt_at(group, group.begin_script("work/script.py"), "begun0", "begun1")
     group.run("assert kept == 1\ndist.barrier()")
 
 
@@ -323,7 +282,7 @@ sys.path = ["/mine", *sys.path]
 
 
 def test_script_sees_the_same_environment_as_a_plain_program(
-    group: Ranks, write: Write, capsys: Capture
+    group: Ranks, write: Write, lines: Lines
 ) -> None:
     write(FOUND)
     alone = subprocess.run(
@@ -331,25 +290,25 @@ def test_script_sees_the_same_environment_as_a_plain_program(
     )
     for _ in range(2):
         group.run_script("work/script.py")
-        assert lines(capsys) == alone.stdout.splitlines()
+        assert lines() == alone.stdout.splitlines()
     group.run("assert display and __IPYTHON__\nassert torch.get_default_dtype() == torch.float32")
 
 
 def test_script_gets_its_arguments_and_can_be_a_module(
-    group: Ranks, write: Write, capsys: Capture
+    group: Ranks, write: Write, lines: Lines
 ) -> None:
     write("import sys\nprint(__package__, __spec__.name, sys.argv[1:], sys.path[0])", "pack/go.py")
     write("from . import go", "pack/__main__.py")
     group.run_script("pack.go", "-m", "--nproc", "7", is_module=True, ranks=[0])
     group.run_script("pack", "x", is_module=True, ranks=[0])
-    assert lines(capsys) == [
+    assert lines() == [
         f"pack pack.go {arguments} {Path.cwd()}" for arguments in (["-m", "--nproc", "7"], ["x"])
     ]
     with pytest.raises(CellFailedError, match="ModuleNotFoundError: No module named missing"):
         group.run_script("missing", is_module=True)
     path = write("import sys\nprint(sys.argv)")
     group.run_script(path, Path("data"), "--fast", ranks=[0])
-    assert lines(capsys) == [str([str(path), "data", "--fast"])]
+    assert lines() == [str([str(path), "data", "--fast"])]
 
 
 def test_spawned_processes_of_a_script_can_unpickle_its_classes(group: Ranks, write: Write) -> None:
@@ -378,13 +337,11 @@ def test_pull_that_needs_the_process_group_fails_without_it(group: Ranks) -> Non
     assert group.pull(size) == [2, 2]
 
 
-def test_script_run_with_keeps_leaves_its_names(
-    group: Ranks, write: Write, capsys: Capture
-) -> None:
+def test_script_run_with_keeps_leaves_its_names(group: Ranks, write: Write, lines: Lines) -> None:
     write(TRAIN.replace("INIT", "").replace("ENDING", "global kept; kept = model"))
     group.run_script("work/script.py", keeps=True)
     group.run("kept(torch.ones(2, 4)).sum().backward()\nSquares()[3][1].item(), rank")
-    assert lines(capsys)[-1:] != []
+    assert lines()[-1:] != []
     assert group.pull("(Squares.__module__, rank, 'argparse' in globals())") == [
         ("__main__", 0, True),
         ("__main__", 1, True),

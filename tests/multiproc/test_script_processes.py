@@ -4,52 +4,19 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from drivers.ranks import Capture, Ranks
+from conditions import interrupt_at
+from drivers.ranks import Capture, Lines, MakeRanks, Ranks, Write
 from notebook import Notebook
 from processes import free_port, wait_until
 
-from nbddp import ArgumentError, CellFailedError, CellInterruptedError, RequestError
-from nbddp.controller.group_spec import GroupSpec
-from nbddp.record.cell import CellRequest
+from nbddp import ArgumentError, CellFailedError, RequestError
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
-
-Write = Callable[..., str]
-
-
-@pytest.fixture
-def write(folder: Path) -> Write:
-    """Write a file, by default the script. Return its path."""
-
-    def write(source: str, name: str = "script.py") -> str:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(source)
-        return str(path)
-
-    return write
-
-
-def lines(capsys: Capture, rank: int = 0) -> list[str]:
-    """Return the output lines of a rank since the last call."""
-    mark = f"[rank {rank}] "
-    said = capsys.readouterr().out.splitlines()
-    return [line.removeprefix(mark) for line in said if line.startswith(mark)]
-
-
-def run_until_stopped(group: Ranks, script: str) -> None:
-    """Interrupt a script once it has created the file that marks its start."""
-    handle = group.begin_script(script)
-    assert wait_until(Path("begun").exists)
-    group.interrupt()
-    with pytest.raises(CellInterruptedError):
-        group.finish(handle).raise_for_failure()
 
 
 # ---- leftovers of a run
@@ -65,7 +32,7 @@ def run_until_stopped(group: Ranks, script: str) -> None:
     ids=["executor", "pool"],
 )
 def test_open_process_pool_ends_with_its_script(
-    group: Ranks, write: Write, capsys: Capture, pool: str
+    group: Ranks, write: Write, lines: Lines, pool: str
 ) -> None:
     script = write(
         "import concurrent.futures, multiprocessing\ndef work(x):\n    return x\n"
@@ -73,7 +40,7 @@ def test_open_process_pool_ends_with_its_script(
     )
     for _ in range(2):
         group.run_script(script, ranks=[0])
-    assert lines(capsys) == ["end", "end"]
+    assert lines() == ["end", "end"]
 
 
 HOLDS = """
@@ -101,16 +68,16 @@ def test_resources_of_a_failed_script_are_free_in_the_next_run(
             with pytest.raises(CellFailedError, match="ZeroDivisionError"):
                 group.run_script(script)
         else:
-            run_until_stopped(group, script)
+            interrupt_at(group, group.begin_script(script), "begun")
     group.run(source.replace("ENDING", "pass"))
 
 
 def test_process_left_running_by_a_script_is_ended(
-    group: Ranks, write: Write, capsys: Capture
+    group: Ranks, write: Write, lines: Lines
 ) -> None:
     script = write("import subprocess\nprint(subprocess.Popen(['sleep', '600']).pid)")
     group.run_script(script, ranks=[0])
-    pid = int(lines(capsys)[0])
+    pid = int(lines()[0])
     assert wait_until(lambda: not psutil.pid_exists(pid))
 
 
@@ -121,7 +88,7 @@ def test_interrupt_ends_processes_spawned_by_a_script(group: Ranks, write: Write
         "    if place == 0: pathlib.Path('begun').touch()\n    time.sleep(600)\n"
         "if __name__ == '__main__' and os.environ['RANK'] == '0':\n    mp.spawn(work, nprocs=2)"
     )
-    run_until_stopped(group, script)
+    interrupt_at(group, group.begin_script(script), "begun")
     group.run("pass")  # until then the processes of a script that failed stay for a debugger
     pids = [int(each.read_text()) for each in Path().glob("pid?") if each.read_text()]
     assert pids
@@ -147,9 +114,7 @@ def test_script_runs_in_the_current_environment_and_working_folder(
     notebook.run("%env FOO=")
 
 
-def test_timeout_option_applies_to_groups_of_a_script(
-    make_group: Callable[..., Ranks], write: Write
-) -> None:
+def test_timeout_option_applies_to_groups_of_a_script(make_group: MakeRanks, write: Write) -> None:
     group = make_group(2, timeout=2.0)
     script = write(
         "import time, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
@@ -172,7 +137,7 @@ def test_restart_count_of_a_script_is_0_after_a_stop(notebook: Notebook, write: 
 
 
 def test_script_keeps_the_ranks_and_names_of_the_cells(
-    group: Ranks, write: Write, capsys: Capture
+    group: Ranks, write: Write, lines: Lines
 ) -> None:
     script = write(
         "import os, torch.distributed as dist\ndist.init_process_group()\ndist.barrier()\n"
@@ -185,7 +150,7 @@ def test_script_keeps_the_ranks_and_names_of_the_cells(
         group.run_script(script)
     assert "no `group.heal()` is needed" in error.value.report
     for rank in range(2):
-        own_names, pid = lines(capsys, rank)[0].split() if rank == 0 else ("False", "0")
+        own_names, pid = lines(rank)[0].split() if rank == 0 else ("False", "0")
         assert own_names == "False"
         assert int(pid) not in before.values()
     assert group.pids == before
@@ -194,7 +159,7 @@ def test_script_keeps_the_ranks_and_names_of_the_cells(
 
 
 def test_script_on_some_ranks_starts_only_those(
-    make_group: Callable[..., Ranks], write: Write, capsys: Capture
+    make_group: MakeRanks, write: Write, capsys: Capture
 ) -> None:
     group = make_group(3)
     script = write("import os\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'])\n1 / 0")
@@ -209,22 +174,6 @@ def test_script_on_some_ranks_starts_only_those(
         group.kill(1)
     with pytest.raises(ArgumentError, match="there is no rank 3"):
         group.run_script(script, ranks=[3])
-
-
-def test_max_restarts_reruns_the_script_but_no_cell(
-    group: Ranks, write: Write, capsys: Capture, folder: Path
-) -> None:
-    script = write(
-        "import os, pathlib\nprint(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
-        "if not pathlib.Path('again').exists():\n"
-        "    if os.environ['RANK'] == '0': pathlib.Path('again').touch(); os._exit(3)\n"
-    )
-    group.run("open(f'ran{rank}', 'a').write('x')")
-    before = group.pids
-    group.run_script(script, max_restarts=1)
-    assert lines(capsys) == ["0", "1"]
-    assert group.pids == before
-    assert (folder / "ran0").read_text() == "x"
 
 
 STEPS = """
@@ -246,18 +195,6 @@ def test_armed_faults_fire_once_in_a_script(group: Ranks, write: Write) -> None:
     group.run("nbddp.faults.at(step=2, rank=0, kind='kill')")
     group.run_script(script, max_restarts=1)
     assert group.pull("len(nbddp.faults.armed())") == [0, 1]
-
-
-def test_script_session_does_not_disturb_the_session_of_the_cells(group: Ranks) -> None:
-    other = group.session.create_sibling()
-    other.start(GroupSpec(nproc=3))
-    handle = other.submit(CellRequest(source="x = torch.ones(1); dist.all_reduce(x); print(x)"))
-    assert group.finish(handle).is_ok
-    group.assert_works()
-    assert other.event_log.path != group.run_folder
-    other.close()
-    group.restart()
-    group.assert_works()
 
 
 # ---- in a notebook
@@ -330,7 +267,7 @@ def test_stop_ends_the_running_script(waits: Notebook) -> None:
 def test_script_without_a_worker_group_records_its_own_run(
     notebook: Notebook, write: Write, folder: Path
 ) -> None:
-    write("print('here')")
+    write("print('here')", "script.py")
     notebook.run(f"%cd -q {folder}")
     assert notebook.run("%ddp run --nproc 3 --name tried script.py").lines(2) == ["here"]
     assert "there is no worker group" in notebook.run("%ddp status").text
@@ -339,31 +276,6 @@ def test_script_without_a_worker_group_records_its_own_run(
     assert notebook.run("%ddp run script.py").lines(2) == ["here"]
     assert len(list((folder / ".nbddp" / "runs").glob("*-tried"))) == 1
     assert len(list((folder / ".nbddp" / "runs").glob("*"))) == 2
-
-
-def test_script_with_keep_runs_in_the_ranks_of_the_cells(
-    notebook: Notebook, write: Write, folder: Path
-) -> None:
-    write("import own, sys\nkept = kept + own.value\nprint(__name__, sys.argv)")
-    write("value = 1", "own.py")
-    notebook.run(f"%cd -q {folder}")
-    notebook.run("%%ddp --nproc 2\nkept = rank * 10")
-    reply = notebook.run("%ddp run --keep script.py --lr 1")
-    assert reply.lines(1) == ["__main__ ['script.py', '--lr', '1']"], reply.traceback
-    look = "%%ddp\nimport sys\nprint(kept, '__file__' in globals(), len(sys.argv))"
-    assert notebook.run(look).lines(1)[0].startswith("11 False")
-
-
-def test_nothing_of_a_script_outlives_the_kernel(
-    fresh_notebook: Notebook, write: Write, folder: Path
-) -> None:
-    write(WAITS, "waits.py")
-    fresh_notebook.run("%ddp run --nproc 2 --no-wait waits.py")
-    assert wait_until(lambda: all((folder / f"begun{rank}").exists() for rank in range(2)))
-    processes = psutil.Process(fresh_notebook.pid).children(recursive=True)
-    assert len(processes) >= 4  # tracker, forkserver, 2 ranks
-    psutil.Process(fresh_notebook.pid).kill()
-    assert not psutil.wait_procs(processes, timeout=40)[1]
 
 
 # ---- on nodes
@@ -402,7 +314,8 @@ def test_elastic_script_restarts_when_a_node_joins(
 ) -> None:
     write(
         "import os, pathlib, time\nsize = os.environ['WORLD_SIZE']\n"
-        "pathlib.Path(f'of{size}').touch()\nprint(size)\nwhile size == '1': time.sleep(0.01)"
+        "pathlib.Path(f'of{size}').touch()\nprint(size)\nwhile size == '1': time.sleep(0.01)",
+        "script.py",
     )
     fresh_notebook.run(f"import os; os.environ['HOME'] = {str(folder)!r}")
     fresh_notebook.run("%ddp nodes --nnodes 1:2 --local 1 --wait 60")
