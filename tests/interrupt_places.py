@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from nbddp import CellInterruptedError
+
 # After these instructions CPython checks for pending signals (``CHECK_EVAL_BREAKER`` in its
 # ceval.c; the names of 3.10 to 3.13).
 LOOKED_AFTER = ("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
@@ -35,20 +37,23 @@ class Stop:
         return self
 
 
+def interrupted_at(place: int, act: Callable[[], object]) -> bool:
+    """Make a call, interrupted at one of its places. Return whether it has that place."""
+    stop, before = Stop(place), sys.gettrace()
+    try:
+        sys.settrace(stop)
+        act()
+    # a Condition's wait can raise "cannot release un-acquired lock"
+    except (KeyboardInterrupt, CellInterruptedError, RuntimeError):
+        assert stop.was_sent
+    finally:
+        sys.settrace(before)
+    return stop.was_sent
+
+
 def interrupted_everywhere(act: Callable[[], object]) -> Iterator[int]:
     """Repeat a call, interrupted at its first place, its second, and so on to its last."""
     place = 0
-    before = sys.gettrace()
-    while True:
-        stop = Stop(place)
-        try:
-            sys.settrace(stop)
-            act()
-        except (KeyboardInterrupt, RuntimeError):  # a Condition's wait can raise "cannot
-            assert stop.was_sent  # release un-acquired lock"
-        finally:
-            sys.settrace(before)
-        if not stop.was_sent:
-            return
+    while interrupted_at(place, act):
         yield place
         place += 1
