@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from pathlib import Path
-from threading import Thread
 
-import psutil
 import pytest
 from drivers.ranks import Capture, MakeRanks, Ranks
-from processes import wait_until
 from syrupy.assertion import SnapshotAssertion
 from trained import STATE, TRAINED, kill
-
-from nbddp.errors import RequestError
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(240)]
 
@@ -155,23 +148,6 @@ def test_values_set_by_the_failing_cell_are_derived_from_the_rank(
     assert not {"ddp_rank", "master_process", "seed_offset"} & {*healed.unknown}
     found = group.evaluate(OWN.replace(", str(device)", ""))
     assert found == [owns(rank)[:-1] for rank in range(nproc)]
-
-
-LOOP = """
-import os
-if "step" not in globals():
-    step, is_main = 0, dist.get_rank() == 0
-while step < 4:
-    step += 1
-    if step == 2 and rank == 0: os.kill(os.getpid(), 9)  # its replacement goes on after it
-    dist.barrier()
-is_main, step
-"""
-
-
-def test_resumed_loop_has_one_main_process(make_group: MakeRanks) -> None:
-    """Also if the cell sets its names only once, and rank 0 died."""
-    assert make_group(3).evaluate(LOOP, heal=1) == [(rank == 0, 4) for rank in range(3)]
 
 
 def test_heal_reports_names_that_may_differ_from_the_dead_rank(
@@ -316,47 +292,3 @@ def test_heal_copies_references_checkpoints_and_loaders_with_workers(
         "[[each.tolist() for each in keeps] for _ in range(2)], held[0] is keeps"
     )
     assert found == [([[[0, 1], [2, 3], [4, 5]]] * 2, True)] * 3
-
-
-FLOATS = 60_000_000
-ROUNDS = 5
-
-
-@pytest.mark.full
-def test_death_of_the_new_rank_during_a_large_transfer_fails_the_heal() -> None:
-    """Gloo does not wake the sender to a dead rank in about one of three cases."""
-    with Ranks(nproc=3) as group:
-        group.run(f"much = torch.ones({FLOATS})", quiet=True)
-        for _ in range(ROUNDS):
-            gone = group.pids[1]
-            kill(group, 1)
-            assert "did not come back" not in _healed_in_vain(group, gone)
-            assert group.heal().ranks == (1,)
-        assert group.evaluate("much.sum().item()") == [FLOATS] * 3
-
-
-def _healed_in_vain(group: Ranks, gone: int) -> str:
-    """Kill the new rank during the transfer. Return the reason why the heal failed."""
-    failed: list[str] = []
-
-    def heal() -> None:
-        try:
-            group.heal()
-        except RequestError as error:
-            failed.append(str(error))
-
-    while not failed:  # again, where the heal was quicker than this
-        healing = Thread(target=heal)
-        healing.start()
-        # a starting rank still has the process id of its predecessor
-        assert wait_until(lambda gone=gone: group.pids.get(1, gone) != gone)
-        replacement = psutil.Process(group.pids[1])
-        empty = replacement.memory_info().rss
-        while replacement.memory_info().rss < empty + FLOATS and healing.is_alive():
-            pass  # it takes a moment only
-        os.kill(replacement.pid, signal.SIGKILL)
-        healing.join(60)
-        assert not healing.is_alive()
-        assert wait_until(lambda: 1 not in group.alive)
-        gone = replacement.pid
-    return failed[0]

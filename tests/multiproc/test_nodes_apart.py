@@ -97,6 +97,24 @@ def test_ranks_on_two_networks_connect_and_a_cut_cable_loses_one_node(
     group.run("dist.all_reduce(mine)")
 
 
+def test_all_nodes_are_lost_in_a_partition_and_return(apart: SeparateNetworks) -> None:
+    spaces = [apart.connect_separate_node("--orphan-timeout", "60") for _ in range(2)]
+    group = apart.start_ranks()
+
+    def cut() -> None:
+        for space in spaces:
+            apart.cables.cut(space)
+
+    when_cell_runs(group, cut)
+    with pytest.raises(CellFailedError, match=r"\b5 s\b"):
+        group.run("while True: dist.all_reduce(torch.ones(1000))", quiet=True)
+    assert wait_until(lambda: len(gone(apart)) == 2)
+    for space in spaces:
+        apart.cables.mend(space)
+    apart.await_nodes(2)
+    assert apart.restart_ranks().evaluate("dist.barrier()\nrank") == [0, 1, 2, 3]
+
+
 SLOW = 0.2  # seconds each way
 LINES = """
 import time
@@ -267,16 +285,14 @@ MORE = 64 << 20  # bytes; that many connections, none let go of, hold gigabytes
 NUMBERS = """
 import os, time
 step = 0
-flag = torch.zeros(1)
-while not flag.item():
+total = torch.zeros(2)
+while total[1] == 0:
     step += 1
-    total = torch.tensor(float(rank + step))
+    total = torch.tensor([rank + step, float(os.path.exists(stop))])
     dist.all_reduce(total)
-    assert total.item() == 1 + 2 * step, (total, step)
-    nbddp.log(step=step, total=total.item())
+    assert total[0] == 1 + 2 * step, (total, step)
+    nbddp.log(step=step, total=step)
     time.sleep(0.005)
-    flag.fill_(os.path.exists(stop))
-    dist.all_reduce(flag)
 step > 10
 """
 
@@ -290,14 +306,8 @@ def forge(one_node: OnNodes, count: int, recorded: Path) -> None:
     """Run this many forged connections; check that all are counted and none is answered."""
     listener = one_node.nodes.listener
     before = listener.refused
-    command = [
-        sys.executable,
-        listener_attacks.__file__,
-        str(listener.join.port),
-        str(count),
-        str(recorded),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, listener_attacks.__file__, listener.join.port, count, recorded]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("0\n", "")
     assert wait_until(lambda: listener.refused == before + count), listener.refused - before
 

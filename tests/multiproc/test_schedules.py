@@ -31,6 +31,7 @@ from nbddp import Healed, NbddpError
 SEED = int(os.environ.get("NBDDP_SOAK_SEED", "1"))
 STEPS = int(os.environ.get("NBDDP_SOAK_STEPS", "1000"))
 SETTLED = ("ready", "a rank is gone", "not started")
+FLOATS = 5_000_000  # a heal sends them for long enough that a rank dies meanwhile
 HANGS = 90.0  # seconds after which a group that has not settled hangs
 
 pytestmark = [
@@ -39,6 +40,25 @@ pytestmark = [
     # CPython reports and drops an interrupt in the callback of a weak reference
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+
+MODEL = """
+model = nbddp.prepare(torch.nn.Linear(64, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+"""
+TRAIN = """
+import time
+for _ in range(200):
+    time.sleep(0.01)
+    optimizer.zero_grad()
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+"""
+DIGEST = """
+import hashlib
+parts = [each.detach() for each in model.parameters()]
+parts += [each["exp_avg"] for each in optimizer.state.values()]
+hashlib.sha256(b"".join(each.numpy().tobytes() for each in parts)).hexdigest()
+"""
 
 
 class Schedules:
@@ -80,7 +100,10 @@ class Schedules:
         """Play one schedule, and check the state of the group."""
         self.number += 1
         self.done.clear()
-        self.run(f"kept = {self.number}\nown = ({self.number}, rank)\nweights = torch.ones(1000)")
+        self.run(
+            f"kept = {self.number}\nown = ({self.number}, rank)\nweights = torch.ones({FLOATS})"
+        )
+        self.run(MODEL)
         kinds: list[Callable[[], None]] = [self.heal, self.heal, self.heal, self.cell, self.restart]
         act = self.chance.choice(kinds)
         self.done.append(act.__name__)
@@ -96,8 +119,7 @@ class Schedules:
 
     def cell(self) -> None:
         """Cause failures while the ranks run a cell."""
-        source = "import time\nfor _ in range(200): time.sleep(0.01); dist.barrier()"
-        self.fail_during("cell", lambda: self.run(source), within=0.3)
+        self.fail_during("cell", lambda: self.run(TRAIN), within=0.3)
 
     def restart(self) -> None:
         """Cause failures while the ranks end and start again: their variables are gone then."""
@@ -226,7 +248,8 @@ class Schedules:
             assert was_restarted, "variables were lost, and no report lists them"
         else:
             own = self.group.evaluate("own[0], weights.sum().item()")
-            assert own == [(self.number, 1000.0)] * self.size, own
+            assert own == [(self.number, FLOATS)] * self.size, own
+            assert len({*self.group.evaluate(DIGEST)}) == 1
         self.record_processes()
 
     def report(self) -> str:
@@ -256,12 +279,13 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 COUNTS = pytest.mark.parametrize(
     "count",
     [
-        pytest.param(5, marks=pytest.mark.full, id="short"),
+        pytest.param(5, id="short"),
         pytest.param(STEPS // 4, marks=pytest.mark.soak, id="long"),
     ],
 )
 
 
+@pytest.mark.gate_runs("2-short")
 @COUNTS
 @pytest.mark.parametrize("nproc", [2, 3, 4])
 def test_random_failures_lose_no_variable_without_a_report(
@@ -304,6 +328,7 @@ class NodeSchedules(Schedules):
                     each.kill()
 
 
+@pytest.mark.full
 @COUNTS
 def test_random_failures_on_nodes_lose_no_variable_without_a_report(
     make_nodes: Callable[..., OnNodes], count: int

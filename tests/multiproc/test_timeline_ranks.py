@@ -6,11 +6,12 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
 import pytest
-from drivers.ranks import MakeRanks, Ranks
+from drivers.ranks import MakeRanks, Ranks, WarmLauncher
 from notebook import Notebook
 from processes import wait_until
 
@@ -93,6 +94,51 @@ def test_slow_fault_is_named_soon_with_rank_and_line(make_group: MakeRanks) -> N
     assert (awaited.rank, awaited.title) == (2, "all_reduce float [1]")
     assert not awaited.is_loading
     assert awaited.place is not None
+
+
+RUNS, AT_ONCE = 100, 5
+# twelve seconds: the two-second and the ten-second reports both appear
+EQUAL = """
+import time
+x, work = torch.ones(1000), torch.ones(128, 128)
+for step in range(500):
+    time.sleep(0.02)
+    work @ work
+    dist.all_reduce(x)
+    nbddp.log(step=step, loss=1.0)
+"""
+
+
+def named_in(launcher: WarmLauncher, number: int) -> Straggler | None:
+    """Return the first rank that is marked as slow in one run of a fresh group, or None."""
+    found: list[Straggler] = []
+
+    def look() -> bool:
+        awaited = group.straggler()
+        if awaited is not None:
+            found.append(awaited)
+        return handle.is_finished
+
+    group = Ranks(nproc=2 + number % 3, launcher=launcher)
+    try:
+        group.start()
+        handle = group.begin(EQUAL)
+        assert wait_until(look, timeout=60.0)
+        assert handle.result is not None
+        assert handle.result.is_ok
+    finally:
+        group.close()
+    return found[0] if found else None
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("folder")
+def test_equal_ranks_are_marked_as_slow_in_at_most_one_of_100_runs(launcher: WarmLauncher) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        told = list(threads.map(lambda number: named_in(launcher, number), range(RUNS)))
+    named = [each for each in told if each is not None]
+    assert len(named) <= 1, named
 
 
 def test_timeline_waits_match_the_clocks_of_the_ranks(make_group: MakeRanks) -> None:
@@ -213,19 +259,6 @@ def test_timeline_draws_an_unfinished_collective_as_waiting(make_group: MakeRank
     assert group.timeline().unmet == (), "the cell went well: nobody waited for that"
 
 
-def test_timeline_names_missing_ranks_while_running_and_after_an_interrupt(group: Ranks) -> None:
-    handle = group.begin(APART.format(seconds=60))
-    assert wait_until(lambda: len(group.timeline().unmet) == 1, timeout=30.0)
-    now = group.timeline()
-    assert (now.is_over, now.unmet[0].missing) == (False, (1,))
-    group.interrupt()
-    assert wait_until(lambda: handle.is_finished, timeout=30.0)
-    line = group.timeline()
-    (last,) = line.unmet
-    assert (line.is_over, last.missing) == (True, (1,))
-    assert last.wait_seconds[0] > now.unmet[0].wait_seconds[0]
-
-
 def test_timeline_of_a_script_equals_that_of_a_cell(group: Ranks, folder: Path) -> None:
     Path("train.py").write_text(
         "import time, torch, torch.distributed as dist\n"
@@ -242,29 +275,7 @@ def test_timeline_of_a_script_equals_that_of_a_cell(group: Ranks, folder: Path) 
     came = [ast.literal_eval(Path(f"came{rank}").read_text()) for rank in (0, 1)]
     assert line.waits == pytest.approx(waited(came), rel=0.1, abs=0.1)
     assert max(line.lines, key=lambda place: line.lines[place]) == "train.py line 4"
-    Path("short.py").write_text(
-        "import torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "for _ in range(5): dist.all_reduce(torch.ones(1))\n"
-        "dist.destroy_process_group()\n"
-    )
-    group.run_script(folder / "short.py", quiet=True)
-    line = group.timeline()
-    assert [each.call.name for each in line.meetings] == ["all_reduce"] * 5
-    assert (line.lost, line.thinned) == (0, 0)
-
-
-@pytest.mark.full
-def test_timeline_corrects_node_clocks_within_the_stated_error(on_nodes: Ranks) -> None:
-    nodes = on_nodes.nodes
-    assert nodes is not None
-    clocks = [each.clock for each in nodes.listener.nodes]
-    assert wait_until(lambda: all(each.error < 1 for each in clocks), timeout=20.0)
-    on_nodes.run(TRAIN)
-    on_nodes.run("train(0.09 if rank == 1 else 0.04, 30)", quiet=True)
-    line, came = on_nodes.timeline(), on_nodes.pull("came")
-    assert 0 < line.error < 1
-    assert line.waits[0, 1] == pytest.approx(waited(came)[0, 1], abs=0.1 + 30 * line.error)
+    assert (len(line.meetings), line.lost, line.thinned) == (30, 0, 0)
 
 
 SLOW = "import time\nfor step in range(30):\n    time.sleep(0.05 if rank else 0.01)\n"
