@@ -12,15 +12,6 @@ def grind(seconds): derive(turns_in(seconds, derive, 300_000))
 def add_up(turns): sum(range(turns))
 """
 LOOP = "for i in 0 1 2 3 4 5 6 7 8 9; do sleep {pause}; echo $i; done"
-# a child that shares what is left of its parent's time: until it ends the parent waits, in state
-# "D", as it does for a disk
-DISK = """import ctypes, signal
-libc = ctypes.CDLL(None)
-stack = ctypes.create_string_buffer(1 << 16)
-top = ctypes.c_void_p((ctypes.addressof(stack) + (1 << 16)) & ~15)
-CLONE_VFORK = 0x4000
-libc.clone(libc.usleep, top, CLONE_VFORK | signal.SIGCHLD, ctypes.c_void_p({microseconds}))
-"""
 COMPILES = """import tempfile
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(dir=".")
 layers = [torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.LayerNorm(64)] * 4
@@ -84,7 +75,6 @@ def works(seconds: float) -> dict[str, str]:
         "a thread that prints": THREAD_PRINTS,
         "a checkpoint": CHECKPOINT,
         "a slow pipe": SLOW_PIPE.format(floats=int(seconds * 1.4e6)),
-        "a disk": DISK.format(microseconds=int(seconds * 1e6)),
         "a command that prints": f"!{loop}",
         "a shell that writes": f"subprocess.run({f'({loop}) >written'!r}, shell=True, timeout=900)",
         "a shell that prints into a pipe": (

@@ -6,10 +6,8 @@ import os
 import re
 import shutil
 import signal
-import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,6 @@ from multiproc.long_work import waits_for, works
 from processes import wait_until
 
 from nbddp import CellInterruptedError, RequestError
-from nbddp.record.waiting.stragglers import StragglerLag
 
 pytestmark = pytest.mark.multiproc
 
@@ -45,22 +42,13 @@ def test_hang_card_shows_mismatched_collectives_and_absent_ranks(
     group.assert_works()
 
 
-LOADER = "next(iter(torch.utils.data.DataLoader(Stuck(), num_workers=1)))"
-STUCK = "class Stuck(torch.utils.data.Dataset):\n    def __len__(self): return 4\n"
 WAKES = {
-    "a loader whose sample cannot be pickled": (
-        f"{STUCK}    def __getitem__(self, index): return threading.Lock()\n"
-        f"if rank == 1: {LOADER.replace('Stuck()', 'Stuck(), collate_fn=list')}"
-    ),
     "a loader whose worker sleeps": (
-        f"{STUCK}    def __getitem__(self, index): time.sleep(900)\nif rank == 1: {LOADER}"
-    ),
-    "a loader whose worker was forked with a lock": (
-        f"lock = threading.Lock()\n{STUCK}    def __getitem__(self, index): lock.acquire()\n"
-        f"lock.acquire()\nif rank == 1: {LOADER}"
+        "class Stuck(torch.utils.data.Dataset):\n    def __len__(self): return 4\n"
+        "    def __getitem__(self, index): time.sleep(900)\n"
+        "if rank == 1: next(iter(torch.utils.data.DataLoader(Stuck(), num_workers=1)))"
     ),
     "a command": "if rank == 1:\n    !sleep 900",
-    "a process with a timeout": "if rank == 1: subprocess.run(['sleep', '900'], timeout=900)",
     "a lock that is asked for": (
         "lock = filelock.FileLock('lock')\nif rank == 0: lock.acquire()\n"
         "dist.barrier()\nif rank == 1: lock.acquire()"
@@ -74,7 +62,7 @@ def test_hang_card_shows_a_rank_in_a_call_that_polls(
     make_group: MakeRanks, capsys: Capture, source: str
 ) -> None:
     group = make_group(2)
-    source = f"import filelock, subprocess, threading, time\n{source}\ndist.barrier()"
+    source = f"import filelock, time\n{source}\ndist.barrier()"
     after = limit("hang_after")  # a loader wakes every 5 s
     text = output_of_hang(group, source, capsys, after)
     assert re.search(r"rank 0 .*barrier #\d+, rank 1 ", text)
@@ -94,12 +82,6 @@ saved = dcp.async_save({"x": torch.ones(1)}, checkpoint_id="saved")
 if rank == 0:
     dist.barrier()
 saved.result()"""
-ASYNC = """import asyncio
-async def read():
-    await asyncio.sleep(100)
-if rank == 0: dist.barrier()
-else:
-    asyncio.run(read())"""
 OPEN = """import os
 if rank == 1:
     os.mkfifo("fifo"); open("fifo")
@@ -110,13 +92,8 @@ PLACES = {
         THREAD,
         r"rank 0 .*all_reduce #1 float \[3\].*thread \(line 3\).*main thread.* line 7 in join\(\)",
     ),
-    "async_save": (
-        SAVE,
-        r"rank 1 .*all_gather #1 long \[1\].*thread.*main thread.* line 5 in result\(\)",
-    ),
     "both threads": (SAVE, "rank 0 .*barrier #1, line 4"),
     "await": (AWAIT, r"rank 1 .*: line 4 in sleep\(\)"),
-    "asyncio.run": (ASYNC, r"rank 1 .*: line 3 in sleep\(\)"),
     "open": (OPEN, r"rank 1 .*: line 3 in open\(\)"),
 }
 
@@ -245,19 +222,9 @@ OWN_TIMEOUTS = {
         "if rank == 1: time.sleep(60)\ndist.monitored_barrier(timeout=short, wait_all_ranks=True)",
         "line 4",
     ),
-    "init_process_group": (
-        "dist.destroy_process_group()\nif rank == 1: time.sleep(60)\n"
-        "dist.init_process_group('gloo', timeout=short)",
-        "line 5",
-    ),
     "all_reduce #1 of group [0, 1, 2]": (
         "own = dist.new_group(timeout=short)\nif rank == 1: time.sleep(60)\n"
         "dist.all_reduce(torch.ones(1), group=own)",
-        "line 5",
-    ),
-    "recv(src=1, tag=5) of group [0, 1]": (
-        "own = dist.new_group([0, 1], timeout=short)\nif rank: time.sleep(60)\n"
-        "dist.recv(torch.ones(1), src=1, tag=5, group=own)",
         "line 5",
     ),
     "all_reduce #1 of group [0, 1]": (
@@ -268,7 +235,6 @@ OWN_TIMEOUTS = {
 }
 
 
-@pytest.mark.gate_runs("[0, 1, 2]", "monitored", "reduce #1 of group [0, 1]")
 @pytest.mark.parametrize("call", OWN_TIMEOUTS)
 def test_timeout_of_a_call_or_subgroup_blames_the_absent_rank(
     make_group: MakeRanks, call: str
@@ -310,70 +276,16 @@ def test_interrupt_reports_a_sigstopped_rank_and_how_to_continue_it(
     assert group.alive == [0, 1]
 
 
-TRAIN = """import time
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
-def train(pause):
-    for step in range(10_000):
-        time.sleep(pause)
-        model(torch.ones(4, 8)).sum().backward()
-        nbddp.log(step=step, loss=1.0)
-"""
-COUNT = """import time
-def count(pause):
-    for step in range(10_000):
-        time.sleep(pause)
-        nbddp.log(step=step, loss=1.0)
-"""
-LONG = 20.0  # seconds in which there is time enough for a wrong mark
-
-
-def seen_while(
-    group: Ranks, source: str, is_enough: Callable[[dict[int, StragglerLag]], bool]
-) -> dict[int, StragglerLag]:
-    """Return the slow marks once they suffice, or after a timeout; then end the cell."""
-    seen: dict[int, StragglerLag] = {}
-
-    def look() -> bool:
-        ranks = group.snapshot(handle).ranks
-        seen.update({each.rank: each.lag for each in ranks if each.lag is not None})
-        return is_enough(seen) or time.monotonic() > until
-
-    handle = group.begin(source)
-    until = time.monotonic() + LONG
-    wait_until(look, timeout=2 * LONG)
-    group.interrupt()
-    wait_until(lambda: handle.is_finished, timeout=30.0)
-    return seen
-
-
-def test_slow_rank_is_marked_even_if_all_ranks_are_at_the_same_step(make_group: MakeRanks) -> None:
-    group = make_group(3)
-    group.run(TRAIN)
-    seen = seen_while(group, "train(0.3 if rank == 1 else 0.1)", bool)
-    assert list(seen) == [1]
-    assert seen[1].is_waited_for
-    assert 0.3 < seen[1].share < 0.9
-
-
-def test_slow_rank_is_marked_by_its_steps_without_collectives(make_group: MakeRanks) -> None:
-    group = make_group(3)
-    group.run(COUNT)
-    seen = seen_while(group, "count(0.2 if rank == 2 else 0.1)", bool)
-    assert list(seen) == [2]
-    assert not seen[2].is_waited_for
-    assert 0.3 < seen[2].share < 0.7
-
-
 WORK = 2.3 * SHORT
 WORKS = works(WORK)
-MARKS = {
-    "a disk": [pytest.mark.skipif(sys.platform != "linux", reason="the state of a thread")],
-    "torch.compile": [
+QUICK = [name for name in WORKS if name != "torch.compile"]
+COMPILES = pytest.param(
+    "torch.compile",
+    marks=[
         pytest.mark.timeout(300),  # the compiler alone takes 40 s of a core
         pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler"),
     ],
-}
-EACH = [pytest.param(name, id=name, marks=MARKS.get(name, ())) for name in WORKS]
+)
 LOADS = """class Slow(torch.utils.data.Dataset):
     def __len__(self): return 2
     def __getitem__(self, i):
@@ -399,7 +311,7 @@ def alarms_while(group: Ranks, work: str, capsys: Capture) -> list[str]:
 
 
 @pytest.mark.gate_runs("one call of C", "a child", "into a pipe", "a thread that prints", "lock")
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", [*QUICK, COMPILES])
 def test_working_rank_is_not_reported_as_a_hang(
     sensitive_group: Ranks, capsys: Capture, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -416,24 +328,29 @@ def test_rank_with_a_slow_loader_is_not_reported_as_a_hang(
     assert alarms_while(sensitive_group, LOADS, capsys) == []
 
 
-IDLE = {
-    "a lock": "lock = threading.Lock()\nlock.acquire()\nlock.acquire()",
-    "a socket": "import socket\na, b = socket.socketpair()\na.recv(1)",
-    "an idle child": "subprocess.run(['sleep', '60'])",
-}
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", QUICK)
+def test_long_work_is_not_reported_as_a_hang_for_minutes(
+    group: Ranks, capsys: Capture, name: str
+) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        group.run(waits_for(works(20.0)[name], 20.0), quiet=True)  # a hang takes ten seconds
+    assert "no progress" not in {each.kind for each in group.events()}
+    assert "%ddp kill" not in capsys.readouterr().out  # of a rank that gives no sign
+
+
+IDLE = "lock = threading.Lock()\nlock.acquire()\nlock.acquire()"
 TALKS = """def talk():
     while time.monotonic() < end + 60: print('.'); time.sleep(.3)
 threading.Thread(target=talk, daemon=True).start()
 """
 
 
-@pytest.mark.gate_runs("a lock")
-@pytest.mark.parametrize("idle", IDLE.values(), ids=IDLE)
-def test_idle_rank_is_reported_as_a_hang(
-    sensitive_group: Ranks, capsys: Capture, idle: str
-) -> None:
+def test_idle_rank_is_reported_as_a_hang(sensitive_group: Ranks, capsys: Capture) -> None:
     # output of another thread of a waiting rank is no progress
-    source = waits_for(idle, WORK).replace("\ndist.barrier()", f"\n{TALKS}dist.barrier()")
+    source = waits_for(IDLE, WORK).replace("\ndist.barrier()", f"\n{TALKS}dist.barrier()")
     said = output_of_hang(sensitive_group, source, capsys)
     assert re.search("^nbddp: .* 3 s: rank ", said, re.MULTILINE)
     assert re.search("^  rank 1 .*barrier #1", said, re.MULTILINE)
