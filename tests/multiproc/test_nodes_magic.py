@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
+from limits import limit
 from local_nodes import all_ended, is_process_running, process_tree
 from notebook import Notebook
 from processes import wait_until
@@ -55,8 +58,7 @@ def test_next_cell_runs_on_the_nodes_that_wait_waited_for(notebook: Notebook) ->
 @pytest.mark.full
 def test_wait_names_an_agent_that_exits_before_it_connects(notebook: Notebook) -> None:
     assert notebook.run("%ddp nodes --nnodes 2 --local 1").status == "ok"
-    children = psutil.Process(notebook.pid).children()
-    [agent] = [each for each in children if "torch.distributed.run" in each.cmdline()]
+    [agent] = agents_of(notebook)
     agent.kill()
     text = notebook.run("%ddp nodes --wait 110").text
     assert re.search(r"^UsageError: .*SIGKILL.* \S+-0\.log; 0 nodes", text), text
@@ -105,69 +107,89 @@ model(torch.ones(1, 2)).sum().backward()
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def make_notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], Notebook]]:
+    """Start notebooks in different folders of one home folder."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    return tmp_path
+    with ExitStack() as stack:
+
+        def make(name: str) -> Notebook:
+            (tmp_path / name).mkdir()
+            return stack.enter_context(Notebook(tmp_path / name))
+
+        yield make
 
 
 @pytest.fixture
-def second(home: Path) -> Callable[[], Notebook]:
-    """Start the next notebook."""
-
-    def start() -> Notebook:
-        (home / "second").mkdir()
-        return Notebook(home / "second")
-
-    return start
+def first(make_notebook: Callable[[str], Notebook]) -> Notebook:
+    return make_notebook("first")
 
 
-@pytest.fixture
-def first(home: Path) -> Iterator[Notebook]:
-    (home / "first").mkdir()
-    with Notebook(home / "first") as first:
-        yield first
+def agents_of(notebook: Notebook) -> list[psutil.Process]:
+    """Return the torchrun agents that a notebook started."""
+    children = psutil.Process(notebook.pid).children()
+    return [each for each in children if "torch.distributed.run" in each.cmdline()]
 
 
 @pytest.fixture
 def left(first: Notebook) -> Iterator[list[psutil.Process]]:
     """Return the processes of a notebook and of its two nodes with two ranks each."""
-    its: list[psutil.Process] = []
     reply = first.run("%ddp nodes --local 2 --nproc-per-node 2 --orphan-timeout 120 --wait 110")
     assert reply.status == "ok", reply
     assert "written before" in first.run(NAMES).text
-    for each in psutil.Process(first.pid).children():
-        if "torch.distributed.run" in each.cmdline():
-            its += process_tree(each)
+    its = [process for agent in agents_of(first) for process in process_tree(agent)]
     yield [psutil.Process(first.pid), *its]
     for each in its:
         if is_process_running(each):
             each.kill()
 
 
+def test_nodes_end_their_processes_after_the_kernel_is_killed(first: Notebook) -> None:
+    assert first.run("%ddp nodes --local 1 --orphan-timeout 3 --wait 110").status == "ok"
+    request = first.begin("%%ddp\nprint('begun', flush=True)\nimport time; time.sleep(100)")
+    first.finish(request, until="begun")
+    its = [process for agent in agents_of(first) for process in process_tree(agent)]
+    os.kill(first.pid, signal.SIGKILL)
+    assert all_ended(its)
+
+
+@pytest.mark.full
+def test_notebook_suspended_for_a_while_keeps_its_nodes(notebook: Notebook) -> None:
+    assert notebook.run("%ddp nodes --local 2 --orphan-timeout 60 --wait 110").status == "ok"
+    notebook.run("%%ddp\nkept = rank")
+    os.kill(notebook.pid, signal.SIGSTOP)
+    # longer than a node waits for a sign of life
+    time.sleep(limit("notebook_silent_after") + limit("agent_connects") + 3.0)
+    os.kill(notebook.pid, signal.SIGCONT)
+    time.sleep(2.0)
+    assert notebook.run("%%ddp\ndist.barrier()\nkept").text == "Out [rank 0] 0\nOut [rank 1] 1\n"
+
+
 ALL_BACK = re.compile(r"\b4 ranks\b.* back\b")
 
 
 def test_next_notebook_adopts_the_ranks_of_a_killed_notebook(
-    second: Callable[[], Notebook], left: list[psutil.Process]
+    make_notebook: Callable[[str], Notebook], left: list[psutil.Process]
 ) -> None:
     kernel, *its = left
     os.kill(kernel.pid, signal.SIGKILL)
-    with second() as notebook:
-        text = notebook.run("%ddp nodes --rejoin").text
-        assert ALL_BACK.search(text), text
-        assert "2 nodes" in text
-        text = notebook.run(SAME).text
-        for rank in range(4):
-            assert f"([{rank}], True, 6.0, 2.0)" in text, text
-        assert "written before" in notebook.run("%ddp logs 3 -n 1000").text
-        reply = notebook.run("%%ddp --sweep lr=1,2\nnbddp.log(lr=lr)")
-        assert "name 'model' is not defined" in reply.error  # no cell of this notebook made it
-        assert "--fresh" in reply.error
-        assert notebook.run("%%ddp --fresh --sweep lr=1,2\nnbddp.log(lr=lr)").status == "ok"
-        assert notebook.run("%%ddp\nkept[0] == rank").text == "Out [ranks 0-3] True\n"
-        assert "[rank 2] and after" in notebook.run("%%ddp\nprint('and after')").text
-        assert notebook.run("%ddp stop").status == "ok"
-        assert all_ended(its)
+    notebook = make_notebook("second")
+    text = notebook.run("%ddp nodes --rejoin").text
+    assert ALL_BACK.search(text), text
+    assert "2 nodes" in text
+    text = notebook.run(SAME).text
+    for rank in range(4):
+        assert f"([{rank}], True, 6.0, 2.0)" in text, text
+    assert "written before" in notebook.run("%ddp logs 3 -n 1000").text
+    reply = notebook.run("%%ddp --sweep lr=1,2\nnbddp.log(lr=lr)")
+    assert "name 'model' is not defined" in reply.error  # no cell of this notebook made it
+    assert "--fresh" in reply.error
+    assert notebook.run("%%ddp --fresh --sweep lr=1,2\nnbddp.log(lr=lr)").status == "ok"
+    assert notebook.run("%%ddp\nkept[0] == rank").text == "Out [ranks 0-3] True\n"
+    assert "[rank 2] and after" in notebook.run("%%ddp\nprint('and after')").text
+    assert notebook.run("%ddp stop").status == "ok"
+    assert all_ended(its)
 
 
 @pytest.mark.full
@@ -184,33 +206,33 @@ def test_restarted_kernel_adopts_its_ranks_and_an_exited_kernel_ends_them(
 
 @pytest.mark.full
 def test_adoption_interrupts_the_running_cell_and_keeps_names(
-    second: Callable[[], Notebook], left: list[psutil.Process], first: Notebook
+    make_notebook: Callable[[str], Notebook], left: list[psutil.Process], first: Notebook
 ) -> None:
     kernel = left[0]
     source = "steps = 0\nwhile True:\n    dist.barrier()\n    steps += 1"
     request = first.begin(f"%%ddp\n{source}\n    if steps == 3: print('begun')")
     first.finish(request, until="begun", times=4)
     os.kill(kernel.pid, signal.SIGKILL)
-    with second() as notebook:
-        assert ALL_BACK.search(notebook.run("%ddp nodes --rejoin").text)
-        assert "Out [ranks 0-3] True\n" in notebook.run("%%ddp\ndist.barrier()\nsteps > 0").text
-        assert "([1], True, 6.0, 2.0)" in notebook.run(SAME).text
+    notebook = make_notebook("second")
+    assert ALL_BACK.search(notebook.run("%ddp nodes --rejoin").text)
+    assert "Out [ranks 0-3] True\n" in notebook.run("%%ddp\ndist.barrier()\nsteps > 0").text
+    assert "([1], True, 6.0, 2.0)" in notebook.run(SAME).text
 
 
 @pytest.mark.full
 def test_ranks_of_a_node_lost_before_adoption_are_healed_on_another_node(
-    second: Callable[[], Notebook], left: list[psutil.Process]
+    make_notebook: Callable[[str], Notebook], left: list[psutil.Process]
 ) -> None:
     agents = [each for each in left[1:] if "torch.distributed.run" in each.cmdline()]
     os.kill(left[0].pid, signal.SIGKILL)
     its = agents[0].children(recursive=True)
     agents[0].kill()
     assert not psutil.wait_procs(its, timeout=60)[1]
-    with second() as notebook:
-        text = notebook.run("%ddp nodes --rejoin --wait 12").text
-        assert re.search(r"\b2 of 4 ranks\b.*\b1 node\b.* \(2 ranks\).*`%ddp heal`", text), text
-        assert notebook.run("%ddp nodes --local 1 --wait 110").status == "ok"
-        assert re.search(r"\branks (0-1|2-3)\b", notebook.run("%ddp heal").text)
-        values = notebook.run("%%ddp\nmodel(torch.ones(1, 2)).item()\ndist.get_world_size()").text
-        assert "Out [ranks 0-3] 4\n" in values
-        assert notebook.run("%ddp stop").status == "ok"
+    notebook = make_notebook("second")
+    text = notebook.run("%ddp nodes --rejoin --wait 12").text
+    assert re.search(r"\b2 of 4 ranks\b.*\b1 node\b.* \(2 ranks\).*`%ddp heal`", text), text
+    assert notebook.run("%ddp nodes --local 1 --wait 110").status == "ok"
+    assert re.search(r"\branks (0-1|2-3)\b", notebook.run("%ddp heal").text)
+    values = notebook.run("%%ddp\nmodel(torch.ones(1, 2)).item()\ndist.get_world_size()").text
+    assert "Out [ranks 0-3] 4\n" in values
+    assert notebook.run("%ddp stop").status == "ok"
