@@ -11,7 +11,7 @@ import pytest
 from drivers.inside import imported
 from drivers.ranks import Ranks, new_launcher
 
-from nbddp import ArgumentError, CellFailedError, WorkerGroup
+from nbddp import ArgumentError, CellFailedError, WorkerGroup, runs
 
 pytestmark = pytest.mark.multiproc
 
@@ -73,6 +73,37 @@ def test_a_script_that_fails_in_a_cell_fails_with_the_ranks_traceback(folder: Pa
     last = "nbddp.errors.CellFailedError: ranks 0-1: ZeroDivisionError: division by zero, line 1"
     assert last in done.stderr.splitlines()
     assert "----> 1 1 / 0" in done.stderr
+
+
+SWEEPS = """
+import json, nbddp
+with nbddp.WorkerGroup(nproc=2) as group:
+    group.run("kept = [7]\\ndef train(lr):\\n    nbddp.log(step=0, loss=lr + rank)")
+    group.push({"offset": 1})
+    found = group.sweep("kept.append(lr); train(lr + offset)", {"lr": [1, 2], "model": ["cnn"]})
+    sizes = group.scale("train(0.1)", [1, 2], quiet=True)
+    print(json.dumps([run.config for run in found]))
+    print(json.dumps([size["ranks"] for size in sizes]))
+    print(nbddp.compare(*found))
+    print(group.pull("kept"))
+"""
+
+
+def test_python_script_can_sweep_scale_and_compare(folder: Path) -> None:
+    done = run_script(folder, SWEEPS)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    lines = done.stdout.splitlines()
+    for line in (
+        "nbddp: sweep, 2 of 2: lr=2, model=cnn; the last one",
+        '[{"lr": 1, "model": "cnn"}, {"lr": 2, "model": "cnn"}]',
+        "[1, 2]",
+        "[[7], [7]]",
+    ):
+        assert line in lines
+    table = next(at for at, line in enumerate(lines) if line.startswith("line  run"))
+    assert "2.5 (2 to 3)" in lines[table + 1]
+    assert "3.5 (3 to 4)" in lines[table + 2]
+    assert len(runs(folder)) == 1 + 2 + 6
 
 
 INTERRUPTED = f"""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conditions import when
 from drivers.ranks import Capture, Ranks
 
 from nbddp import ArgumentError, CellFailedError, CellInterruptedError, compare, runs
@@ -17,44 +17,6 @@ from nbddp.group import sweep
 from nbddp.lifecycle.group_state import GroupState
 
 pytestmark = pytest.mark.multiproc
-
-SCRIPT = """
-import json, nbddp
-with nbddp.WorkerGroup(nproc=2) as group:
-    group.run("kept = [7]\\ndef train(lr):\\n    nbddp.log(step=0, loss=lr + rank)")
-    group.push({"offset": 1})
-    found = group.sweep("kept.append(lr); train(lr + offset)", {"lr": [1, 2], "model": ["cnn"]})
-    sizes = group.scale("train(0.1)", [1, 2], quiet=True)
-    print(json.dumps([run.config for run in found]))
-    print(json.dumps([size["ranks"] for size in sizes]))
-    print(nbddp.compare(*found))
-    print(group.pull("kept"))
-"""
-
-
-def test_python_script_can_sweep_scale_and_compare(folder: Path) -> None:
-    (folder / "script.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "script.py"],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        cwd=folder,
-        start_new_session=True,
-    )
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    lines = done.stdout.splitlines()
-    for line in (
-        "nbddp: sweep, 2 of 2: lr=2, model=cnn; the last one",
-        '[{"lr": 1, "model": "cnn"}, {"lr": 2, "model": "cnn"}]',
-        "[1, 2]",
-        "[[7], [7]]",
-    ):
-        assert line in lines
-    table = next(at for at, line in enumerate(lines) if line.startswith("line  run"))
-    assert "2.5 (2 to 3)" in lines[table + 1]
-    assert "3.5 (3 to 4)" in lines[table + 2]
-    assert len(runs(folder)) == 1 + 2 + 6
 
 
 def test_repeated_sweep_runs_only_failed_combinations(group: Ranks, folder: Path) -> None:
@@ -71,39 +33,24 @@ def test_repeated_sweep_runs_only_failed_combinations(group: Ranks, folder: Path
     assert not group.is_live
 
 
-def test_objects_with_equal_repr_are_different_settings(group: Ranks) -> None:
-    class Model:
-        def __init__(self, size: int) -> None:
-            self.size = size
-
-        def __repr__(self) -> str:
-            return "Model()"
-
-    def logged(size: int) -> float:
-        [run] = group.sweep("nbddp.log(size=model.size)", {"model": [Model(size)]}, quiet=True)
-        return float(run.facts["last"]["size"]["mean"])
-
-    assert (logged(1), logged(2)) == (1, 2)
-
-
 def test_sweep_with_repeat_and_fresh_uses_seeds_and_skips_earlier_cells(group: Ranks) -> None:
     group.run("x = 1", quiet=True)
     found = group.sweep("assert 'x' not in globals()", repeat=2, fresh=True, quiet=True)
     assert [run.config for run in found] == [{"seed": 0}, {"seed": 1}]
 
 
+def interrupt_when(condition: Callable[[], bool]) -> threading.Thread:
+    """Send SIGINT to the main thread as soon as a condition is true."""
+    main = threading.main_thread().ident or 0
+    return when(condition, lambda: signal.pthread_kill(main, signal.SIGINT))
+
+
 def test_interrupt_ends_a_python_sweep_and_keeps_names(group: Ranks, capsys: Capture) -> None:
     group.run("kept = 7", quiet=True)
     pids = group.pids
-    main = threading.main_thread().ident or 0
-
-    def interrupt() -> None:
-        while not (group.is_idle and group.scripts.active_session.life.state.is_busy):
-            threading.Event().wait(0.01)
-        signal.pthread_kill(main, signal.SIGINT)
-
-    presser = threading.Thread(target=interrupt)
-    presser.start()
+    presser = interrupt_when(
+        lambda: group.is_idle and group.scripts.active_session.life.state.is_busy
+    )
     with pytest.raises(CellInterruptedError, match="sweep of 2: 1 ended by you, 1 not run"):
         group.sweep("import time\nprint('here')\ntime.sleep(60)", {"lr": [1, 2]})
     presser.join()
@@ -113,15 +60,7 @@ def test_interrupt_ends_a_python_sweep_and_keeps_names(group: Ranks, capsys: Cap
 
 
 def test_sweep_interrupted_while_ranks_start_records_its_settings(group: Ranks) -> None:
-    main = threading.main_thread().ident or 0
-
-    def interrupt() -> None:
-        while group.scripts.last_session.life.state is not GroupState.STARTING:
-            threading.Event().wait(0.001)
-        signal.pthread_kill(main, signal.SIGINT)
-
-    presser = threading.Thread(target=interrupt)
-    presser.start()
+    presser = interrupt_when(lambda: group.scripts.last_session.life.state is GroupState.STARTING)
     with pytest.raises(CellInterruptedError, match="sweep of 2: 1 ended by you, 1 not run"):
         group.sweep("1", {"lr": [1, 2]})
     presser.join()
