@@ -117,9 +117,15 @@ def test_ddp_debug_opens_the_first_cause(notebook: Notebook, line: str) -> None:
 
 
 def test_input_without_an_input_box_fails_at_once(notebook: Notebook) -> None:
-    for source in ("input('?')", "breakpoint()\nx = 1", "import pdb; pdb.set_trace()\nx = 1"):
+    for source in (
+        "input('?')",
+        "import getpass; getpass.getpass()",
+        "breakpoint()\nx = 1",
+        "import pdb; pdb.set_trace()\nx = 1",
+    ):
         reply = notebook.run(f"{PAIR}{source}")
         assert "a console" in reply.error
+        assert "nbddp/" not in reply.traceback
         assert reply.seconds < 40  # with the ranks' start; it would wait for ever
     background = notebook.run("%%ddp --no-wait\ninput()").text + notebook.run("%ddp wait").error
     assert "background" in background
@@ -310,29 +316,25 @@ def test_ddp_debug_needs_a_failed_rank(notebook: Notebook, snapshot: SnapshotAss
     assert reply.asked == [("[rank 1] ipdb> ", False)], "leaving a debugger is no failure"
 
 
-@pytest.mark.gate_runs("%debug")
-@pytest.mark.parametrize("source", ["%debug", "import pdb; pdb.pm()"])
 def test_interrupted_ranks_skip_the_debugger_unless_debug_names_the_rank(
-    notebook: Notebook, source: str
+    notebook: Notebook,
 ) -> None:
     notebook.run("%%ddp --nproc 3\nif rank == 1: raise ValueError\nimport time\ntime.sleep(60)")
-    reply = notebook.converse(f"%%ddp\n{source}", "p rank", "q")
+    reply = notebook.converse("%%ddp\n%debug", "p rank", "q")
     assert {prompt[:8] for prompt, _ in reply.asked} == {"[rank 1]"}
     assert [len(reply.lines(rank)) for rank in (0, 2)] == [1, 1]
     one = notebook.converse("%ddp debug --rank 2", "p rank + 40", "q")
     assert "[rank 2] 42\n" in one.text
 
 
-@pytest.mark.gate_runs("%debug")
-@pytest.mark.parametrize("source", ["%debug", "import pdb; pdb.pm()"])
-def test_ranks_without_a_failure_skip_the_debugger(notebook: Notebook, source: str) -> None:
+def test_ranks_without_a_failure_skip_the_debugger(notebook: Notebook) -> None:
     notebook.run("%%ddp --nproc 2\nkept = rank * 21\nif rank == 1: raise ValueError(kept)")
 
     def outlast_the_grace() -> None:
         time.sleep(4)  # a failure of another rank would end the debugger after 1.3 s
         notebook.client.input("p rank")
 
-    reply = notebook.converse(f"%%ddp\n{source}", outlast_the_grace, "p kept", "q")
+    reply = notebook.converse("%%ddp\n%debug", outlast_the_grace, "p kept", "q")
     assert {prompt[:8] for prompt, _ in reply.asked} == {"[rank 1]"}
     assert len(reply.lines(0)) == 1
     assert "[rank 1] 21\n" in reply.text

@@ -29,6 +29,7 @@ WITH_WORKERS = (
     "loader = DataLoader(range(99), num_workers=2, persistent_workers=True)\n"
     "it = iter(loader)\nprint(len(next(it)))"
 )
+SCRIPT = "import time\nprint('begun', flush=True)\ntime.sleep(600)"
 WAITS = (
     "%%ddp\nprint('begun')\nif rank == 0: dist.recv(torch.ones(1), src=1)\n"
     "import time\ntime.sleep(60)"
@@ -36,12 +37,16 @@ WAITS = (
 
 
 @pytest.mark.gate_runs("kill", "restart")
-@pytest.mark.parametrize("how", ["kill in a cell", "shutdown", "restart"])
+@pytest.mark.parametrize("how", ["kill in a cell", "kill in a script", "shutdown", "restart"])
 def test_all_processes_and_files_of_a_kernel_end_with_it(
     fresh_notebook: Notebook, how: str
 ) -> None:
     notebook = fresh_notebook
+    (notebook.folder / "script.py").write_text(SCRIPT)
     assert notebook.run(WITH_WORKERS).lines(1) == ["1"]
+    if "kill" in how:
+        cell = "%ddp run script.py" if "script" in how else WAITS
+        notebook.finish(notebook.begin(cell), until="begun", times=2)
     processes = psutil.Process(notebook.pid).children(recursive=True)
     assert len(processes) >= 7  # tracker, forkserver, 2 ranks, their 4 workers
     match how:
@@ -50,7 +55,6 @@ def test_all_processes_and_files_of_a_kernel_end_with_it(
         case "shutdown":
             notebook.__exit__(None, None, None)
         case _:
-            notebook.finish(notebook.begin(WAITS), until="begun", times=2)
             psutil.Process(notebook.pid).kill()
     _, alive = psutil.wait_procs(processes, timeout=40)
     assert not alive
@@ -166,28 +170,6 @@ def slow_helper(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(folder)
     modules = ["slow_disk", *forkserver.PRELOADED_MODULES]
     monkeypatch.setattr(forkserver, "PRELOADED_MODULES", modules)
-
-
-@pytest.mark.usefixtures("slow_helper")
-def test_start_can_be_stopped_while_the_forkserver_imports() -> None:
-    group = Ranks(nproc=2)
-    failed: list[StartError] = []
-
-    def start() -> None:
-        try:
-            group.start()
-        except StartError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=start)
-    thread.start()
-    assert wait_until(lambda: group.state == "starting")
-    began = time.monotonic()
-    group.stop()
-    thread.join(30)
-    assert len(failed) == 1
-    group.close()
-    assert time.monotonic() - began < 25
 
 
 @pytest.mark.usefixtures("slow_helper")

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 
-import psutil
 import pytest
-from drivers.inside import imported
-from drivers.ranks import Capture, MakeRanks, Ranks
+from drivers.ranks import Capture, Ranks
 from notebook import Notebook
-from processes import wait_until
 from torch import nn
 
 from nbddp import RequestError
-from nbddp.train import log_and_track
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
@@ -30,12 +21,6 @@ MB = 1_000_000
 def is_free_of_traces(text: str) -> bool:
     """Return whether the text has no error trace of torch's store."""
     return not any(word in text for word in ("TCPStore", "c10d", "frame #", "Exception raised"))
-
-
-def stop_when(condition: Callable[[], bool]) -> None:
-    """Send SIGINT to this process as soon as a condition is true."""
-    assert wait_until(condition)
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 # ---- on a page
@@ -73,12 +58,6 @@ def test_nine_megabyte_error_fails_the_cell(notebook: Notebook) -> None:
     assert notebook.run(whole).text == "Out [ranks 0-1] (9000000, 7)\n"
 
 
-@pytest.mark.full
-def test_a_source_of_twelve_megabytes_runs(notebook: Notebook) -> None:
-    reply = notebook.run("%%ddp --nproc 2\nz = '" + "q" * 12 * MB + "'\nlen(z)")
-    assert reply.text == "Out [ranks 0-1] 12000000\n"
-
-
 def test_out_and_push_carry_values_of_any_size(notebook: Notebook) -> None:
     assert notebook.run("v = bytes(30_000_000)").status == "ok"
     reply = notebook.run("%%ddp --nproc 2 --push v --out sizes --quiet\nv + bytes([rank])")
@@ -109,39 +88,6 @@ def test_output_flood_can_be_interrupted_and_the_page_names_the_log_file(
 # ---- in a script
 
 
-def test_large_metrics_events_and_expressions_are_delivered(shared_group: Ranks) -> None:
-    group = shared_group
-    group.run(
-        "for step in range(3):\n    nbddp.log(step=step, **{'m' * 9_000_000: step})\n"
-        f"{imported(log_and_track)}log_and_track.record_event('mine', text='h' * 9_000_000)\n"
-    )
-    assert group.last_step == 2
-    told = [each for each in group.events() if each.kind == "mine"]
-    assert sorted(each.facts["rank"] for each in told) == [0, 1]
-    assert group.pull("'" + "e" * 9 * MB + "'[-3:]", rank=0) == "eee"
-
-
-def test_nine_megabyte_error_of_a_pull_is_cut(shared_group: Ranks) -> None:
-    shared_group.run("def fail():\n    raise ValueError('y' * 9_000_000)")
-    with pytest.raises(RequestError, match=r"^rank 1: ValueError: yyyy.*\n.*8,990,012") as caught:
-        shared_group.pull("fail()", rank=1)
-    assert len(str(caught.value)) < 20_000
-
-
-def test_unsendable_cell_result_is_reported_and_the_cell_ends(group: Ranks) -> None:
-    handle = group.begin(
-        "from IPython import get_ipython\nhook = get_ipython().displayhook\n"
-        "type(hook).write_format_data = lambda self, data, md=None: "
-        "setattr(self, 'bundle', {'data': {'text/plain': {1, 2}}})\n5",
-        ranks=(0,),
-    )
-    messages = [getattr(each, "message", None) for each in handle.notices()]
-    [text] = [each.data["text/plain"] for each in messages if each is not None]
-    assert text.startswith("nbddp: a CellEnded ")
-    assert handle.result is not None
-    assert handle.result.is_ok
-
-
 def test_rank_that_dies_while_sending_a_large_picture_ends_the_cell(group: Ranks) -> None:
     error = group.failure_of(
         "import os, signal, threading\nfrom IPython.display import display\n"
@@ -156,53 +102,6 @@ def test_rank_that_dies_while_sending_a_large_picture_ends_the_cell(group: Ranks
 
 
 # ---- a flood
-
-
-FLOOD = "line = 'x' * 99\nwhile True:\n    print(line)\n"
-
-
-@pytest.mark.full
-def test_output_flood_does_not_delay_heartbeats_or_an_interrupt(make_group: MakeRanks) -> None:
-    group = make_group(4)
-    handle = group.begin(FLOOD)  # and its output is not read
-    memory = psutil.Process().memory_info().rss
-
-    def signs() -> list[float]:
-        """Return the time of each rank's last heartbeat in this cell."""
-        last = [group.last_heartbeat(rank) for rank in range(4)]
-        number = handle.number
-        return [each.at if each and each.status.cell == number else 0.0 for each in last]
-
-    time.sleep(4)
-    for _ in range(3):  # a rank that was blocked sends its next heartbeat then
-        before = time.monotonic()
-        assert wait_until(lambda before=before: all(at > before for at in signs()), timeout=8.0)
-    began = time.monotonic()
-    group.interrupt()
-    assert wait_until(lambda: handle.is_finished, timeout=30)
-    assert time.monotonic() - began < 15.0  # 4 on two cores
-    assert psutil.Process().memory_info().rss - memory < 150 << 20
-    assert handle.exits == {}
-    assert group.run("rank", quiet=True).is_ok
-
-
-def test_abandoned_pull_does_not_delay_the_next_cell(group: Ranks) -> None:
-    group.run(
-        "import pathlib, time\nclass Slow:\n    def __reduce__(self):\n"
-        "        pathlib.Path(f'begun{rank}').touch()\n        time.sleep(0.1)\n"
-        "        return bytes, (bytes(100_000),)\n"
-        "kept, value = rank, [Slow() for _ in range(600)]"  # a minute
-    )
-    begun = [Path(f"begun{rank}") for rank in range(2)]
-    stopper = threading.Thread(target=stop_when, args=[lambda: all(map(Path.exists, begun))])
-    stopper.start()
-    with pytest.raises(KeyboardInterrupt):
-        group.pull("value")
-    stopper.join()
-    began = time.monotonic()
-    assert group.pull("kept") == [0, 1]
-    group.run("dist.barrier()")
-    assert time.monotonic() - began < 20
 
 
 NOTE = re.compile(r"nbddp: (.*): .*\bDistributedDataParallel\b.*")  # that a model comes without it
@@ -284,12 +183,3 @@ def test_traceback_of_a_pushed_function_shows_its_source_lines(notebook: Noteboo
     assert "return 1 / x" in notebook.run("%%ddp\nouter(3)").traceback
     text = notebook.run("%%ddp --ranks 0\nimport inspect\ninspect.getsource(outer)").text
     assert "return [inner(each)" in text
-
-
-def test_error_in_a_function_of_an_earlier_cell_names_that_cell(notebook: Notebook) -> None:
-    defined = notebook.run("%%ddp --nproc 2\ndef half(x):\n    return 1 / x")
-    [number] = defined.counts
-    told = notebook.run("%%ddp\n\nhalf(rank)").traceback
-    assert told.startswith(f"rank 0: ZeroDivisionError: division by zero, cell [{number}] line 3\n")
-    told = notebook.run("%%ddp\n\ndef third(x):\n    return x / 0\nthird(rank)").traceback
-    assert told.startswith("ranks 0-1: ZeroDivisionError: division by zero, line 4\n")

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
 import psutil
 import pytest
 from drivers.ranks import Capture, MakeRanks, Ranks, new_launcher
+from local_nodes import all_ended, is_process_running
 from notebook import Notebook
 from processes import wait_until
 
@@ -62,16 +60,6 @@ def started_by(rank_pid: int, expected: int = STARTED) -> list[psutil.Process]:
     return rank.children(recursive=True)
 
 
-def alive(processes: Sequence[psutil.Process]) -> list[str]:
-    """Return the command lines of the running processes."""
-    lines = []
-    for each in processes:
-        with suppress(psutil.Error):
-            if each.is_running() and each.status() != psutil.STATUS_ZOMBIE:
-                lines.append(shlex.join(each.cmdline()))
-    return lines
-
-
 @pytest.fixture
 def patient(make_group: MakeRanks) -> Ranks:
     """Return two ranks with a long grace period."""
@@ -85,7 +73,7 @@ def test_processes_and_threads_of_a_cell_end_with_the_ranks(patient: Ranks, how:
     began = time.monotonic()
     getattr(patient, how)()
     assert time.monotonic() - began < GRACE / 2
-    assert not alive(started)
+    assert not any(map(is_process_running, started))
     if how == "restart":
         patient.run("assert 'time' not in globals()\ndist.barrier()")
 
@@ -93,25 +81,21 @@ def test_processes_and_threads_of_a_cell_end_with_the_ranks(patient: Ranks, how:
 def test_child_processes_end_only_with_their_own_rank(patient: Ranks) -> None:
     patient.run(IMPORTS + ALL_CHILDREN, quiet=True)
     spared, lost = (started_by(pid) for pid in patient.pids.values())
-    before = alive(spared)
     os.kill(patient.pids[1], signal.SIGKILL)
-    assert wait_until(lambda: not alive(lost)), alive(lost)
-    assert alive(spared) == before
+    assert all_ended(lost)
+    assert all(map(is_process_running, spared))
     patient.run("pass", ranks=[0])
-    assert alive(spared) == before
+    assert all(map(is_process_running, spared))
 
 
-@pytest.mark.gate_runs("stopped")
-@pytest.mark.parametrize("state", ["running", "stopped"])
-def test_child_processes_of_ranks_end_with_the_kernel(fresh_notebook: Notebook, state: str) -> None:
+def test_child_processes_of_stopped_ranks_end_with_the_kernel(fresh_notebook: Notebook) -> None:
     assert fresh_notebook.run(f"%%ddp --nproc 2\n{IMPORTS}{ALL_CHILDREN}").status == "ok"
     pids = json.loads(fresh_notebook.run("%ddp pull __import__('os').getpid()").result)
     started = [each for pid in pids for each in started_by(pid)]
-    if state == "stopped":  # they cannot see to it themselves
-        for pid in pids:
-            psutil.Process(pid).suspend()
+    for pid in pids:
+        psutil.Process(pid).suspend()  # it cannot end them itself
     psutil.Process(fresh_notebook.pid).kill()
-    assert wait_until(lambda: not alive(started)), alive(started)
+    assert all_ended(started)
 
 
 def test_stopped_rank_runs_exit_handlers(group: Ranks, folder: Path) -> None:
@@ -155,14 +139,10 @@ def test_exception_of_a_signal_handler_between_cells_fails_the_next_cell(group: 
     group.run("assert signal.getsignal(signal.SIGALRM) is on_alarm")
 
 
-@pytest.mark.gate_runs("True")
-@pytest.mark.parametrize("is_persistent", [True, False])
-def test_loader_worker_killed_between_cells_keeps_all_names(
-    group: Ranks, *, is_persistent: bool
-) -> None:
+def test_loader_worker_killed_between_cells_keeps_all_names(group: Ranks) -> None:
     group.run(
         "from torch.utils.data import DataLoader\nkept = rank\n"
-        f"loader = DataLoader(range(99), num_workers=2, persistent_workers={is_persistent})\n"
+        "loader = DataLoader(range(99), num_workers=2, persistent_workers=True)\n"
         "it = iter(loader)\n_ = next(it)"
     )
     started_by(group.pids[1], 2)[0].kill()

@@ -6,10 +6,9 @@ import time
 
 import pytest
 from conditions import run_and_act, wait_until_blocked
-from drivers.ranks import Capture, MakeRanks, Ranks
+from drivers.ranks import MakeRanks, Ranks
 
 from nbddp import CellInterruptedError
-from nbddp.record.waiting.hang_detector import SILENT_AFTER
 
 pytestmark = pytest.mark.multiproc
 
@@ -52,20 +51,6 @@ def test_loader_workers_of_an_interrupted_loop_do_not_delay_the_next_cell(group:
     began = time.monotonic()
     group.run("assert not multiprocessing.active_children()")
     assert time.monotonic() - began < 40  # it was 15 s, and would be 150 s
-
-
-@pytest.mark.full
-def test_slow_freeing_of_objects_still_sends_heartbeats(
-    make_group: MakeRanks, capsys: Capture
-) -> None:
-    group = make_group(2, init=False)
-    group.run(
-        "import time\nclass Slow:\n"
-        f"    def __del__(self): time.sleep({SILENT_AFTER + 16})"  # idle: a sign each 15 s
-    )
-    stopped(group, "def work():\n    slow = Slow()\n    print('begun')\n    time.sleep(60)\nwork()")
-    group.run("1")
-    assert "no sign of life" not in capsys.readouterr().out
 
 
 def test_persistent_workers_survive_an_interrupt_at_the_start_of_an_epoch(group: Ranks) -> None:

@@ -45,7 +45,6 @@ def agree(group: Ranks, *expressions: str) -> bool:
     return all(other == one for other in others)
 
 
-@pytest.mark.gate_runs("object", "closure")
 @pytest.mark.parametrize(
     ("made", "model", "name"),
     [
@@ -66,14 +65,8 @@ def agree(group: Ranks, *expressions: str) -> bool:
             "get()",
             "a DDP model (Linear), an Adam",
         ),
-        (
-            "compiled = torch.compile(DDP(torch.nn.Linear(4, 4)), backend='aot_eager')\n"
-            "optimizer = torch.optim.Adam(compiled.parameters())\nstep(compiled, optimizer)",
-            "compiled",
-            "compiled, optimizer",
-        ),
     ],
-    ids=["object", "closure", "compiled"],
+    ids=["object", "closure"],
 )
 def test_model_in_any_container_moves_to_the_new_process_group(
     group: Ranks, capsys: Capture, made: str, model: str, name: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from drivers.ranks import Capture, MakeRanks, Ranks
+from drivers.ranks import Capture, MakeRanks
 from notebook import Notebook
 from processes import wait_until
 
@@ -92,17 +92,6 @@ def test_replay_does_not_rearm_a_fault_that_fired(notebook: Notebook) -> None:
     assert notebook.run(train).text.endswith("Out [rank 0] 0\nOut [rank 1] 1\n")
     notebook.run("%ddp fault kill --rank 1 --step 3")  # armed again: it fires again
     assert "SIGKILL" in notebook.run(train).error
-
-
-def test_fault_can_be_armed_again_after_a_recovery(group: Ranks) -> None:
-    cell = (
-        "nbddp.faults.clear()\nnbddp.faults.at(step=3, rank=1, kind='kill')\n"
-        "for step in range(5):\n    nbddp.log(step=step)"
-    )
-    for _ in range(2):
-        before = group.attempt
-        group.run(cell, max_restarts=1)
-        assert group.attempt == before + 1
 
 
 def test_cell_with_max_restarts_recovers_in_a_notebook(notebook: Notebook) -> None:

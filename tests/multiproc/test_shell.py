@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -170,54 +169,6 @@ def test_progress_bar_prints_one_final_line(notebook: Notebook, statement: str) 
 
 def test_rank_is_not_an_interactive_session(shared_group: Ranks) -> None:
     assert shared_group.pull("hasattr(__import__('sys'), 'ps1')") == [False, False]
-
-
-ODD = "class Odd(Exception):\n    def __str__(self): raise RuntimeError('inner')\n"
-
-
-def test_exception_with_a_failing_str_is_reported_by_its_class(shared_group: Ranks) -> None:
-    error = shared_group.failure_of(f"{ODD}raise Odd")
-    assert str(error).startswith("ranks 0-1: Odd: ")
-    assert str(error).endswith("RuntimeError, line 3")
-    assert "Odd: <exception str() failed>" in error.report
-    error = shared_group.failure_of("try:\n    raise Odd\nexcept Odd as inner:\n    int('x')")
-    assert "ValueError: invalid literal" in str(error)
-    shared_group.assert_works()
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="groups came with Python 3.11")
-def test_the_members_of_an_exception_group_are_in_the_report(
-    shared_group: Ranks, capsys: Capture
-) -> None:
-    error = shared_group.failure_of(
-        "raise ExceptionGroup('several', [ValueError('one'), TypeError('two')])", ranks=[0]
-    )
-    assert "ExceptionGroup: several" in str(error)
-    for words in ("ExceptionGroup: several", "ValueError: one", "TypeError: two"):
-        assert words in error.report
-    assert "ValueError: one" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("source", "what"),
-    [
-        ("input('x? ')", "input()"),
-        ("import getpass; getpass.getpass()", "getpass()"),
-        ("breakpoint()\nx = 1", "debugger"),
-        ("%debug", "debugger"),
-    ],
-    ids=["input", "getpass", "breakpoint", "debug"],
-)
-def test_input_calls_fail_with_a_hint_without_an_input_box(
-    notebook: Notebook, source: str, what: str
-) -> None:
-    notebook.run("%%ddp\nint('x')")
-    reply = notebook.run(f"%%ddp --ranks 0\n{source}")
-    assert reply.error.startswith("CellFailedError: rank 0: RuntimeError: ")
-    assert what in reply.error
-    assert "there is no input box here: run the cell on a notebook page" in reply.error
-    assert "nbddp/" not in reply.traceback
-    assert "Error" not in reply.text
 
 
 @pytest.mark.parametrize(

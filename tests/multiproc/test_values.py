@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import psutil
 import pytest
@@ -25,16 +24,6 @@ def kept_in_store(group: Ranks) -> int:
     ]
     names += [f"push/{number}" for number in range(50)]
     return sum(store.check([f"{name}/0"]) for name in names)
-
-
-def test_values_can_be_pulled_twice(shared_group: Ranks) -> None:
-    result = shared_group.run("[rank] * 3", wants_value=True, quiet=True)
-    assert result.values() == [[0, 0, 0], [1, 1, 1]]
-    began = time.monotonic()
-    assert result.values() == [[0, 0, 0], [1, 1, 1]]
-    assert time.monotonic() - began < 20
-    shared_group.push({"x": 1})  # and no lock is held
-    assert shared_group.pull("x") == [1, 1]
 
 
 CLASSES = """
@@ -83,17 +72,6 @@ def test_class_that_differs_among_ranks_is_pulled_per_rank(shared_group: Ranks) 
     )
     after = shared_group.pull("Settings()", rank=0)
     assert (after.more, hasattr(before, "more"), before == after) == (3, False, False)
-
-
-def test_pull_of_missing_values_fails_at_once(shared_group: Ranks) -> None:
-    with pytest.raises(RequestError, match="wants_value=True"):
-        shared_group.run("rank", quiet=True).values()
-    result = shared_group.run("rank", wants_value=True, quiet=True)
-    for report in result.reports.values():
-        shared_group.discard_value(report.payload)
-    with pytest.raises(RequestError):
-        result.values()
-    assert shared_group.pull("rank") == [0, 1]
 
 
 def test_failed_pull_on_one_rank_leaves_no_values_in_the_store(group: Ranks) -> None:
