@@ -1,17 +1,32 @@
-"""``%%ddp --sweep``: each combination is a run, independent of the others."""
+"""Sweeps in a notebook and from Python: each combination is a run, independent of the others."""
 
 from __future__ import annotations
 
 import json
 import random
 import re
+import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conditions import when
+from drivers.ranks import Ranks
 from notebook import Notebook, Reply
 
-from nbddp import Run
+from nbddp import (
+    ArgumentError,
+    CellFailedError,
+    CellInterruptedError,
+    Run,
+    compare,
+    runs,
+)
+from nbddp.archive.sweep_grid import SweepEntry
+from nbddp.group import sweep
+from nbddp.lifecycle.group_state import GroupState
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(400)]
 
@@ -49,17 +64,17 @@ def test_each_combination_of_a_sweep_is_a_run(notebook: Notebook, base: Path) ->
     notebook.run(SETUP)
     reply = notebook.run(f"{SIX}\ntrain(lr, batch)\nnbddp.log(lr_was=lr)")
     assert reply.status == "ok", reply.traceback
-    runs = swept(base)
+    rows = swept(base)
     names = [f"lr{lr}-batch{batch}" for lr in (0.1, 0.2, 0.3) for batch in (16, 64)]
-    assert list(runs) == names
-    assert [facts["config"] for facts in runs.values()] == [
+    assert list(rows) == names
+    assert [facts["config"] for facts in rows.values()] == [
         {"lr": lr, "batch": batch} for lr in (0.1, 0.2, 0.3) for batch in (16, 64)
     ]
-    assert [facts["last"]["lr_was"]["mean"] for facts in runs.values()] == [
+    assert [facts["last"]["lr_was"]["mean"] for facts in rows.values()] == [
         *(0.1, 0.1, 0.2, 0.2, 0.3, 0.3)
     ]
-    assert [facts["outcome"] for facts in runs.values()] == ["ok"] * 6
-    assert all("ended" in facts for facts in runs.values())
+    assert [facts["outcome"] for facts in rows.values()] == ["ok"] * 6
+    assert all("ended" in facts for facts in rows.values())
     assert re.search(r"^nbddp: 6 runs\b.*\bcell ", reply.text, re.MULTILINE)
     assert re.search(r"^nbddp: .*\b3 of 6: lr=0.2, batch=16; 3\b", reply.text, re.MULTILINE)
     assert [line.split()[0][16:] for line in table(reply)] == names
@@ -162,9 +177,9 @@ def test_pushed_values_exist_in_each_run_of_a_sweep(notebook: Notebook, base: Pa
         "%%ddp --nproc 1 --push scale,lr --name first --sweep lr=1,2\nnbddp.log(x=scale * lr)"
     )
     assert reply.status == "ok", reply.traceback
-    runs = swept(base)
-    assert [facts["last"]["x"]["mean"] for facts in runs.values()] == [10, 20]
-    assert list(runs) == ["first-lr1", "first-lr2"]
+    rows = swept(base)
+    assert [facts["last"]["x"]["mean"] for facts in rows.values()] == [10, 20]
+    assert list(rows) == ["first-lr1", "first-lr2"]
 
 
 def test_changed_environment_begins_another_sweep(notebook: Notebook, base: Path) -> None:
@@ -196,14 +211,6 @@ def test_metrics_of_replayed_cells_are_no_part_of_a_combination(
     assert len(run.cells) == 3
     lines = (run.path / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 2 * (50 + 4)  # they are recorded all the same
-
-
-def test_sweep_with_fresh_skips_earlier_cells(notebook: Notebook, base: Path) -> None:
-    notebook.run(SETUP)
-    reply = notebook.run("%%ddp --fresh --sweep n=1,2\nnbddp.log(there='train' in globals())")
-    assert re.search(r"^nbddp: 2 runs\b", reply.text, re.MULTILINE)
-    assert [facts["last"]["there"]["mean"] for facts in swept(base).values()] == [0, 0]
-    assert notebook.run(LR).text == AS_BEFORE
 
 
 def test_failed_replay_fails_only_its_combination(notebook: Notebook, base: Path) -> None:
@@ -278,3 +285,69 @@ def test_sweep_runs_on_nodes_and_keeps_them(notebook: Notebook, base: Path) -> N
         assert "`%ddp stop`" in refused
     finally:
         notebook.run("%ddp stop")
+
+
+# ---- from Python
+
+
+def test_repeated_sweep_runs_only_failed_combinations(group: Ranks, folder: Path) -> None:
+    group.stop()
+    source = f"import pathlib\nassert lr == 1 or pathlib.Path({str(folder / 'there')!r}).exists()"
+    first = group.sweep(source, {"lr": [1, 2]}, quiet=True)
+    assert [run.outcome.partition(":")[0] for run in first] == ["ok", "ranks 0-1"]
+    (folder / "there").touch()
+    again = group.sweep(source, {"lr": [1, 2]}, quiet=True)
+    assert again[0].path == first[0].path
+    assert [run.outcome for run in again] == ["ok", "ok"]
+    over = group.sweep(source, {"lr": [1, 2]}, start_over=True, quiet=True)
+    assert not {run.path for run in over} & {run.path for run in again}
+    assert not group.is_live
+
+
+def test_sweep_with_repeat_and_fresh_uses_seeds_and_skips_earlier_cells(group: Ranks) -> None:
+    group.run("x = 1", quiet=True)
+    found = group.sweep("assert 'x' not in globals()", repeat=2, fresh=True, quiet=True)
+    assert [run.config for run in found] == [{"seed": 0}, {"seed": 1}]
+
+
+def interrupt_when(condition: Callable[[], bool]) -> threading.Thread:
+    """Send SIGINT to the main thread as soon as a condition is true."""
+    main = threading.main_thread().ident or 0
+    return when(condition, lambda: signal.pthread_kill(main, signal.SIGINT))
+
+
+def test_sweep_interrupted_while_ranks_start_records_its_settings(group: Ranks) -> None:
+    presser = interrupt_when(lambda: group.scripts.last_session.life.state is GroupState.STARTING)
+    with pytest.raises(CellInterruptedError, match="sweep of 2: 1 ended by you, 1 not run"):
+        group.sweep("1", {"lr": [1, 2]})
+    presser.join()
+    [run] = [run for run in runs(Path.cwd()) if run.path != group.folder]
+    assert run.config == {"lr": 1}
+
+
+def test_interrupt_between_two_runs_ends_the_sweep(
+    group: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def describe_row(_row: SweepEntry) -> str:
+        group.interrupt()
+        return "interrupted"
+
+    monkeypatch.setattr(sweep, "describe_row", describe_row)
+    with pytest.raises(CellInterruptedError, match="sweep of 2: 1 ok, 1 not run"):
+        group.sweep("1", {"lr": [1, 2]})
+
+
+def test_invalid_sweep_is_refused_and_a_sweep_without_success_fails(group: Ranks) -> None:
+    for settings in ({}, {"lr": []}, {"rank": [1]}, {"a b": [1]}, {"lr": 0.1}, {"net": "cnn"}):
+        with pytest.raises(ArgumentError):
+            group.sweep("1", settings)
+    for sizes, rounds in (([2, 2], 3), ([1, 2], 2), ("1,2", 3), (2, 3)):
+        with pytest.raises(ArgumentError):
+            group.scale("1", sizes, rounds=rounds)
+    for retries in ({"heal": -1}, {"max_restarts": -1}, {"heal": "1"}):
+        with pytest.raises(ArgumentError):
+            group.run("1", **retries)
+    with pytest.raises(CellFailedError, match=r"none of the 1 runs succeeded; .*ZeroDivisionError"):
+        group.sweep("1 / 0", {"lr": [1]}, quiet=True)
+    with pytest.raises(ArgumentError):
+        compare(*runs(Path.cwd())[:1])
