@@ -1,13 +1,19 @@
-"""A failure to form the process group affects only the rank that fails."""
+"""A death while the process group forms, or before a send, affects only the rank that dies."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import sys
 import time
+from pathlib import Path
+from threading import Thread
 
 import pytest
 from drivers.ranks import Capture, MakeRanks, Ranks
 from limits import set_limits
+from processes import wait_until
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
 
@@ -61,11 +67,9 @@ def test_death_before_connecting_keeps_the_names_of_other_ranks(
     assert group.evaluate("kept", ranks=[1, 2, 3]) == [1, 2, 3]
 
 
-@pytest.mark.gate_runs("0-(0, 1)", "5-(0,)")
 @pytest.mark.parametrize(
-    ("ranks", "who"), [("(0,)", "rank 0"), ("(1,)", "rank 1"), ("(0, 1)", "ranks 0-1")]
+    ("ranks", "who", "left"), [("(0,)", "rank 0", 5), ("(0, 1)", "ranks 0-1", 0)]
 )
-@pytest.mark.parametrize("left", [0, 5])
 def test_rank_without_file_descriptors_fails_the_group_at_once(
     group: Ranks, monkeypatch: pytest.MonkeyPatch, ranks: str, who: str, left: int
 ) -> None:
@@ -85,3 +89,52 @@ def test_rank_without_file_descriptors_fails_the_group_at_once(
     group.run_cell("for each in opened: each.close()", needs_group=False)
     group.run("dist.barrier()")
     assert group.pull("kept") == [0, 1]
+
+
+# Rank 0 is suspended while rank 1 asks for two messages and dies. Its Gloo then writes the first
+# message into a dead connection, which resets it, and cannot write the second.
+LOSES_A_SEND = """
+import os, signal, time
+from pathlib import Path
+kept, asks = ["kept by", rank], Path("asks")
+if rank == 0:
+    works = [dist.isend(torch.ones(10), 1) for _ in range(2)]
+    Path("pid").write_text(str(os.getpid()))
+    while not asks.exists():
+        time.sleep(0.01)
+    for work in works:
+        work.wait()
+if rank == 1:
+    while not Path("pid").exists() or not (pid := Path("pid").read_text()):
+        time.sleep(0.01)
+    os.kill(int(pid), signal.SIGSTOP)
+    wanted = [dist.irecv(torch.zeros(10), 0) for _ in range(2)]
+    asks.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_rank_waiting_for_a_lost_send_keeps_its_names(
+    make_group: MakeRanks, folder: Path, nproc: int
+) -> None:
+    group = make_group(nproc, grace=60)  # seconds until an unresponsive rank is killed
+    pids = group.pids
+
+    def wake_when_rank_1_is_dead() -> None:
+        wait_until(lambda: (folder / "asks").exists(), timeout=60)
+        wait_until(lambda: not Path(f"/proc/{pids[1]}").exists(), timeout=60)
+        os.kill(pids[0], signal.SIGCONT)
+
+    waking = Thread(target=wake_when_rank_1_is_dead)
+    waking.start()
+    failed = group.failure_of(LOSES_A_SEND, quiet=True)
+    waking.join()
+    assert failed.rank == 1
+    assert set(group.alive) == {*range(nproc)} - {1}, failed.report
+    assert group.heal().ranks == (1,)
+    kept = group.evaluate("dist.barrier()\nkept")
+    assert kept[0] == kept[1] == ["kept by", 0], "the new one has those of rank 0"
+    assert [rank for rank in pids if group.pids[rank] != pids[rank]] == [1]
