@@ -126,40 +126,16 @@ def test_help_and_question_mark_show_the_documentation(notebook: Notebook) -> No
         assert "%ddp pull [--rank R] expression" in notebook.run(f"%ddp {asked}").text
 
 
-def test_tab_completes_options_and_commands(notebook: Notebook) -> None:
-    notebook.run("%load_ext nbddp")
-    assert "--nproc" in notebook.complete("%%ddp --np")
-    found = notebook.complete("%%ddp --backend g")
-    assert [each for each in found if not each.startswith("%")] == ["gloo"]  # IPython 7 adds magics
-    assert notebook.complete("%ddp rest") == ["restart"]
-    assert notebook.complete("%ddp fault seg") == ["segfault"]
-    assert "--nproc" not in notebook.complete("%ddp run train.py --np")
-    notebook.run("import nbddp")
-    kit = [each for each in notebook.complete("nbddp.") if not each.startswith("%")]
-    assert {"nbddp.track", "nbddp.loader"} <= set(kit)
-    assert not {"nbddp.record", "nbddp.annotations", "nbddp.load_ipython_extension"} & set(kit)
-
-
-def test_shift_and_tab_explain_options_and_commands(notebook: Notebook) -> None:
-    notebook.run("%load_ext nbddp")
-    assert "--nproc N, --nproc-per-node N" in notebook.hint("%%ddp --nproc")
-    assert "segfault" in notebook.hint("%ddp fault hang")
-    assert "%ddp help" in notebook.hint("%ddp")  # by the kernel itself
-    assert "sorted(" in notebook.hint("sorted")
-    notebook.run("%unload_ext nbddp")
-    assert notebook.hint("%%ddp --nproc") == ""
-    notebook.run("%load_ext nbddp")
-    assert notebook.hint("%%ddp --nproc")
-
-
 def test_load_ext_still_loads_other_extensions(notebook: Notebook) -> None:
     text = notebook.run("%load_ext autoreload\n%load_ext autoreload").text
     assert text.startswith("The autoreload extension is already loaded.")
     notebook.run("%ddp auto on")  # the unloaded extension sends no cell to the ranks
     notebook.run("%%local\n%unload_ext nbddp")
+    assert notebook.hint("%%ddp --nproc") == ""
     where = "get_ipython().find_line_magic('load_ext').__module__"
     assert "nbddp" not in notebook.run(where).result
     assert notebook.run("%load_ext nbddp").text == ""
+    assert notebook.hint("%%ddp --nproc")
 
 
 @pytest.fixture
@@ -171,8 +147,10 @@ def patient(notebook: Notebook) -> Iterator[Notebook]:
     notebook.run(limits_source(**were))
 
 
-def test_shift_and_tab_explain_names_of_the_ranks(patient: Notebook) -> None:
+def test_shift_and_tab_explain_options_and_names_of_the_ranks(patient: Notebook) -> None:
     notebook = patient
+    assert "--nproc N, --nproc-per-node N" in notebook.hint("%%ddp --nproc")
+    assert "sorted(" in notebook.hint("sorted")  # by the kernel itself
     notebook.run("%%ddp --nproc 2\ndef train(steps, rate=0.1):\n    'Trains a little.'")
     hint = notebook.hint("%%ddp\ntrain")
     assert "train(steps, rate=0.1)" in hint
@@ -188,8 +166,14 @@ def test_shift_and_tab_explain_names_of_the_ranks(patient: Notebook) -> None:
 
 
 @pytest.mark.skipif(IPython.version_info[0] < 8, reason="IPython 7 tells only one line of a cell")
-def test_tab_completes_names_of_the_ranks(patient: Notebook) -> None:
+def test_tab_completes_options_and_names_of_the_ranks(patient: Notebook) -> None:
     notebook = patient
+    assert "--nproc" in notebook.complete("%%ddp --np")
+    assert notebook.complete("%ddp rest") == ["restart"]
+    notebook.run("import nbddp")
+    kit = [each for each in notebook.complete("nbddp.") if not each.startswith("%")]
+    assert {"nbddp.track", "nbddp.loader"} <= set(kit)
+    assert not {"nbddp.record", "nbddp.annotations", "nbddp.load_ipython_extension"} & set(kit)
     notebook.run("%%ddp --nproc 2\nlearning_rate = 0.1")
     assert "learning_rate" in notebook.complete("%%ddp\nx = learning_")
     assert "dist.all_reduce" in notebook.complete("%%ddp\ndist.all_re")
