@@ -206,16 +206,6 @@ class Ranks(WorkerGroup):
         view = Watching(StreamTarget())
         show_cell(self.session, self.begin(source), view).raise_for_failure()
 
-    def before_next_cell(self, act: Callable[[], object]) -> None:
-        submit = self.session.submit
-
-        def act_and_submit(request: CellRequest, **options: bool) -> CellHandle:
-            self.session.submit = submit  # type: ignore[method-assign]
-            act()
-            return submit(request, **options)
-
-        self.session.submit = act_and_submit  # type: ignore[method-assign]
-
     def around_joins(
         self,
         monkeypatch: pytest.MonkeyPatch,

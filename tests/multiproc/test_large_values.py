@@ -117,16 +117,6 @@ def test_pull_of_a_ddp_model_returns_the_inner_module(shared_group: Ranks, capsy
     assert isinstance(group.pull("{'nets': [model]}", rank=0)["nets"][0], nn.Linear)
 
 
-def test_last_value_of_a_cell_can_be_a_ddp_model(notebook: Notebook) -> None:
-    reply = notebook.run("%%ddp --nproc 2 --out nets\nnbddp.prepare(torch.nn.Linear(2, 1));")
-    assert len(NOTE.findall(reply.text)) == len(reply.text.splitlines()) == 2
-    assert notebook.run("[type(each).__name__ for each in nets]").result == "['Linear', 'Linear']"
-    notebook.run("%%ddp\nmodel = nbddp.prepare(torch.nn.Linear(2, 1))")
-    reply = notebook.run("%ddp pull model --rank 1")
-    assert NOTE.findall(reply.text) == ["model"]
-    assert reply.result == "Linear(in_features=2, out_features=1, bias=True)"
-
-
 def test_pull_of_a_sharded_model_suggests_code_that_gets_its_parameters(
     shared_group: Ranks,
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from pathlib import Path
 
 import pytest
@@ -130,20 +129,10 @@ def test_tutorial_function_can_init_and_destroy_repeatedly(
 
 
 def test_ranks_can_use_a_store_of_another_process(group: Ranks) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        store = dist.TCPStore(
-            "127.0.0.1",
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     run_bare(
         group,
-        f"dist.init_process_group('gloo', init_method='tcp://127.0.0.1:{port}', rank=rank, "
+        f"dist.init_process_group('gloo', init_method='tcp://127.0.0.1:{store.port}', rank=rank, "
         "world_size=world_size)\ndist.barrier()\ndist.destroy_process_group()",
     )
     assert store.num_keys() >= 2

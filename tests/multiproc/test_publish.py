@@ -81,20 +81,3 @@ def test_script_is_published_as_its_own_run_beside_the_run_of_the_cells(
     assert not read_published(cells, "wandb").get("is_whole")
     notebook.run("%ddp stop")
     assert wait_until(lambda: bool(read_published(cells, "wandb").get("is_whole")), timeout=120)
-
-
-@pytest.mark.full
-def test_each_run_of_a_sweep_is_published_with_its_settings(
-    notebook: Notebook, with_tracker: Callable[[str], Path]
-) -> None:
-    base = with_tracker("well")
-    line = "%%ddp --nproc 2 --sweep lr=0.1,0.01 --publish wandb"
-    assert notebook.run(f"{line}\n{TRAINING}").status == "ok"
-    notebook.run("%ddp stop")
-    folders = sorted((base / ".nbddp" / "runs").glob("*-lr*"))
-    assert wait_until(
-        lambda: all(read_published(each, "wandb").get("is_whole") for each in folders), timeout=120
-    )
-    notes = [read_published(each, "wandb") for each in folders]
-    assert [each.get("steps") for each in notes] == [30, 30]
-    assert len({each["name"] for each in notes}) == 2

@@ -86,30 +86,24 @@ def test_tracking_a_model_does_not_keep_it_alive(group: Ranks) -> None:
     assert group.pull("gone() is None") == [True, True]
 
 
-@pytest.mark.gate_runs("groups", "zero")
 @pytest.mark.parametrize(
     "made",
     [
-        "torch.optim.AdamW([{'params': []}, {'params': model.parameters()}])",
         "torch.optim.SGD([{'params': list(model.parameters())[:1], 'lr': 0.1}, "
         "{'params': list(model.parameters())[1:]}], lr=0.01)",
         "torch.distributed.optim.ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)",
-        "torch.optim.LBFGS(model.parameters())",
     ],
-    ids=["an empty one", "groups", "zero", "lbfgs"],
+    ids=["groups", "zero"],
 )
 def test_no_kind_of_optimizer_breaks_the_next_cell(
     group: Ranks, capsys: Capture, made: str
 ) -> None:
     group.run(
-        f"{DDP}import torch.distributed.optim\ntorch.manual_seed(rank)\n"
-        f"model = DDP(torch.nn.Linear(4, 4))\noptimizer = {made}\n"
-        "def closure():\n    optimizer.zero_grad()\n"
-        "    loss = model(torch.ones(8, 4)).square().sum()\n    loss.backward()\n    return loss\n"
-        "optimizer.step(closure)"
+        f"{DDP}{STEP}import torch.distributed.optim\ntorch.manual_seed(rank)\n"
+        f"model = DDP(torch.nn.Linear(4, 4))\noptimizer = {made}\nstep(model, optimizer)"
     )
     lose_the_group(group)
-    group.run("optimizer.step(closure)")
+    group.run("step(model, optimizer)")
     assert taken_along(capsys) == ["model, optimizer"]
     assert agree(group, "[p.tolist() for p in model.parameters()]")
 

@@ -147,7 +147,6 @@ def test_restart_with_a_name_replays_the_cells_into_a_new_run(
     assert len((second / "metrics.jsonl").read_text().splitlines()) == 2
 
 
-@pytest.mark.usefixtures("base")
 def test_run_of_a_killed_kernel_is_shown_by_the_next_kernel(
     fresh_notebook: Notebook, notebook: Notebook
 ) -> None:
@@ -160,6 +159,7 @@ def test_run_of_a_killed_kernel_is_shown_by_the_next_kernel(
     killed.finish(request, until="at 3")
     killed.kill()
 
+    notebook.run(f"%cd -q {notebook.folder}")  # no run is recorded there
     missing = notebook.run("%ddp show").text
     assert missing.startswith("UsageError: ")
     assert "`%%ddp`" in missing

@@ -7,7 +7,6 @@ import re
 import secrets
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -214,17 +213,8 @@ def _start(stack: ExitStack, command: Sequence[str], folder: Path) -> None:
             stderr=log,
             start_new_session=True,
         )
-    stack.callback(_end, daemon)
-
-
-def _end(daemon: subprocess.Popen[bytes]) -> None:
-    daemon.terminate()
-    try:
-        daemon.wait(30)
-    except subprocess.TimeoutExpired:
-        sys.stderr.write(f"killed: {daemon.args}\n")
-        daemon.kill()
-        daemon.wait(30)
+    stack.callback(daemon.wait, 30)
+    stack.callback(daemon.terminate)
 
 
 JOB = Path("nbddp-nodes.sbatch")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 from conditions import wait_until_blocked, when, when_cell_runs
-from drivers.ranks import Capture, MakeRanks, Ranks
+from drivers.ranks import Ranks
 from notebook import Notebook
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp import CellFailedError, CellInterruptedError
+from nbddp import CellInterruptedError
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(400)]
 SHARES_KERNEL = True
@@ -115,14 +113,6 @@ def test_interrupts_at_random_moments_of_random_cells(
     walk(notebook, nproc=nproc, seed=seed, steps=steps)
 
 
-def test_interrupt_just_before_a_cell_interrupts_that_cell(group: Ranks) -> None:
-    group.run("kept = rank")
-    group.before_next_cell(group.interrupt)  # no cell runs yet
-    with pytest.raises(CellInterruptedError, match="interrupted"):
-        group.run("import time\ntime.sleep(60)")
-    assert group.pull("kept") == [0, 1]
-
-
 def press(group: Ranks) -> None:
     """Interrupt a group whose ranks wait for each other, or soon will."""
     wait_until_blocked(group.pids.values())
@@ -158,30 +148,6 @@ def test_interrupt_while_sending_a_large_value_keeps_all_names(group: Ranks) -> 
     presser.join()
     assert [len(large) for _, large in result.values()] == [40_000_000, 40_000_000]
     assert group.pull("kept") == [0, 1]
-
-
-def test_death_while_the_group_re_forms_keeps_other_names(
-    make_group: MakeRanks, capsys: Capture
-) -> None:
-    group = make_group(3)
-    group.run("kept = rank")
-    presser = when_cell_runs(group, group.interrupt)
-    with pytest.raises(CellInterruptedError):
-        group.run("while True: dist.barrier()")
-    presser.join()
-    os.kill(group.pids[0], signal.SIGSTOP)  # it never joins the rendezvous
-
-    def kill() -> None:
-        time.sleep(0.5)  # the others are waiting for it by then, on most machines
-        group.kill(0)
-
-    killer = when(lambda: group.is_busy, kill)
-    with pytest.raises(CellFailedError):
-        group.run("import time\nfor _ in range(50):\n    dist.barrier()\n    time.sleep(0.1)")
-    killer.join()
-    assert "frame #" not in capsys.readouterr().out
-    assert group.alive == [1, 2]
-    assert group.evaluate("kept", ranks=[1, 2]) == [1, 2]
 
 
 READY = "%%ddp --nproc 2\nkept = rank"

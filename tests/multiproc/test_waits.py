@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
-from pathlib import Path
 
 import pytest
-from conditions import output_of_hang
+from conditions import interrupt_at, output_of_hang
 from drivers.ranks import Capture, MakeRanks, Ranks
-from processes import wait_until
 
-from nbddp import CellFailedError, CellInterruptedError
+from nbddp import CellFailedError
 
 pytestmark = pytest.mark.multiproc
 
@@ -20,10 +17,6 @@ pytestmark = pytest.mark.multiproc
 @pytest.fixture
 def group(group_here: Ranks) -> Ranks:
     return group_here
-
-
-STORE = "dist.distributed_c10d._get_default_store()"
-GET = f"store = {STORE}\nif rank == 0:\n    store.get('never')"
 
 
 @pytest.mark.parametrize(
@@ -34,7 +27,11 @@ GET = f"store = {STORE}\nif rank == 0:\n    store.get('never')"
             "x = torch.ones(1)\nif rank: dist.send(x, 0, tag=6)\nelse: dist.recv(x, tag=5, src=1)",
             r": rank 0 .*\brecv\(src=1, tag=5\), rank 1 .*\bsend\(dst=0, tag=6\)\n",
         ),
-        (GET, r"rank 0 .*\bstore\.get\('never'\), line 3$"),
+        (
+            "store = dist.distributed_c10d._get_default_store()\nif rank == 0:\n"
+            "    store.get('never')",
+            r"rank 0 .*\bstore\.get\('never'\), line 3$",
+        ),
     ],
     ids=["new_group", "tags", "store"],
 )
@@ -58,36 +55,16 @@ def test_rendezvous_with_missing_ranks_is_explained(make_group: MakeRanks, capsy
     assert group.pull("kept") == [0, 1]
 
 
-WAITS = "open(f'waits{rank}', 'w').close()"
-
-
-def interrupted(group: Ranks, source: str) -> float:
-    """Interrupt a cell soon after both ranks came to ``WAITS``; how long it took to end then."""
-    marks, pressed = [Path(f"waits{rank}") for rank in range(2)], []
-    for mark in marks:
-        mark.unlink(missing_ok=True)
-
-    def press() -> None:
-        wait_until(lambda: all(mark.exists() for mark in marks), timeout=60.0)
-        time.sleep(0.3)  # then it waits, on most machines
-        pressed.append(time.monotonic())
-        group.interrupt()
-
-    presser = threading.Thread(target=press)
-    presser.start()
-    with pytest.raises(CellInterruptedError):
-        group.run(source)
-    presser.join()
-    return time.monotonic() - pressed[0]
-
-
 def test_interrupt_ends_an_await_at_once(group: Ranks) -> None:
     source = (
-        f"import asyncio\ntry:\n    {WAITS}\n    await asyncio.sleep(300)\n"
-        "finally:\n    cleaned = True"
+        "import asyncio, pathlib\ntry:\n"
+        "    asyncio.get_running_loop().call_later(0.1, pathlib.Path(f'waits{rank}').touch)\n"
+        "    await asyncio.sleep(300)\nfinally:\n    cleaned = True"
     )
     group.run("kept, cleaned = rank, False")
-    assert interrupted(group, source) < 20  # it takes 0.1 s, not 60
+    began = time.monotonic()
+    interrupt_at(group, group.begin(source), "waits0", "waits1")
+    assert time.monotonic() - began < 40  # it takes a second, not 60
     assert group.pull("kept") == [0, 1]
     assert group.pull("cleaned") == [True, True]
     group.run("import asyncio\nawait asyncio.sleep(0)\ndist.barrier()")
