@@ -166,10 +166,14 @@ def test_heal_refuses_sharded_objects_and_changes_nothing(group: Ranks, kind: st
         assert group.heal().ranks == (1,)
 
 
-def test_heal_asks_for_a_donor_if_ranks_were_in_different_subgroups(group: Ranks) -> None:
-    group.run("part = dist.new_group([0, 2])\nalone = dist.new_group([rank])\nshare = 'mine'")
+@pytest.mark.gate_runs("0, 2")
+@pytest.mark.parametrize(("ranks", "part"), [("[0, 2]", "0,2"), ("[1, 2]", "1-2")])
+def test_heal_asks_for_a_donor_if_ranks_were_in_different_subgroups(
+    group: Ranks, ranks: str, part: str
+) -> None:
+    group.run(f"part = dist.new_group({ranks})\nalone = dist.new_group([rank])\nshare = 'mine'")
     kill(group, 1)
-    refusal = r"rank 0: ranks 0,2 .*rank 1 .*`group.heal\(donor=R\)`"
+    refusal = rf"rank 0: ranks {part} .*rank 1 .*`group.heal\(donor=R\)`"
     with pytest.raises(RequestError, match=refusal):
         group.heal()
     assert group.alive == [0, 2]

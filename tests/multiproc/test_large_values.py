@@ -88,6 +88,13 @@ def test_output_flood_can_be_interrupted_and_the_page_names_the_log_file(
 # ---- in a script
 
 
+def test_nine_megabyte_error_of_a_pull_is_cut(shared_group: Ranks) -> None:
+    shared_group.run("def fail():\n    raise ValueError('y' * 9_000_000)")
+    with pytest.raises(RequestError, match=r"^rank 1: ValueError: yyyy.*\n.*8,990,012") as caught:
+        shared_group.pull("fail()", rank=1)
+    assert len(str(caught.value)) < 20_000
+
+
 def test_rank_that_dies_while_sending_a_large_picture_ends_the_cell(group: Ranks) -> None:
     error = group.failure_of(
         "import os, signal, threading\nfrom IPython.display import display\n"
