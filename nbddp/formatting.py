@@ -19,8 +19,8 @@ def plural(count: int, noun: str) -> str:
 def format_bytes(count: float) -> str:
     """Return an amount of memory.
 
-    >>> [format_bytes(each) for each in (0, 36, 20_480, 1_050_624, 300 << 20, 5 << 29)]
-    ['0 bytes', '36 bytes', '20 KiB', '1.0 MiB', '300 MiB', '2.5 GiB']
+    >>> [format_bytes(each) for each in (1, 36, 20_480, 1_050_624, 300 << 20, 5 << 29, 141 << 30)]
+    ['1 byte', '36 bytes', '20 KiB', '1.0 MiB', '300 MiB', '2.5 GiB', '141.0 GiB']
     """
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:

@@ -139,10 +139,7 @@ def value(text: str) -> dict[str, Any]:
     return {"data": {"text/plain": text}, "metadata": {}}
 
 
-def test_ranks_with_equal_values_are_grouped_in_order_of_their_lowest_rank() -> None:
-    results = {0: value("a"), 1: value("b"), 2: value("a"), 3: value("c"), 4: value("b")}
-    groups = [([0, 2], value("a")), ([1, 4], value("b")), ([3], value("c"))]
-    assert group_ranks_by_value(results) == groups
+def test_values_with_equal_text_but_different_html_are_distinguished() -> None:
     rich = {"data": {"text/plain": "1", "text/html": "<b>1</b>"}, "metadata": {}}
     assert group_ranks_by_value({0: value("1"), 1: rich}) == [([0], value("1")), ([1], rich)]
 

@@ -12,7 +12,6 @@ from hypothesis import given
 from pages import EVENTS
 
 import nbddp
-from nbddp.formatting import format_bytes
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.lifecycle.retries import AttemptFailure, RecoveryMethod, RecoveryRecord
 from nbddp.record.event_log import RunEvent
@@ -126,13 +125,6 @@ def test_format_seconds_chooses_milliseconds_seconds_or_clock_time() -> None:
     said = {0: "0 ms", 0.0994: "99 ms", 0.1: "0.1 s", 59.94: "59.9 s", 59.95: "1:00", 60: "1:00"}
     said |= {119.6: "2:00", 3599.4: "59:59", 3599.6: "1:00:00", 90061: "25:01:01"}
     assert {seconds: format_seconds(seconds) for seconds in said} == said
-
-
-def test_format_bytes_chooses_the_binary_unit() -> None:
-    said = {0: "0 bytes", 1: "1 byte", 36: "36 bytes", 1023: "1,023 bytes", 1024: "1.0 KiB"}
-    said |= {2**20 - 1024: "1023 KiB", 2**20: "1.0 MiB", 10 * 2**20: "10 MiB"}
-    said |= {2**30 - 2**20: "1023 MiB", 2**30: "1.0 GiB", 141 * 2**30: "141.0 GiB"}
-    assert {count: format_bytes(count) for count in said} == said
 
 
 def test_format_rate_and_format_step() -> None:
