@@ -11,6 +11,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -116,6 +117,11 @@ class Button(ipywidgets.Button):
 
 def our_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "nbddp-widgets"]
+
+
+def on_another_thread(act: Callable[[], ServedWidgets]) -> ServedWidgets:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(act).result()
 
 
 def message(kind: str, content: dict[str, Any], **more: Any) -> list[bytes]:
@@ -229,27 +235,19 @@ def test_unreadable_and_repeated_messages_go_to_the_kernel_and_are_logged_once(
 
 
 def test_a_background_thread_that_serves_widgets_does_not_block_cells(kernel: Kernel) -> None:
-    serving = []
-
-    def wait() -> None:
-        with kernel.live.serve() as mine:
-            serving.append(mine)
+    def wait() -> ServedWidgets:
+        with kernel.live.serve() as serving:
             kernel.live.process_pending()
+        return serving
 
-    thread = threading.Thread(target=wait)
-    thread.start()
-    thread.join()
-    assert serving[0].cell is None
+    assert on_another_thread(wait).cell is None
     assert kernel.statuses == []
 
 
 @pumped
 def test_the_kernel_answers_background_panels_while_the_main_thread_is_free(kernel: Kernel) -> None:
     button = Button()
-    background = kernel.live.serve(button)
-    thread = threading.Thread(target=background.start)
-    thread.start()
-    thread.join()
+    background = on_another_thread(kernel.live.serve(button).start)
     assert kernel.is_as_before()
     with kernel.live.serve():  # but while a cell waits, it is answered with that one's
         kernel.receive(click(button))
