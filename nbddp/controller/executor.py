@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -24,13 +26,14 @@ from nbddp.lifecycle.transitions import advance
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.rank_monitor import CHECK_PERIOD
 from nbddp.sigint import import_interruptibly, sigint_deferred
+from nbddp.train.faults.kinds import FAULTS_VARIABLE
 from nbddp.wire import messages as msg
+from nbddp.wire.rank_start import RankStart
 
 if TYPE_CHECKING:
     from nbddp.controller.group_spec import GroupSpec
     from nbddp.nodes.rejoin import SurvivingGroup
     from nbddp.record.run_folder import RunFolder
-    from nbddp.wire.rank_start import RankStart
 
 
 logger = logging.getLogger(__name__)
@@ -266,15 +269,33 @@ class Executor(ControllerState):
         return self.event_log.open(spec.cwd(), spec.name, spec.facts())
 
     def _rank_starts(self) -> list[RankStart]:
-        return self._started_spec.rank_starts(
-            self.active_runtime.link,
-            attempt=self.life.attempt,
-            folder=self._open_folder(),
-            colors=self.colors,
-            launcher=self.launcher,
-            fired_faults=self.messages.fired_faults,
-            faults_to_arm=self.faults_to_arm,
-        )
+        """Return the start parameters of each rank."""
+        spec, link, folder = self._started_spec, self.active_runtime.link, self._open_folder()
+        fault_variables = {"NBDDP_STRUCK": ";".join(sorted(self.messages.fired_faults))}
+        if self.faults_to_arm:
+            fault_variables[FAULTS_VARIABLE] = ";".join(self.faults_to_arm)
+        return [
+            RankStart(
+                topology=place,
+                store_port=link.port,
+                store_prefix=link.prefix,
+                attempt=self.life.attempt,
+                secret=link.secret,
+                log_path=str(folder.log_path(place.rank)),
+                kernel_pid=os.getpid(),
+                env=spec.environment(place.rank, self.launcher.base_env) | fault_variables,
+                sys_path=list(sys.path),
+                cwd=str(spec.cwd()),
+                backend=spec.backend,
+                timeout=spec.timeout,
+                threads=spec.threads
+                or max(1, self.launcher.cores(place) // place.local_world_size),
+                joins_group=spec.joins_group,
+                run_id=folder.path.name,
+                colors=self.colors,
+            )
+            for place in self.launcher.topologies(spec.nproc, master_port=link.reserved_port)
+        ]
 
     def on_node_event(self, event: ev.NodeEvent) -> None:
         """Feed a node's event to the lifecycle. Report free capacity if a new node adds some."""

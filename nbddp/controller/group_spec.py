@@ -5,23 +5,16 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.lifecycle.events import StartAsked
 from nbddp.lifecycle.refusals import unknown_rank
 from nbddp.topology import cores_here
-from nbddp.train.faults.kinds import FAULTS_VARIABLE
-from nbddp.wire.rank_start import DEFAULT_TIMEOUT, RankStart
-
-if TYPE_CHECKING:
-    from nbddp.controller.store_link import StoreLink
-    from nbddp.launch.local_launcher import Launcher
-    from nbddp.record.run_folder import RunFolder
+from nbddp.wire.rank_start import DEFAULT_TIMEOUT
 
 MAX_NPROC = 128
 BACKENDS = ("auto", "gloo", "nccl")
@@ -68,10 +61,9 @@ class GroupSpec:
         if self.backend not in BACKENDS:
             known = ", ".join(BACKENDS)
             raise ArgumentError(f"backend must be one of {known}, got {self.backend!r}")
-        if not self.timeout > 0:
-            raise ArgumentError(f"timeout must be above 0 seconds, got {self.timeout:g}")
-        if not self.grace > 0:
-            raise ArgumentError(f"grace must be above 0 seconds, got {self.grace:g}")
+        for name, seconds in (("timeout", self.timeout), ("grace", self.grace)):
+            if not seconds > 0:  # also refuses NaN
+                raise ArgumentError(f"{name} must be above 0 seconds, got {seconds:g}")
         if self.threads < 0:
             raise ArgumentError(f"threads must be at least 1, got {self.threads}")
         for name in self.env:
@@ -80,7 +72,7 @@ class GroupSpec:
         self._check_ranks()
 
     def _check_ranks(self) -> None:
-        if self.ranks is not None and not self.ranks:
+        if self.ranks == ():
             raise ArgumentError("at least one rank must be started")
         for rank in self.ranks or ():
             if not 0 <= rank < self.nproc:
@@ -133,44 +125,3 @@ class GroupSpec:
         del facts["ranks"], facts["more"]  # each recorded cell has its ranks
         facts |= {"env": sorted(self.env), "threads": self.threads_per_rank()}
         return facts | {"cwd": str(self.cwd())} | dict(self.more)
-
-    def rank_starts(
-        self,
-        link: StoreLink,
-        *,
-        attempt: int,
-        folder: RunFolder,
-        colors: str,
-        launcher: Launcher,
-        fired_faults: Iterable[str] = (),
-        faults_to_arm: Iterable[str] = (),
-    ) -> list[RankStart]:
-        """Return the start parameters of each rank.
-
-        ``faults_to_arm`` are armed at once; ``fired_faults`` must not fire again.
-        """
-        base, cwd = launcher.base_env, str(self.cwd())
-        fault_variables = {"NBDDP_STRUCK": ";".join(sorted(fired_faults))}
-        if faults := ";".join(faults_to_arm):
-            fault_variables[FAULTS_VARIABLE] = faults
-        return [
-            RankStart(
-                topology=place,
-                store_port=link.port,
-                store_prefix=link.prefix,
-                attempt=attempt,
-                secret=link.secret,
-                log_path=str(folder.log_path(place.rank)),
-                kernel_pid=os.getpid(),
-                env=self.environment(place.rank, base) | fault_variables,
-                sys_path=list(sys.path),
-                cwd=cwd,
-                backend=self.backend,
-                timeout=self.timeout,
-                threads=self.threads or max(1, launcher.cores(place) // place.local_world_size),
-                joins_group=self.joins_group,
-                run_id=folder.path.name,
-                colors=colors,
-            )
-            for place in launcher.topologies(self.nproc, master_port=link.reserved_port)
-        ]

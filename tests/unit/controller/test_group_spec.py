@@ -9,15 +9,18 @@ import sys
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller import group_spec as room
+from nbddp.controller.executor import Executor
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.launch.local_launcher import Launcher
+from nbddp.lifecycle.group_state import Life
 from nbddp.wire.rank_start import RankStart
 
 LINK: Any = SimpleNamespace(secret=b"very secret", port=29500, prefix="", reserved_port=29501)
@@ -130,10 +133,12 @@ def test_the_recorded_facts_have_names_of_variables_and_never_their_values(wrap:
 
 def starts(folder: Path, **spec: Any) -> list[RankStart]:
     """The configuration of the ranks of the second attempt of a run in this folder."""
-    run: Any = SimpleNamespace(path=folder, log_path=lambda rank: folder / f"rank{rank}.log")
-    launcher = Launcher()
-    group = GroupSpec(**spec)
-    return group.rank_starts(LINK, attempt=2, folder=run, colors="linux", launcher=launcher)
+    run = SimpleNamespace(path=folder, log_path=lambda rank: folder / f"rank{rank}.log")
+    executor = Executor(Launcher(), colors="linux")
+    executor.life, executor.spec = Life(attempt=2), GroupSpec(**spec)
+    executor.runtime = Mock(link=LINK)
+    executor.event_log = Mock(open=lambda *_: run)
+    return executor._rank_starts()
 
 
 def test_every_rank_gets_its_topology_and_log_path_and_the_same_other_start_facts(
