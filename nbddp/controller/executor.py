@@ -153,7 +153,7 @@ class Executor(ControllerState):
                 return
             case ev.StartRanks():
                 self.keep_start_error("the ranks", error)
-            case _ if self.ranks is not None and self.ranks.has_process(rank):
+            case _ if self.ranks is not None and rank in self.ranks.handles:
                 is_kill = isinstance(action, ev.Kill)
                 cannot = "killed: it counts as dead" if is_kill else "reached: killed"
                 self.router.notify(f"rank {rank} cannot be {cannot} ({short_error(error)})")

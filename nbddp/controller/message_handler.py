@@ -143,7 +143,7 @@ class MessageHandler:
     def on_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
         """Handle the exit of a rank's process."""
         state = self._state
-        is_current = state.ranks is not None and state.ranks.is_current(rank, handle)
+        is_current = state.ranks is not None and state.ranks.handles.get(rank) is handle
         try:
             reason = handle.exit_reason
             handle.join()  # returns at once, and frees the pipes of multiprocessing
@@ -180,10 +180,10 @@ class MessageHandler:
         state, ranks = self._state, self._state.ranks
         final_output, hint = "", reason
         try:
-            if ranks is not None and ranks.has_process(rank):
-                state.router.publish_to_running(ranks.unsent_output(rank))
-                final_output = ranks.final_output(rank)
-                if not reason and exitcode == -signal.SIGKILL and not ranks.was_killed(rank):
+            if ranks is not None and rank in ranks.handles:
+                state.router.publish_to_running(ranks.logs[rank].remaining())
+                final_output = ranks.logs[rank].final_output()
+                if not reason and exitcode == -signal.SIGKILL and rank not in ranks.killed:
                     hint = self._memory.hint(state.rank_monitor.hangs.memory_used())
         finally:
             if state.cell is not None:

@@ -48,6 +48,11 @@ class RankOwner(Protocol):
 class RankProcesses:
     """All ranks of one attempt, each with its process, its queues and its log.
 
+    Attributes:
+        handles: the newest process of each rank that was launched.
+        logs: the log of each rank.
+        killed: the ranks that got SIGKILL from the controller.
+
     Args:
         attempt: the number of the attempt.
         runtime: the connection to the ranks, and the threads.
@@ -62,10 +67,10 @@ class RankProcesses:
         self._runtime = runtime
         self._launcher = launcher
         self._owner = owner
-        self._handles: dict[int, RankHandle] = {}
-        self._logs: dict[int, LogReader] = {}
+        self.handles: dict[int, RankHandle] = {}
+        self.logs: dict[int, LogReader] = {}
         self._early_envelopes: dict[int, list[Envelope]] = {}
-        self._killed: set[int] = set()
+        self.killed: set[int] = set()
         self._abandoned: set[int] = set()
         # sample time, CPU time, whether it worked
         self._cpu: dict[int, tuple[float, float, bool]] = {}
@@ -78,7 +83,7 @@ class RankProcesses:
         self._runtime.link.open_attempt(self.attempt, world_size)
         for start in starts:
             rank = start.topology.rank
-            self._logs[rank] = LogReader(Path(start.log_path), rank)
+            self.logs[rank] = LogReader(Path(start.log_path), rank)
         for start in starts:
             self._runtime.launch_thread.submit(self._launch, start)
 
@@ -88,9 +93,9 @@ class RankProcesses:
             rank = start.topology.rank
             self._incarnations[rank] = start.incarnation
             self._runtime.link.open_incarnation(self.attempt, rank, start.incarnation)
-            self._logs[rank] = LogReader(Path(start.log_path), rank)
-            self._handles.pop(rank, None)
-            for known in (self._killed, self._abandoned):
+            self.logs[rank] = LogReader(Path(start.log_path), rank)
+            self.handles.pop(rank, None)
+            for known in (self.killed, self._abandoned):
                 known.discard(rank)
             self._cpu.pop(rank, None)
             self._early_envelopes.pop(rank, None)
@@ -102,12 +107,12 @@ class RankProcesses:
         self._runtime.link.open_attempt(self.attempt, survivors.world_size)
         survivors.set_store_port(self._runtime.link.port)
         for rank in range(survivors.world_size):
-            self._logs[rank] = LogReader(folder.log_path(rank), rank)
+            self.logs[rank] = LogReader(folder.log_path(rank), rank)
         for rank, each in survivors.ranks.items():
             if each.incarnation:
                 self._incarnations[rank] = each.incarnation
                 self._runtime.link.open_incarnation(self.attempt, rank, each.incarnation)
-            self._handles[rank] = each.handle
+            self.handles[rank] = each.handle
             self._watch_exit(rank, each.handle)
 
     def _watch_exit(self, rank: int, handle: RankHandle) -> None:
@@ -138,7 +143,7 @@ class RankProcesses:
     def _add_process(self, start: RankStart, handle: RankHandle) -> None:
         rank, is_superseded = start.topology.rank, self._is_superseded(start)
         if not is_superseded:
-            self._handles[rank] = handle
+            self.handles[rank] = handle
         try:
             self._watch_exit(rank, handle)
         except OSError as error:
@@ -157,7 +162,7 @@ class RankProcesses:
         is_newest = envelope.incarnation == self._incarnations.get(envelope.sender, 0)
         if envelope.attempt != self.attempt or not is_newest:
             return False
-        if envelope.sender not in self._handles:
+        if envelope.sender not in self.handles:
             self._early_envelopes.setdefault(envelope.sender, []).append(envelope)
             return False
         return True
@@ -171,16 +176,16 @@ class RankProcesses:
                 return self._send(ranks, message)
             case ev.SendCell(ranks=ranks) if cell is not None:
                 for rank in ranks:
-                    self._logs[rank].mark_cell_start()
+                    self.logs[rank].mark_cell_start()
                 return self._send(ranks, cell.run_message())
             case ev.SendInterrupt(cell=number, ranks=ranks, rank_died=rank_died):
                 self.working_ranks(ranks)  # measure their CPU time from here on
                 return self._interrupt(ranks, Interrupt(cell=number, rank_died=rank_died))
             case ev.Terminate(ranks=ranks):
-                return try_each(ranks, lambda rank: self._handles[rank].terminate())
+                return try_each(ranks, lambda rank: self.handles[rank].terminate())
             case ev.Kill(ranks=ranks):
-                self._killed.update(ranks)
-                return try_each(ranks, lambda rank: self._handles[rank].kill())
+                self.killed.update(ranks)
+                return try_each(ranks, lambda rank: self.handles[rank].kill())
             case _:
                 raise RuntimeError(f"not an action for ranks: {action}")
 
@@ -194,42 +199,34 @@ class RankProcesses:
         """
 
         def interrupt(rank: int) -> None:
-            self._handles[rank].interrupt()
+            self.handles[rank].interrupt()
             self._runtime.link.send(rank, command)
 
         return try_each(ranks, interrupt)
 
     def abandon(self, rank: int) -> bool:
         """Kill a rank that cannot be reached. Return whether its exit will be seen."""
-        self._killed.add(rank)
-        failed = try_each([rank], lambda rank: self._handles[rank].kill())
+        self.killed.add(rank)
+        failed = try_each([rank], lambda rank: self.handles[rank].kill())
         if failed:
             self._abandoned.add(rank)
         return not failed
 
     # ---- state
 
-    def is_current(self, rank: int, handle: RankHandle) -> bool:
-        """Return whether this is the rank's newest process."""
-        return self._handles.get(rank) is handle
-
-    def has_process(self, rank: int) -> bool:
-        """Return whether the rank's process was launched."""
-        return rank in self._handles
-
     def is_stopped(self, rank: int) -> bool:
         """Return whether the rank is stopped by SIGSTOP."""
-        return rank in self._handles and self._handles[rank].is_stopped()
+        return rank in self.handles and self.handles[rank].is_stopped()
 
     def exiting_ranks(self, ranks: Sequence[int]) -> list[int]:
         """Return the ranks whose process was killed but has not exited yet."""
-        return [r for r in ranks if r in self._handles and self._handles[r].is_ending()]
+        return [r for r in ranks if r in self.handles and self.handles[r].is_ending()]
 
     def is_working(self, rank: int) -> bool:
         """Return whether the rank has used the CPU since the last call; True at the first call."""
-        if rank not in self._handles:
+        if rank not in self.handles:
             return False
-        now, cpu = self._handles[rank].cpu_time()
+        now, cpu = self.handles[rank].cpu_time()
         at, before, is_working = self._cpu.setdefault(rank, (now, cpu, True))
         if now - at >= MIN_CPU_INTERVAL:
             is_working = bool(cpu - before >= WORKING_CPU_SHARE * (now - at))
@@ -246,26 +243,14 @@ class RankProcesses:
 
     def pids(self, ranks: Sequence[int]) -> dict[int, int]:
         """Return the process ids of these ranks."""
-        return {rank: self._handles[rank].pid or 0 for rank in ranks if rank in self._handles}
+        return {rank: self.handles[rank].pid or 0 for rank in ranks if rank in self.handles}
 
     def unseen_output(self, rank: int, output: Output) -> OutputText | LogSpan | None:
         """Return the part of an output message that was not shown yet."""
-        span = self._logs[rank].unseen_part(output)
+        span = self.logs[rank].unseen_part(output)
         if span is None or output.is_omitted:
             return span
         return OutputText(rank, output.text, span) if output.text else None
-
-    def was_killed(self, rank: int) -> bool:
-        """Return whether the controller sent the rank SIGKILL."""
-        return rank in self._killed
-
-    def final_output(self, rank: int) -> str:
-        """Return the last lines that a rank wrote in its cell."""
-        return self._logs[rank].final_output()
-
-    def unsent_output(self, rank: int) -> LogSpan | None:
-        """Return the output that a dead rank wrote to its log but did not send."""
-        return self._logs[rank].remaining()
 
 
 def try_each(ranks: Sequence[int], act: Callable[[int], None]) -> FailedRanks:

@@ -25,12 +25,12 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.archive.stored_run import StoredRun
 from nbddp.controller.group_spec import GroupSpec
-from nbddp.controller.rank_processes import RankProcesses
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.lifecycle.events import InterruptAsked
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
+from nbddp.record.log_reader import LogReader
 from nbddp.record.notices import ControllerMessage, OutputText
 from nbddp.record.run_folder import RunFolder
 from nbddp.sigint import Future
@@ -433,7 +433,7 @@ def test_an_exit_is_handled_even_if_the_cleanup_fails(
         case "sweep":
             stage.launcher.cleanup_error = PermissionError("no")
         case "log":
-            monkeypatch.setattr(RankProcesses, "unsent_output", refuse_all)
+            monkeypatch.setattr(LogReader, "remaining", refuse_all)
         case "join":
             monkeypatch.setattr("fakes.FakeHandle.join", refuse_all)
     asked = stage.session.request_kill(1)
