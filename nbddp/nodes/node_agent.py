@@ -101,11 +101,8 @@ class NodeAgent:
             await self._wait_or_finish(
                 loop.run_in_executor(None, self._launcher.wait_until_preloaded)
             )
-            for repeat, period in (
-                (self._send_heartbeat, HEARTBEAT_PERIOD),
-                (self._send_logs, LOG_PERIOD),
-            ):
-                self._repeat(period, repeat)
+            self._repeat(HEARTBEAT_PERIOD, self._send_heartbeat)
+            self._repeat(LOG_PERIOD, self._send_logs)
             serving = loop.create_task(self._serve())
             await self._wait_or_finish(serving)
             if serving.done():

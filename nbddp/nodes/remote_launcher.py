@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 from nbddp.errors import RequestError
@@ -233,12 +234,9 @@ class RemoteLauncher(Launcher):
 
     def share(self) -> RemoteLauncher:
         """Return a launcher for a second worker group on the same nodes."""
-        return RemoteLauncher(
-            self.listener,
-            min_nodes=self.min_nodes,
-            max_nodes=self.max_nodes,
-            how_to_join=self._how_to_join,
-        )
+        shared = copy(self)
+        shared.assignments, shared._capacity = [], 0
+        return shared
 
     @property
     def lost_assignments(self) -> Sequence[NodeAssignment]:
