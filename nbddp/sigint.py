@@ -166,32 +166,22 @@ def wait_for_result(future: Future[T]) -> T:
     return future.result()
 
 
-def wait_for_all(
-    futures: Iterable[Future[Any]],
-    timeout: float = math.inf,
-    *,
-    until: Callable[[Future[Any]], bool] = lambda _future: False,
-) -> None:
+def wait_for_all(futures: Iterable[Future[Any]], timeout: float = math.inf) -> None:
     """Wait until all futures are done; a signal interrupts the wait, as in :func:`wait_for_result`.
 
-    Args:
-        futures: the futures.
-        timeout: seconds after which the function returns anyway.
-        until: return at once when this is true for a future that is done.
+    After ``timeout`` seconds, return anyway.
     """
+    waited_for = [*futures]
     done: SimpleQueue[Future[Any]] = SimpleQueue()
-    pending = set(futures)
-    waited_for = list(pending)
     deadline = time.monotonic() + timeout
     try:
         for each in waited_for:
             each.add_done_callback(done.put)
-        while pending and (remaining := deadline - time.monotonic()) > 0:
+        while not all(each.done() for each in waited_for):
+            if (remaining := deadline - time.monotonic()) <= 0:
+                return
             with suppress(Empty):
-                each = done.get(timeout=min(SIGNAL_CHECK_INTERVAL, remaining))
-                pending.discard(each)
-                if until(each):
-                    return
+                done.get(timeout=min(SIGNAL_CHECK_INTERVAL, remaining))
     finally:
         for each in waited_for:
             each.remove_done_callback(done.put)
