@@ -184,11 +184,8 @@ def _collective_on_some_ranks(source: CellSource) -> Iterator[Hit]:
         for each in of_call:
             has_partner = _other_ranks_match(source, each, all_conditions)
             if not has_partner and not _other_ranks_match_below(source, call, each.node):
-                yield (
-                    call,
-                    f"{short_name(name)} is under {each} (line {source.line(each.node)}): the "
-                    "other ranks do not reach it.",
-                )
+                where = f"{each} (line {source.line(each.node)})"
+                yield call, f"{short_name(name)} is under {where}: the other ranks do not reach it."
                 break
 
 
@@ -245,11 +242,11 @@ def _after_early_exit(source: CellSource) -> Iterator[Hit]:
                 and not may_exclude(source, condition.body[-1], call)
             ):
                 word = type(condition.body[-1]).__name__.lower()
-                yield (
-                    line,
-                    f"{short_name(name)} comes after `if {ast.unparse(condition.test)}: {word}` "
-                    f"(line {source.line(condition)}): the ranks that have left do not reach it.",
+                where = (
+                    f"`if {ast.unparse(condition.test)}: {word}` (line {source.line(condition)})"
                 )
+                effect = "the ranks that have left do not reach it"
+                yield line, f"{short_name(name)} comes after {where}: {effect}."
                 break
 
 
@@ -272,11 +269,8 @@ def _collective_in_except(source: CellSource) -> Iterator[Hit]:
                 has_partner = is_tried or _other_ranks_match_below(source, call, attempt)
                 catches_import = outer.type is not None and "Import" in ast.unparse(outer.type)
                 if not has_partner and not catches_import:
-                    yield (
-                        call,
-                        f"{short_name(name)} is in an `except`: only the ranks that had the error "
-                        "reach it.",
-                    )
+                    effect = "only the ranks that had the error reach it"
+                    yield call, f"{short_name(name)} is in an `except`: {effect}."
                 break
 
 
@@ -287,10 +281,8 @@ def _missing_wait(source: CellSource) -> Iterator[Hit]:
         is_alone = isinstance(source.parents.get(call), ast.Expr)
         starts = name in COLLECTIVES and is_true(argument(call, "async_op"))
         if is_alone and (starts or name in ("torch.distributed.isend", "torch.distributed.irecv")):
-            yield (
-                call,
-                f"the handle of this {short_name(name)} is dropped, so no code can wait for it.",
-            )
+            handle = f"the handle of this {short_name(name)}"
+            yield call, f"{handle} is dropped, so no code can wait for it."
 
 
 @rule("ND107")

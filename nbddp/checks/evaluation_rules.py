@@ -27,10 +27,8 @@ def _evaluates_in_training_mode(source: CellSource) -> Iterator[Hit]:
         if name not in trainers or source.method(call) not in (name, "module"):
             continue
         if source.loops(call) and is_without_gradients(source, call):
-            yield (
-                call,
-                f"{name} is evaluated in training mode: its dropout, or batch norm, is active.",
-            )
+            effect = "its dropout, or batch norm, is active"
+            yield call, f"{name} is evaluated in training mode: {effect}."
             return
 
 
@@ -97,11 +95,8 @@ def _mean_of_means(source: CellSource) -> Iterator[Hit]:
         if name not in loops or not isinstance(node.op, ast.Div):
             continue
         if _is_length_of_loop(node.right, loops[name]) and _is_reduced(source, node):
-            yield (
-                node,
-                f"{name} adds up means of batches; `/ {ast.unparse(node.right)}` gives the last, "
-                "smaller batch the weight of a whole one.",
-            )
+            effect = "gives the last, smaller batch the weight of a whole one"
+            yield node, f"{name} adds up means of batches; `/ {ast.unparse(node.right)}` {effect}."
 
 
 def _is_length_of_loop(divisor: ast.expr, loop: ast.For) -> bool:

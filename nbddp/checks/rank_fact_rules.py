@@ -83,10 +83,10 @@ def _overlapping_shares(facts: GroupFacts) -> Iterator[Hit]:
         share_counts = Counter(each.sampler_rank for each in by_rank.values())
         if set(counts.values()) != {facts.world_size}:
             wrong = next(each for each in counts.values() if each != facts.world_size)
+            split = f"splits the data among {plural(wrong, 'rank')}"
             yield (
                 name,
-                f"the sampler of {name} splits the data among {plural(wrong, 'rank')}, "
-                f"but {facts.world_size} ranks train with it.",
+                f"the sampler of {name} {split}, but {facts.world_size} ranks train with it.",
             )
         elif max(share_counts.values()) > 1:
             ranks = [rank for rank, each in by_rank.items() if share_counts[each.sampler_rank] > 1]
@@ -99,10 +99,10 @@ def _repeated_epoch(facts: GroupFacts) -> Iterator[Hit]:
         epochs = by_rank[min(by_rank)].epochs
         repeated = [each for each in epochs if epochs.count(each) > 1]
         if repeated and all(each.shuffles for each in by_rank.values()):
+            times = f"{epochs.count(repeated[0])} times, in the same order"
             yield (
                 name,
-                f"{name} went through epoch {repeated[0]} {epochs.count(repeated[0])} times, in "
-                "the same order: set_epoch() was not called.",
+                f"{name} went through epoch {repeated[0]} {times}: set_epoch() was not called.",
             )
 
 
@@ -150,11 +150,8 @@ def _different_parameters(facts: GroupFacts) -> Iterator[Hit]:
         shapes = {each.shapes for each in by_rank.values()}
         others = _ranks_unlike_first({rank: each.sample for rank, each in by_rank.items()})
         if facts.is_ok and is_trained and len(shapes) == 1 and others:
-            yield (
-                name,
-                f"the parameters of {name} on {format_ranks(others)} differ from those on rank "
-                f"{min(by_rank)}.",
-            )
+            first = f"those on rank {min(by_rank)}"
+            yield name, f"the parameters of {name} on {format_ranks(others)} differ from {first}."
 
 
 def _ranks_unlike_first(samples: Mapping[int, list[float]]) -> list[int]:
@@ -205,11 +202,9 @@ def _too_many_threads(facts: GroupFacts) -> Iterator[Hit]:
         first = facts.ranks[ranks[0]]
         total = sum(facts.ranks[rank].threads for rank in ranks)
         if first.threads > 1 and len(ranks) > 1 and 0 < first.cores < total:
-            yield (
-                facts.source.line_of("set_num_threads"),
-                f"{len(ranks)} ranks with {first.threads} threads each need {total} cores, but "
-                f"there are {first.cores}.",
-            )
+            threads = f"{len(ranks)} ranks with {first.threads} threads each"
+            line = facts.source.line_of("set_num_threads")
+            yield line, f"{threads} need {total} cores, but there are {first.cores}."
             return
 
 
@@ -220,11 +215,8 @@ def _too_many_workers(facts: GroupFacts) -> Iterator[Hit]:
             here = [rank for rank, each in facts.ranks.items() if each.host == host]
             total, cores = sum(by_rank[rank].workers for rank in here), facts.ranks[here[0]].cores
             if 0 < cores < total and len(here) > 1:
-                yield (
-                    name,
-                    f"{name} has {total} processes ({len(here)} ranks with "
-                    f"{by_rank[here[0]].workers} workers each) on {cores} cores.",
-                )
+                workers = f"{len(here)} ranks with {by_rank[here[0]].workers} workers each"
+                yield name, f"{name} has {total} processes ({workers}) on {cores} cores."
                 break
 
 
@@ -258,12 +250,10 @@ def _unused_parameters(facts: GroupFacts) -> Iterator[Hit]:
         if not facts.line(name) or not (refused or are_unused):
             continue
         first = (refused or models)[0]
-        count, shown = first.without_gradient, format_few(first.unused, first.without_gradient)
-        yield (
-            name,
-            f"{plural(count, 'parameter')} of {name} got no gradient from the loss"
-            f"{': ' if shown else ''}{shown}.",
-        )
+        parameters = plural(first.without_gradient, "parameter")
+        shown = format_few(first.unused, first.without_gradient)
+        names = f": {shown}" if shown else ""
+        yield name, f"{parameters} of {name} got no gradient from the loss{names}."
 
 
 @rule("ND217", is_fact=True)

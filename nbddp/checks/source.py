@@ -73,7 +73,6 @@ class CellSource:
     ) -> None:
         self.text = text
         self.is_cell = is_cell
-        self.first_line = first_line
         self._line_offset = first_line - 1
         flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         self.tree: ast.Module = compile(

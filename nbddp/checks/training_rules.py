@@ -73,11 +73,8 @@ def _undivided_loss(source: CellSource) -> Iterator[Hit]:
             for each in ast.walk(statement)
         )
         if not divides:
-            yield (
-                call,
-                f"backward() adds up {found[1]} micro-steps before the update, but the loss is "
-                "not divided.",
-            )
+            sums = f"backward() adds up {found[1]} micro-steps before the update"
+            yield call, f"{sums}, but the loss is not divided."
 
 
 def _scaler_calls(source: CellSource) -> dict[str, list[ast.Call]]:
@@ -140,11 +137,8 @@ def _bypasses_ddp(source: CellSource) -> Iterator[Hit]:
             continue
         is_input = any(last_name(each) == "backward" for each in source.ancestors(call))
         if is_input or _reaches_backward(source, call):
-            yield (
-                call,
-                f"{name}.module(...) bypasses DDP, and backward() follows: these gradients are "
-                "not averaged over ranks.",
-            )
+            effect = "these gradients are not averaged over ranks"
+            yield call, f"{name}.module(...) bypasses DDP, and backward() follows: {effect}."
 
 
 def _reaches_backward(source: CellSource, call: ast.Call) -> bool:
