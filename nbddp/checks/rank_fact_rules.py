@@ -84,10 +84,8 @@ def _overlapping_shares(facts: GroupFacts) -> Iterator[Hit]:
         if set(counts.values()) != {facts.world_size}:
             wrong = next(each for each in counts.values() if each != facts.world_size)
             split = f"splits the data among {plural(wrong, 'rank')}"
-            yield (
-                name,
-                f"the sampler of {name} {split}, but {facts.world_size} ranks train with it.",
-            )
+            train = f"{facts.world_size} ranks train with it"
+            yield name, f"the sampler of {name} {split}, but {train}."
         elif max(share_counts.values()) > 1:
             ranks = [rank for rank, each in by_rank.items() if share_counts[each.sampler_rank] > 1]
             yield name, f"{format_ranks(ranks)} have the same share of {name}."
@@ -99,11 +97,9 @@ def _repeated_epoch(facts: GroupFacts) -> Iterator[Hit]:
         epochs = by_rank[min(by_rank)].epochs
         repeated = [each for each in epochs if epochs.count(each) > 1]
         if repeated and all(each.shuffles for each in by_rank.values()):
-            times = f"{epochs.count(repeated[0])} times, in the same order"
-            yield (
-                name,
-                f"{name} went through epoch {repeated[0]} {times}: set_epoch() was not called.",
-            )
+            epoch, count = repeated[0], epochs.count(repeated[0])
+            times = f"went through epoch {epoch} {count} times, in the same order"
+            yield name, f"{name} {times}: set_epoch() was not called."
 
 
 @rule("ND205")
