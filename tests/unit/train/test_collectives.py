@@ -17,7 +17,7 @@ from syrupy.assertion import SnapshotAssertion
 from torch import nn
 
 from nbddp import ArgumentError, WorkerGroup
-from nbddp.train.collectives import all_gather, all_reduce, main_rank_first, on_main
+from nbddp.train.collectives import all_reduce, main_rank_first, on_main
 from nbddp.train.prepare import prepare, prepared
 
 Count = namedtuple("Count", ["correct", "seen"])
@@ -130,15 +130,6 @@ def test_all_reduce_and_on_main_refuse_invalid_arguments(
         refusal(TypeError, on_main, None),
     ] == snapshot
     assert "nproc" in refusal(ArgumentError, WorkerGroup, nproc=0)  # a group's are refused so too
-
-
-def test_with_one_rank_objects_are_returned_and_functions_are_called_directly() -> None:
-    thing = object()
-    assert all_gather(thing) == [thing]
-    assert on_main(lambda a, b: a - b)(5, b=3) == 2
-    with main_rank_first():
-        ran = True
-    assert ran
 
 
 def test_with_one_rank_exceptions_are_raised_unchanged() -> None:

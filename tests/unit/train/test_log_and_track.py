@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from refusals import refusal
 from sinks import Recorder, recording
 from syrupy.assertion import SnapshotAssertion
@@ -178,14 +176,6 @@ def test_names_that_are_not_identifiers_can_be_given_in_a_mapping(sink: Recorder
     ]
 
 
-@given(st.floats(), st.text().filter(lambda name: name not in log_and_track.RESERVED | {"step"}))
-def test_log_passes_on_any_float_under_any_name(value: float, name: str) -> None:
-    with recording() as recorder:
-        log(step=0, **{name: value})
-    [(_, values)] = recorder.calls
-    assert np.array_equal([values[name]], [value], equal_nan=True)
-
-
 # ---- without a panel
 
 
@@ -305,16 +295,6 @@ def test_a_progress_bar_ends_in_the_sink_in_which_it_started(sink: Recorder) -> 
         list(loop)
     assert sink.calls[-1] == ("end", "x", 2)
     assert other.calls == []
-
-
-@given(st.lists(st.integers()), st.integers(0, 60))
-def test_track_passes_on_items_unchanged_and_counts_them(items: list[int], taken: int) -> None:
-    with recording() as recorder:
-        loop = iter(track(items))
-        assert list(itertools.islice(loop, taken)) == items[:taken]
-        assert list(loop) == items[taken:]
-    assert [bar.done for bar in recorder.bars] == [len(items)]
-    assert [bar.is_open for bar in recorder.bars] == [False]
 
 
 def test_the_state_of_a_bar_has_its_label_counts_and_seconds(

@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nbddp.errors import CheckpointError
 from nbddp.train.checkpoint import atomic_files
 from nbddp.train.checkpoint.checkpoint import Checkpoint, Resumed, checkpoints
+from nbddp.train.faults.fault_actions import flip_bytes
 from nbddp.train.precision import precision
 
 
@@ -82,12 +83,6 @@ def model_state(run: dict[str, Any]) -> torch.Tensor:
 
 def step_in(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}.pt"
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(content)
 
 
 def names(folder: Path) -> list[str]:
@@ -269,7 +264,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(
         checkpoint.save(step)
     one = step_in(tmp_path, 1)
     one.write_bytes(one.read_bytes()[:-1])
-    flip(step_in(tmp_path, 2))
+    flip_bytes(step_in(tmp_path, 2))
     with pytest.warns(UserWarning, match="damaged") as caught:
         assert checkpoint.resume().step == 0
     assert {each.filename for each in caught} == {__file__}
@@ -285,7 +280,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(
 def test_a_damaged_checkpoint_does_not_replace_the_last_intact_one(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path, keep=1)
     checkpoint.save(9)
-    flip(step_in(tmp_path, 9))
+    flip_bytes(step_in(tmp_path, 9))
     checkpoint.save(5)
     assert names(tmp_path) == ["step-00000005.pt", "step-00000009.pt"]
     checkpoint.save(9)

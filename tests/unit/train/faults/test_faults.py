@@ -57,6 +57,12 @@ def fired_at(fault: str, step: int) -> list[Any]:
     return [("fault", {"fault": fault, "at_step": step}), "flush"]
 
 
+def keep(monkeypatch: pytest.MonkeyPatch, *newest: Path | None) -> None:
+    """Let there be checkpoints with these newest files."""
+    kept = [SimpleNamespace(newest=lambda path=path: path) for path in newest]
+    monkeypatch.setattr(fault_actions, "checkpoints", lambda: kept)
+
+
 # ---- spelling
 
 
@@ -110,7 +116,7 @@ def test_a_fault_without_a_target_says_so_and_stays_armed(
     sink: Recorder, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     monkeypatch.setattr(fault_actions, "prepared", list)
-    monkeypatch.setattr(fault_actions, "checkpoints", lambda: [Kept(None)])
+    keep(monkeypatch, None)
     said = {}
     for kind in ("nan", "skip", "corrupt"):
         arm(1, kind)
@@ -480,16 +486,6 @@ def test_skip_applies_to_the_next_averaging_after_a_forward_that_raises(ddp: Any
 # ---- corrupt
 
 
-class Kept:
-    """A checkpoint with this newest file."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-
-    def newest(self) -> Path | None:
-        return self._path
-
-
 def a_file(path: Path, size: int, *, at: float) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(bytes(size))
@@ -502,8 +498,7 @@ def test_corrupt_flips_bytes_of_the_newest_checkpoint(
 ) -> None:
     now = time.time()
     old, new = a_file(tmp_path / "old", 1000, at=now - 9), a_file(tmp_path / "new", 1000, at=now)
-    kept = [Kept(new), Kept(None), Kept(old)]
-    monkeypatch.setattr(fault_actions, "checkpoints", lambda: kept)
+    keep(monkeypatch, new, None, old)
     fire("corrupt")
     log(step=2)
     assert old.read_bytes() == bytes(1000)
