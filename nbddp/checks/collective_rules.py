@@ -19,10 +19,8 @@ from nbddp.checks.conditions import (
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.source import CellSource, cached_per_source
 from nbddp.checks.syntax import (
-    argument,
+    argument_text,
     has_star_arguments,
-    is_false,
-    is_true,
     names_in,
     plain_names,
 )
@@ -121,11 +119,10 @@ def _takes_shards(source: CellSource, call: ast.Call, *, may_guess: bool) -> boo
 
 def _is_for_all_ranks(call: ast.Call, position: int | None) -> bool:
     """Return whether all ranks must make this call, as far as its arguments tell."""
-    switches = [argument(call, each) for each in ("use_local_synchronization", "no_dist")]
-    if has_star_arguments(call) or any(each and not is_false(each) for each in switches):
-        return False
-    group = argument(call, "process_group") or argument(call, "group", position)
-    return group is None or ast.unparse(group).endswith(("None", "group.WORLD"))
+    switches = {argument_text(call, each) for each in ("use_local_synchronization", "no_dist")}
+    group = argument_text(call, "process_group") or argument_text(call, "group", position) or "None"
+    is_of_world = group.endswith(("None", "group.WORLD"))
+    return is_of_world and switches <= {"", "False"} and not has_star_arguments(call)
 
 
 @cached_per_source
@@ -279,7 +276,7 @@ def _missing_wait(source: CellSource) -> Iterator[Hit]:
     for call in source.calls:
         name = source.called_name(call)
         is_alone = isinstance(source.parents.get(call), ast.Expr)
-        starts = name in COLLECTIVES and is_true(argument(call, "async_op"))
+        starts = name in COLLECTIVES and argument_text(call, "async_op") == "True"
         if is_alone and (starts or name in ("torch.distributed.isend", "torch.distributed.irecv")):
             handle = f"the handle of this {short_name(name)}"
             yield call, f"{handle} is dropped, so no code can wait for it."
@@ -291,8 +288,7 @@ def _summed_gradients(source: CellSource) -> Iterator[Hit]:
         if source.called_name(call) != "torch.distributed.all_reduce" or not call.args:
             continue
         text = ast.unparse(call.args[0])
-        operation = argument(call, "op", 1)
-        is_sum = operation is None or ast.unparse(operation).endswith("SUM")
+        is_sum = (argument_text(call, "op", 1) or "SUM").endswith("SUM")
         is_of_gradients = text.endswith((".grad", ".grad.data"))
         if is_of_gradients and is_sum and not _divides(source, source.function(call)):
             yield call, f"the ranks' gradients in {text} are summed, but not divided."
@@ -344,7 +340,7 @@ def _has_buffers(source: CellSource, name: str) -> bool:
         return True
     return any(
         not has_star_arguments(each)
-        and argument(each, "broadcast_buffers") is None
+        and not argument_text(each, "broadcast_buffers")
         and _has_norm(source, each)
         for each in _wrapping_calls(source, name)
     )
@@ -406,7 +402,7 @@ def _join_statements(source: CellSource) -> set[ast.AST | None]:
         items = [each for each in source.ancestors(call) if isinstance(each, ast.withitem)]
         is_of_model = source.is_ddp(source.owner(call)) or (items and not call.args)
         is_join = source.method(call) == "Join" or is_of_model
-        if is_join and not is_false(argument(call, "enable")):
+        if is_join and argument_text(call, "enable") != "False":
             found.add(source.parents[items[0]] if items else None)
     return found
 

@@ -50,14 +50,10 @@ def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr
     return None
 
 
-def is_true(node: ast.AST | None) -> bool:
-    """Return whether an argument is the literal ``True``."""
-    return isinstance(node, ast.Constant) and node.value is True
-
-
-def is_false(node: ast.AST | None) -> bool:
-    """Return whether an argument is the literal ``False``."""
-    return isinstance(node, ast.Constant) and node.value is False
+def argument_text(call: ast.Call, name: str, position: int | None = None) -> str:
+    """Return the code of an argument, by its name or position; empty if it is not given."""
+    given = argument(call, name, position)
+    return ast.unparse(given) if given else ""
 
 
 def has_star_arguments(call: ast.Call) -> bool:

@@ -12,7 +12,7 @@ from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.train import digits as room
-from nbddp.train.digits import FILES, digits, read_idx
+from nbddp.train.digits import FILES, digits
 
 
 def idx(*sizes: int) -> bytes:
@@ -99,12 +99,3 @@ def test_downloads_are_verified_before_they_are_stored(
     with pytest.raises(ValueError, match="checksum"):
         digits(tmp_path / "other", download=True)
     assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [(b"", "IDX"), (b"\0\0\x0d\1", "IDX"), (idx(3)[:-1], r"IDX .* \[3\] .* 10 bytes")],
-)
-def test_invalid_idx_files_are_refused(content: bytes, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        read_idx(content)
