@@ -211,7 +211,7 @@ def _other_ranks_match(
     return any(
         each.branch != condition.branch
         if each.node is condition.node
-        else each.key != condition.key
+        else each.code != condition.code
         and each.node not in around
         and condition.node not in source.ancestors(each.node)
         for each in conditions

@@ -166,13 +166,16 @@ def early_exits(source: CellSource) -> Iterator[tuple[ast.If, ast.AST]]:
     for node in source.nodes_of(ast.If):
         last = node.body[-1]
         if not node.orelse and isinstance(last, _EXITS) and depends_on_rank(node.test):
-            loops = source.loops(node)
-            if isinstance(last, ast.Return):
-                function = source.function(node)
-                if not isinstance(function, ast.Module):
-                    yield node, function
-            elif loops:
-                yield node, loops[0]
+            target = _left_by(source, last)
+            if target and target is not source.tree:
+                yield node, target
+
+
+def _left_by(source: CellSource, statement: ast.stmt) -> ast.AST | None:
+    """Return the loop, function or module that a statement leaves."""
+    if isinstance(statement, ast.Return | ast.Raise):
+        return source.function(statement)
+    return next(iter(source.loops(statement)), None)
 
 
 def exit_target(source: CellSource, node: ast.AST, outer: ast.AST) -> ast.AST | None:
@@ -181,13 +184,11 @@ def exit_target(source: CellSource, node: ast.AST, outer: ast.AST) -> ast.AST | 
     Blocks outside of ``outer`` do not count. Return None if the code leaves nothing.
     """
     for inner, each in source.steps_out(node):
-        match _block(each, inner)[-1:]:
-            case [ast.Break() | ast.Continue() as last]:
-                return next(iter(source.loops(last)), None)
-            case [ast.Return() | ast.Raise() as last]:
-                return source.function(last)
+        for last in _block(each, inner)[-1:]:
+            if isinstance(last, (*_EXITS, ast.Raise)):
+                return _left_by(source, last)
         if each is outer:
-            return None
+            break
     return None
 
 
@@ -272,9 +273,9 @@ class RankCondition:
     branch: int = 0
 
     @cached_property
-    def key(self) -> str:
-        """A key that is equal for equal conditions."""
-        return " ".join(map(ast.dump, self.tests))
+    def code(self) -> list[str]:
+        """The tested expressions as code."""
+        return [*map(ast.unparse, self.tests)]
 
     def __str__(self) -> str:
         r"""Return the condition as code in backticks, for a message.
@@ -283,14 +284,13 @@ class RankCondition:
         >>> str(next(rank_conditions(source, source.calls[0])))
         'the `else` of `if rank`'
         """
-        asked = [ast.unparse(each) for each in self.tests]
         match self.node:
             case ast.While():
-                return f"`while {asked[0]}`"
+                return f"`while {self.code[0]}`"
             case ast.BoolOp(op=operator):
                 word = " or " if isinstance(operator, ast.Or) else " and "
-                return f"`{word.join([*asked, '...'])}`"
-        return f"{'the `else` of ' if self.branch else ''}`if {asked[0]}`"
+                return f"`{word.join([*self.code, '...'])}`"
+        return f"{'the `else` of ' if self.branch else ''}`if {self.code[0]}`"
 
 
 def rank_conditions(source: CellSource, node: ast.AST) -> Iterator[RankCondition]:

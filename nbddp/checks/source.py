@@ -75,9 +75,8 @@ class CellSource:
         self.is_cell = is_cell
         self._line_offset = first_line - 1
         flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        self.tree: ast.Module = compile(
-            without_ipython(text), "cell", "exec", flags, dont_inherit=True
-        )
+        plain = without_ipython(text)
+        self.tree: ast.Module = compile(plain, "cell", "exec", flags, dont_inherit=True)
         self.parents: dict[ast.AST, ast.AST] = {}
         self.nodes: list[ast.AST] = []
         self._nodes_by_type: dict[type[ast.AST], list[Any]] = defaultdict(list)

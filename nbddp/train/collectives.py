@@ -204,8 +204,6 @@ def run_on_all_ranks(function: Callable[[], T]) -> list[T]:
     >>> run_on_all_ranks(lambda: 7)
     [7]
     """
-    if this_rank.world_size() == 1:
-        return [function()]
     result: Any = None
     failure: Exception | None = None
     try:
