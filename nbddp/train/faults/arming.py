@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from nbddp.errors import ArgumentError
 from nbddp.train import log_and_track, this_rank
-from nbddp.train.faults.fault_actions import FaultAction, FaultError, make_action
+from nbddp.train.faults.fault_actions import ACTION_CLASSES, FaultAction, FaultError
 from nbddp.train.faults.kinds import FACTOR, FAULTS_VARIABLE, KINDS, Fault
 
 __all__ = ["KINDS", "Fault", "FaultError", "armed", "at", "begin_cell", "clear"]
@@ -164,7 +164,7 @@ class FaultInjector:
             self._fire(fault, step)
 
     def _fire(self, fault: Fault, step: int) -> None:
-        action = make_action(fault)
+        action = ACTION_CLASSES.get(fault.kind, FaultAction)(fault)
         self.armed.remove(fault)
         self._fired.add(fault)
         self._actions.append(action)

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,14 +40,20 @@ class FaultError(RuntimeError):
 
 
 class FaultAction:
-    """The effect of a fault: one function call, or in a subclass an effect that lasts."""
+    """The effect of a fault: one function call, or the effect of a subclass.
 
-    def __init__(self, function: Callable[[], object]) -> None:
-        self._function = function
+    A subclass finds its target before the fault fires.
+
+    Raises:
+        FaultError: this rank has no such target.
+    """
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
 
     def fire(self) -> None:
         """Fire now; this does not return if the rank dies."""
-        self._function()
+        IMMEDIATE_FAULTS[self._fault.kind](self._fault)
 
     def on_step(self) -> None:
         """Called at each later step of this rank."""
@@ -57,19 +63,6 @@ class FaultAction:
 
     def undo(self) -> None:
         """End the effect."""
-
-
-def make_action(fault: Fault) -> FaultAction:
-    """Create the action of a fault and find its target; the action has no effect yet.
-
-    Raises:
-        FaultError: this rank has no such target.
-    """
-    if fault.kind in LASTING_FAULTS:
-        return LASTING_FAULTS[fault.kind](fault)
-    if fault.kind == "corrupt":
-        return FaultAction(partial(flip_bytes, _newest_checkpoint(fault)))
-    return FaultAction(partial(IMMEDIATE_FAULTS[fault.kind], fault))
 
 
 # ---- immediate faults
@@ -258,11 +251,18 @@ def _finished_work() -> Any:
 # ---- corrupt
 
 
-def _newest_checkpoint(fault: Fault) -> Path:
-    newest = [path for path in (each.newest() for each in checkpoints()) if path is not None]
-    if not newest:
-        raise FaultError(f"fault: {fault} finds no checkpoint; save one before that step")
-    return max(newest, key=lambda path: path.stat().st_mtime_ns)
+class CorruptAction(FaultAction):
+    """Flip bytes of the newest checkpoint."""
+
+    def __init__(self, fault: Fault) -> None:
+        newest = [path for each in checkpoints() if (path := each.newest())]
+        if not newest:
+            raise FaultError(f"fault: {fault} finds no checkpoint; save one before that step")
+        self._path = max(newest, key=lambda path: path.stat().st_mtime_ns)
+
+    def fire(self) -> None:
+        """Flip the bytes."""
+        flip_bytes(self._path)
 
 
 def flip_bytes(path: Path) -> None:
@@ -280,8 +280,10 @@ def flip_bytes(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-LASTING_FAULTS: dict[str, Callable[[Fault], FaultAction]] = {
+# the kinds whose effect lasts, or needs a target
+ACTION_CLASSES: dict[str, type[FaultAction]] = {
     "slow": SlowAction,
     "nan": NanAction,
     "skip": SkipAction,
+    "corrupt": CorruptAction,
 }
