@@ -106,22 +106,17 @@ def loader(
         raise ArgumentError("an evaluation loader leaves nothing out: drop_last must be False")
     used_sampler = sampler if batch_sampler is None else batch_sampler
     can_shuffle = not evaluation and not is_stream and used_sampler is None
-    order = EpochOrder(
-        log_and_track.length_of(dataset if used_sampler is None else used_sampler),
-        can_shuffle if shuffle is None else shuffle and can_shuffle,
-        drop_last,
-        evaluation,
-        used_sampler,
-    )
-    return Loader(
-        dataset, size if batch_sampler is None else None, order=order, seed=seed, options=options
-    )
+    shuffles = can_shuffle and shuffle in (None, True)
+    samples = log_and_track.length_of(dataset if used_sampler is None else used_sampler)
+    order = EpochOrder(samples, shuffles, drop_last, evaluation, used_sampler)
+    own_size = size if batch_sampler is None else None
+    return Loader(dataset, own_size, order=order, seed=seed, options=options)
 
 
 def _check_samplers(*, sampler: object, batch_sampler: object, **batch_options: object) -> None:
     """Check that no other option contradicts a sampler, as torch does."""
-    if batch_sampler is not None:
-        for name in [name for name, each in {"sampler": sampler, **batch_options}.items() if each]:
+    for name, value in {"sampler": sampler, **batch_options}.items():
+        if batch_sampler is not None and value:
             raise ArgumentError(
                 f"nbddp.loader: batch_sampler makes the batches: leave out {name} or batch_sampler"
             )
