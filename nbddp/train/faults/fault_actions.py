@@ -149,8 +149,6 @@ class NanAction(FaultAction):
         ]
 
     def _poison(self, gradient: torch.Tensor) -> torch.Tensor:
-        if not self._handles:
-            return gradient
         self.undo()
         return gradient * float("nan")
 
