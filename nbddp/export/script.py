@@ -167,7 +167,7 @@ class _Writer:
         try:
             reason = self._why_it_cannot_run(plain.text)
         except SyntaxError:
-            self._omit(what, "it uses await at top level", names=_names_bound_by(plain.text))
+            self._omit(what, "it uses await at top level", names=assigned_names(plain.text))
             return
         bound = assigned_names(plain.text)
         if reason:
@@ -374,16 +374,6 @@ def _argument_of_show(expression: str) -> str:
     value: Any = ast.parse(f"({expression}\n)", mode="eval").body
     is_plain = not isinstance(value, ast.Tuple | ast.GeneratorExp | ast.NamedExpr | ast.Yield)
     return expression if is_plain else f"({expression})"
-
-
-def _names_bound_by(text: str) -> set[str]:
-    """Return the names that a cell with ``await`` outside of functions binds."""
-    tree = compile(text, "cell", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    return {
-        each.id
-        for each in ast.walk(tree)
-        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
-    }
 
 
 def _refers_to_port(value: Any, ports: Collection[int]) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import dis
 import re
-import symtable
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -60,17 +61,14 @@ class ReplayLog:
 
 
 def assigned_names(source: str) -> set[str]:
-    """Return the names that source code binds outside its functions.
+    """Return the names that source code binds outside its functions and comprehensions.
 
     >>> sorted(assigned_names("import os.path; x = [i for i in range(2)]; (z := 1)"))
     ['os', 'x', 'z']
     """
-    top = symtable.symtable(source, "cell", "exec")
-    return {
-        symbol.get_name()
-        for symbol in top.get_symbols()
-        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
-    }
+    code = compile(source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    stores = ("STORE_NAME", "STORE_GLOBAL")
+    return {each.argval for each in dis.get_instructions(code) if each.opname in stores}
 
 
 def root_name(path: str) -> str:
