@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 import time
@@ -152,10 +151,7 @@ def _began(facts: Mapping[str, Any]) -> float:
 
 def read_note(path: Path) -> str:
     """Return the user's note about a run; empty if there is none."""
-    try:
-        return str(json.loads((path / NOTE_FILE).read_text())["note"])
-    except UNREADABLE:
-        return ""
+    return str(read_facts(path, NOTE_FILE).get("note", ""))
 
 
 def folder_size(path: Path) -> int:

@@ -252,11 +252,7 @@ def write_published(
 
 def read_published(folder: Path, kind: str) -> dict[str, Any]:
     """Return the note about a tracker; empty if the run was not published there."""
-    try:
-        facts = json.loads((folder / f"published-{kind}.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return facts if isinstance(facts, dict) else {}
+    return read_facts(folder, f"published-{kind}.json")
 
 
 def name_in_tracker(folder: Path, kind: str, *, is_again: bool) -> str:

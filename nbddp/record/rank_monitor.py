@@ -36,9 +36,9 @@ class LoopProgress:
     @property
     def seconds_left(self) -> float | None:
         """Estimated seconds until the end of the loop; None if unknown."""
-        if not self.total or not self.done:
+        if not self.total or not self.per_second:
             return None
-        return max(0, self.total - self.done) / self.per_second if self.per_second else None
+        return max(0, self.total - self.done) / self.per_second
 
 
 class RankMonitor:

@@ -172,10 +172,10 @@ class RunJson:
         return "{" + ",\n ".join(lines) + "}\n"
 
 
-def read_facts(path: Path) -> dict[str, Any]:
-    """Return the facts in the ``run.json`` of a run folder; empty if it cannot be read."""
+def read_facts(path: Path, file: str = "run.json") -> dict[str, Any]:
+    """Return the facts in a JSON file of a run folder; empty if it cannot be read."""
     try:
-        facts = json.loads((path / "run.json").read_text(errors="replace"))
+        facts = json.loads((path / file).read_text(errors="replace"))
     except (OSError, ValueError, RecursionError):
         return {}
     return facts if isinstance(facts, dict) else {}
