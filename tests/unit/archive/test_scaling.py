@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import io
-from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from IPython.core.error import UsageError
 from pages import readable
 from PIL import Image
-from refusals import refusal
 
 from nbddp.archive.scaling import (
     Repetition,
@@ -24,16 +21,11 @@ from nbddp.archive.scaling import (
     time_shares,
 )
 from nbddp.charts.figure import draw_scaling, png_of
-from nbddp.magics.parser import CELL, parse_line
 from nbddp.record.waiting.collective_history import MatchedCollective
 from nbddp.record.waiting.collective_timeline import DdpOverlap, Timeline
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.scaling import scaling_report
 from nbddp.wire.collective import Collective
-
-
-def cell(line: str) -> Namespace:
-    return parse_line(CELL, line)
 
 
 def size(ranks: int, *paces: float, **facts: Any) -> WorldSizeResult:
@@ -55,24 +47,6 @@ def rows(paces: Sequence[tuple[int, float]], *, every: int = 1, rank: int = 0) -
                 found.append({"time": at, "rank": rank, "attempt": 1, "step": step, "loss": 1.0})
             step, at = step + 1, at + 1 / pace
     return found
-
-
-# ---- options
-
-UNREADABLE = ["--scale 1", "--scale 1, 2", "--scale 0,1", "--scale x", "--scale 1,2 --rounds 2"]
-UNFITTING = ["--weak", "--rounds 4", "--rounds 4 --repeat 2", "--scale 1,2 --start-over"]
-UNFITTING += [f"--scale 1,2 {option}" for option in ("--repeat 3", "--nproc 2", "--ranks 0")]
-UNFITTING += ["--scale 1,2 --timeline"]
-
-
-@pytest.mark.parametrize(
-    "lines", [UNREADABLE, UNFITTING], ids=["cannot be read", "does not fit together"]
-)
-def test_refused_arguments_get_an_error_with_the_reason(lines: list[str], snapshot: Any) -> None:
-    said = {each: refusal(UsageError, cell, each) for each in lines}
-    assert said == snapshot
-    for fitting in ("", "--scale 1,2,4 --weak --rounds 5", "--sweep a=1 --repeat 2 --start-over"):
-        cell(fitting)
 
 
 # ---- the pace of a run

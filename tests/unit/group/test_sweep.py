@@ -104,7 +104,9 @@ REFUSED = ("lr", "lr=", "lr=,", "=1", "'lr= '", "opt=adam, sgd", "opt=[1, 2]")
 UNFIT = (
     *("--sweep lr=1 --no-wait", "--repeat 2 --out x", "--sweep lr=1 --timeline"),
     *("--sweep lr=1 --trace 1:2", "--start-over", "--weak", "--rounds 3"),
-    *("--sweep lr=1 --scale 1,2", "--scale 1,2 --nproc 2"),
+    *("--sweep lr=1 --scale 1,2", "--scale 1,2 --nproc 2", "--scale 1,2 --ranks 0"),
+    *("--scale 1,2 --repeat 3", "--scale 1,2 --timeline", "--scale 1,2 --start-over"),
+    *("--scale 1", "--scale 1, 2", "--scale 0,1", "--scale x", "--scale 1,2 --rounds 2"),
 )
 NO_GRID = (
     *("--sweep 0lr=1", "--sweep a.b=1", "--sweep class=1", "--sweep rank=0,1"),
