@@ -70,7 +70,7 @@ RECORDED: list[tuple[str, dict[str, Any]]] = [
     ("resumed", {**RESTART.resumed(31, 0.9), "lost": None}),
     ("resumed", {**RESTART.resumed(31, 0.9), "lost": 1}),
     ("healed", HEALED),
-    ("healed", HEALED | {"more": {"": 2995}}),
+    ("healed", HEALED | {"left": dict.fromkeys("abcdefghi", "open"), "more": {"": 2995}}),
     ("not healed", {"reason": "it was interrupted"}),
     ("taken back", {"attempt": 1, "ranks": [0, 1], "world_size": 2}),
     ("node", {"what": "node 1 is gone"}),

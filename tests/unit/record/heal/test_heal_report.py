@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.record.event_log import RunEvent
 from nbddp.record.heal.heal_report import Healed
-from nbddp.ui.wording import describe_event
 from nbddp.wire.request_messages import KEEPS_RANK
 
 LOCK = "cannot pickle '_thread.lock' object"
@@ -49,20 +47,6 @@ def test_the_heal_report_lists_a_bounded_number_of_places(count: int, end: str) 
     [_, line] = healed({}, {}, places=count).lines()
     assert ": t[0].rank, " in line
     assert line.endswith(end)
-
-
-def test_the_event_of_a_heal_is_one_short_line() -> None:
-    facts = {"ranks": [1], "donor": 0, "fork": 0.1, "bytes": 10, "carry": 0.1, "meet": 0.1}
-    left = {f"t[{number}]": LOCK for number in range(9)}
-    several, one, none = (
-        describe_event(RunEvent(0.0, "healed", {**facts, "left": left, "more": more}))
-        for left, more in ((left, {"": 2991}), ({"a": LOCK}, {}), ({}, {}))
-    )
-    assert several.endswith(
-        ": " + ", ".join(f"t[{number}]" for number in range(8)) + ", 2,992 more"
-    )
-    assert one.endswith(": a")
-    assert several.startswith(none)
 
 
 def test_the_heal_report_names_the_cells_that_make_trainers_again() -> None:
