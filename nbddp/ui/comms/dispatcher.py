@@ -25,7 +25,6 @@ from nbddp.sigint import run_in_loop, sigint_deferred, wait_for_all
 from nbddp.ui.comms.kernel_stream import (
     BUTTONS_WAIT,
     DispatchMode,
-    RawMessage,
     StreamInterceptor,
     dispatch_mode_of,
 )
@@ -100,7 +99,7 @@ class CommDispatcher:
         self._lock = threading.Lock()
         self._interceptor: StreamInterceptor | None = None
         self._thread: threading.Thread | None = None
-        self._queue: SimpleQueue[tuple[RawMessage, ServedWidgets] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[list[Any], ServedWidgets] | None] = SimpleQueue()
         self._control_ids: set[str] = set()
         self._to_close: defaultdict[int, deque[Callable[[], None]]] = defaultdict(deque)
 
@@ -244,20 +243,20 @@ class CommDispatcher:
         current.remove()
         self._interceptor = None
         if self._kernel_mode is DispatchMode.POLL:
-            for message, _ in self._pending_messages():
-                current.pass_on(message)
+            for frames, _ in self._pending_messages():
+                current.pass_on(frames)
 
-    def _pending_messages(self) -> Iterator[tuple[RawMessage, ServedWidgets]]:
+    def _pending_messages(self) -> Iterator[tuple[list[Any], ServedWidgets]]:
         while not self._queue.empty():
             if (item := self._queue.get()) is not None:
                 yield item
 
     # ---- which messages to intercept
 
-    def _intercept(self, message: RawMessage) -> bool:
+    def _intercept(self, frames: list[Any]) -> bool:
         """Queue a message for a served widget. Return whether it was one."""
         try:
-            served = self._find_recipient(message)
+            served = self._find_recipient(frames)
         except Exception:
             if not self._has_logged_error:
                 logger.warning("could not read a message; the kernel gets it", exc_info=True)
@@ -265,16 +264,16 @@ class CommDispatcher:
             return False
         if served is None:
             return False
-        self._queue.put((message, served))
+        self._queue.put((frames, served))
         return True
 
-    def _find_recipient(self, message: RawMessage) -> ServedWidgets | None:
-        peek = message.peek()
-        kind, candidates = peek["header"]["msg_type"], self._served
+    def _find_recipient(self, frames: list[Any]) -> ServedWidgets | None:
+        _, message = self._read(frames, content=False)
+        kind, candidates = message["header"]["msg_type"], self._served
         self.cells_sent += kind == "execute_request"
         if kind not in _KINDS or not candidates:
             return None
-        content = message.session.unpack(peek["content"])
+        content = self._kernel.session.unpack(message["content"])
         comm_id = content["comm_id"]
         if kind == "comm_open" and content["target_name"] == CONTROL_TARGET:
             self._control_ids.add(comm_id)
@@ -284,21 +283,27 @@ class CommDispatcher:
 
     # ---- answers
 
-    def _serve(self, queue: SimpleQueue[tuple[RawMessage, ServedWidgets] | None]) -> None:
+    def _serve(self, queue: SimpleQueue[tuple[list[Any], ServedWidgets] | None]) -> None:
         while (item := queue.get()) is not None:
             try:
                 self._answer(*item)
             except BaseException:  # such as sys.exit(): other buttons need this thread
                 logger.exception("a widget's handler tried to end its thread")
 
-    def _answer(self, message: RawMessage, served: ServedWidgets) -> None:
+    def _read(self, frames: list[Any], *, content: bool) -> tuple[list[bytes], dict[str, Any]]:
+        """Return the identities and the message. With its content it can be read only once."""
+        session, is_copy = self._kernel.session, self._kernel.shell_stream._recv_copy
+        identities, parts = session.feed_identities(frames, copy=is_copy)
+        return identities, session.deserialize(parts, content=content, copy=is_copy)
+
+    def _answer(self, frames: list[Any], served: ServedWidgets) -> None:
         # In the context of the cell, the output of a handler appears in the cell. Each message
         # needs a copy: a handler may call process_pending(), and a context cannot be entered twice.
-        served.context.copy().run(self._answer_in_context, message)
+        served.context.copy().run(self._answer_in_context, frames)
 
-    def _answer_in_context(self, incoming: RawMessage) -> None:
+    def _answer_in_context(self, frames: list[Any]) -> None:
         try:
-            identities, message = incoming.read()
+            identities, message = self._read(frames, content=True)
             self._publish("busy", message)
             try:
                 self._handle(identities, message)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
 from typing import Any
 
 logger = logging.getLogger(__name__)
+
 
 BUTTONS_WAIT = "buttons act only after the cell has ended"
 _NEEDED_ATTRIBUTES = (
@@ -55,34 +55,13 @@ def dispatch_mode_of(kernel: Any) -> DispatchMode:
     return DispatchMode.POLL if thread is None else DispatchMode.THREAD
 
 
-@dataclass(frozen=True, slots=True)
-class RawMessage:
-    """A message as received, with its identities and its signature."""
-
-    session: Any
-    frames: list[Any]
-    is_copy: bool  # whether the frames are bytes, not zmq.Frame
-
-    def peek(self) -> dict[str, Any]:
-        """Decode all but the content. The message can still be read once."""
-        _, parts = self.session.feed_identities(self.frames, copy=self.is_copy)
-        message: dict[str, Any] = self.session.deserialize(parts, content=False, copy=self.is_copy)
-        return message
-
-    def read(self) -> tuple[list[bytes], dict[str, Any]]:
-        """Return the identities and the decoded message. It cannot be read again."""
-        identities, parts = self.session.feed_identities(self.frames, copy=self.is_copy)
-        return identities, self.session.deserialize(parts, copy=self.is_copy)
-
-
 class StreamInterceptor:
     """Replaces the callback of a kernel's stream, and forwards messages that it does not take.
 
     Create and remove it on the thread that reads the stream.
     """
 
-    def __init__(self, kernel: Any, intercept: Callable[[RawMessage], bool]) -> None:
-        self._session = kernel.session
+    def __init__(self, kernel: Any, intercept: Callable[[list[Any]], bool]) -> None:
         self._stream = kernel.shell_stream
         self._intercept = intercept
         self._is_active = True
@@ -97,13 +76,13 @@ class StreamInterceptor:
 
     def __call__(self, frames: list[Any]) -> Any:
         """Intercept the message, or forward it and return the result, which may be awaitable."""
-        if self._is_active and self._intercept(RawMessage(self._session, frames, self._is_copy)):
+        if self._is_active and self._intercept(frames):
             return None
         return self._next_callback(frames)
 
-    def pass_on(self, message: RawMessage) -> None:
+    def pass_on(self, frames: list[Any]) -> None:
         """Forward an intercepted message to the kernel."""
-        self._stream._run_callback(self._next_callback, message.frames)
+        self._stream._run_callback(self._next_callback, frames)
 
     @property
     def is_on_top(self) -> bool:
