@@ -45,13 +45,17 @@ class ViewChoice(Enum):
 
 
 class Presenter:
-    """Creates the views of one shell and keeps the last one."""
+    """Creates the views of one shell.
+
+    Attributes:
+        last_view: the view of the last cell or attempt.
+    """
 
     def __init__(self, shell: InteractiveShell, checks: QuietChecks) -> None:
         self.choice = ViewChoice.AUTO
         self._shell = shell
         self._checks = checks
-        self._last_view: View | None = None
+        self.last_view: View | None = None
         self._last_panel: PanelView | None = None  # the last view, if it is a panel
         self._last_cell = 0  # the number of its cell
         self._next_slot: OutputSlot | None = None
@@ -61,7 +65,7 @@ class Presenter:
     @property
     def has_record(self) -> bool:
         """Whether the view of the last cell has already shown why the cell failed."""
-        return self._last_view is not None and self._last_view.has_record
+        return self.last_view is not None and self.last_view.has_record
 
     def view(self, session: Session, *, quiet: bool, has_pictures: bool) -> View:
         """Return the view of a new cell.
@@ -76,11 +80,11 @@ class Presenter:
         if panel is None and not quiet and self.shows_panels:
             panel = self._new_panel(session)
         self._last_panel = panel
-        self._last_view = panel or self._new_text_view(
+        self.last_view = panel or self._new_text_view(
             session, is_quiet=quiet, has_pictures=has_pictures
         )
         self._last_cell = self._shell.execution_count
-        return self._last_view
+        return self.last_view
 
     @property
     def _panel_in_cell(self) -> PanelView | None:
@@ -164,11 +168,6 @@ class Presenter:
             box = StdinPrompt(self._shell.kernel)
         return InputQueue(box, session.answer)
 
-    def show_notice(self, text: str) -> None:
-        """Show how nbddp handles a failure, in the panel of the failed attempt."""
-        if self._last_view is not None:
-            self._last_view.show_status(text)
-
     @property
     def shows_panels(self) -> bool:
         """Whether the running cell is shown as a panel, unless it is quiet."""
@@ -244,8 +243,9 @@ class NotebookDisplay(TextDisplay):
         return self._presenter.view(session, quiet=self.quiet, has_pictures=self._has_pictures)
 
     def show_notice(self, text: str) -> None:
-        if self.shows_notices:
-            self._presenter.show_notice(text)
+        view = self._presenter.last_view
+        if self.shows_notices and view is not None:
+            view.show_status(text)
         else:
             self.print_line(text)
 
