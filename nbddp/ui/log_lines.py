@@ -12,6 +12,7 @@ from itertools import islice
 from nbddp.charts.palette import rank_class, rank_color
 from nbddp.record.log_reader import MAX_PANEL_LINE, LineAssembler, log_name
 from nbddp.ui.ansi import strip, to_html
+from nbddp.ui.repeated_warnings import RepeatedWarnings
 from nbddp.ui.wording import format_rank_tag
 from nbddp.wire.messages import JsonDict
 
@@ -63,6 +64,7 @@ class LogBuffer:
         )
         self._totals: Counter[int | None] = Counter()
         self._assemblers: dict[int, LineAssembler] = {}
+        self._warnings = RepeatedWarnings()
         self.version = 0
 
     def write(self, rank: int, text: str) -> None:
@@ -80,6 +82,11 @@ class LogBuffer:
         """End the unfinished line of one rank, or of all ranks."""
         for each in self._writers(rank):
             self._append((each,), self._assemblers[each].flush())
+
+    def note_repeated_warnings(self) -> None:
+        """Add a notice of the ranks whose warnings are left out of the log of all ranks."""
+        if note := self._warnings.note():
+            self.write_notice(note)
 
     def lines(self, rank: int | None = None) -> list[LogLine]:
         """Return the last lines of one rank or of all ranks, then the unfinished lines."""
@@ -109,6 +116,8 @@ class LogBuffer:
     def _append(self, ranks: tuple[int, ...], lines: Sequence[str]) -> None:
         at = time.time()
         for tail in (*ranks, None):
+            if tail is None and ranks:
+                lines = self._warnings.without_repeats(ranks[0], lines)
             self._kept[tail].extend((ranks, line, at) for line in lines)
             self._totals[tail] += len(lines)
         self.version += 1

@@ -28,6 +28,7 @@ from nbddp.ui.frontend import COALESCE_SECONDS, Check, StreamTarget, View, is_pl
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import InputBackend, InputQueue
 from nbddp.ui.log_lines import group_ranks_by_value
+from nbddp.ui.repeated_warnings import RepeatedWarnings
 from nbddp.ui.report.findings import findings_text
 from nbddp.ui.wording import describe_straggler, format_progress_bar, format_seconds, format_step
 from nbddp.wire.messages import Display, JsonDict
@@ -83,6 +84,7 @@ class TextView:
         self._is_quiet = is_quiet
         self._assemblers: dict[int, LineAssembler] = {}
         self._unfinished = UnfinishedLines()
+        self._warnings = RepeatedWarnings()
         self._pending: list[str] = []
         self._pending_size = 0
         self._shown_lines = 0
@@ -189,6 +191,8 @@ class TextView:
         first = self._unfinished.open_rank  # its line continues in place
         for rank, lines in sorted(self._assemblers.items(), key=lambda it: (it[0] != first, it[0])):
             self._write_lines([rank], lines.flush())
+        if note := self._warnings.note():
+            self._write_below(f"nbddp: {note}\n")
         for ranks, bundle in group_ranks_by_value(result.results):
             self._show_value(ranks, bundle)
         self._flush()
@@ -241,6 +245,8 @@ class TextView:
         if rest is not None:
             self._write(f"{rest}\n")
             lines = lines[1:]
+        if not mark and len(ranks) == 1:
+            lines = self._warnings.without_repeats(ranks[0], lines)
         if lines:
             tag = self._screen.tag(ranks, mark)
             if mark and len(lines) > 1:  # below one tag, the columns of a value stay aligned

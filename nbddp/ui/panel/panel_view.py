@@ -270,6 +270,7 @@ class PanelView:
     def _finish(self, handle: CellHandle, result: CellResult) -> None:
         self._input_queue.close()  # the record says if an input box is still open
         self.log_buffer.flush()
+        self.log_buffer.note_repeated_warnings()
         values, rich = split_text_and_rich(result.results)
         record = self._record(handle, result, values)
         self.slot.show_record(record_html(record), record_text(record))

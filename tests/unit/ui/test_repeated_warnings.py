@@ -1,0 +1,53 @@
+"""Warnings that several ranks print are shown once, and every other line always."""
+
+from __future__ import annotations
+
+import pytest
+
+from nbddp.ui.log_lines import LogBuffer
+from nbddp.ui.repeated_warnings import RepeatedWarnings
+
+PYTHON = ["a.py:3: UserWarning: slow", "  load(x)"]
+CPP = "[rank{}]:[W1126 11:30:3{}.81 reducer.cpp:1529] Warning: unused (function operator())"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(PYTHON, PYTHON), ([CPP.format(0, 6)], [CPP.format(1, 7)])],
+    ids=["python", "c++"],
+)
+def test_warning_of_a_second_rank_is_left_out_and_noted(
+    first: list[str], second: list[str]
+) -> None:
+    warnings = RepeatedWarnings()
+    assert list(warnings.without_repeats(0, [*first, "a"])) == [*first, "a"]
+    assert warnings.note() == ""
+    assert list(warnings.without_repeats(2, [*second, "  b"])) == (
+        [] if second is PYTHON else ["  b"]
+    )
+    assert list(warnings.without_repeats(1, second)) == []
+    assert warnings.note() == "ranks 1-2 printed 1 of these warnings, too"
+
+
+@pytest.mark.parametrize(
+    "line", ["same", "Warning: low", "a.py:4: UserWarning: slow", "a.py:3: UserWarning: fast"]
+)
+def test_other_lines_of_a_second_rank_are_shown(line: str) -> None:
+    warnings = RepeatedWarnings()
+    warnings.without_repeats(0, [PYTHON[0], "same", "Warning: low"])
+    assert list(warnings.without_repeats(1, [line])) == [line]
+
+
+def test_warning_that_one_rank_repeats_is_shown_each_time() -> None:
+    warnings = RepeatedWarnings()
+    assert [*warnings.without_repeats(0, PYTHON * 2)] == PYTHON * 2
+
+
+def test_log_of_each_rank_keeps_its_warnings() -> None:
+    log = LogBuffer()
+    for rank in range(2):
+        log.write(rank, "\n".join([*PYTHON, f"end {rank}", ""]))
+    log.note_repeated_warnings()
+    assert [line.text for line in log.lines(1)] == [*PYTHON, "end 1"]
+    note = "rank 1 printed 1 of these warnings, too"
+    assert [line.text for line in log.lines()] == [*PYTHON, "end 0", "end 1", note]
