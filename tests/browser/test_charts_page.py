@@ -16,30 +16,30 @@ from nbddp.charts.palette import LIGHT, rank_color
 
 pytestmark = [pytest.mark.full, *IN_BROWSER]
 
-TRAIN = """%%ddp
+LONG = """%%ddp
 import time
 from pathlib import Path
-for step in range(4000 if WAITS else 400):
-    more = {f"m{number}": number for number in range(14)} if MANY else {}
+more = {f"m{number}": number for number in range(14)}
+for step in range(4000):
     nbddp.log(step=step, loss=2 / (step + 1) + rank + 1, **more)
-    time.sleep(0.05 if WAITS else 0)
+    time.sleep(0.05)
     if step % 50 == 0:
         print("step", step)
-    if Path("enough").exists() and WAITS:
+    if Path("enough").exists():
         break
-if FAILS and rank == 1:
-    raise ValueError("no more")
 """
-SHORT = "%%ddp\nMANY, WAITS, FAILS = False, False, False"
-LONG = "%%ddp\nMANY, WAITS, FAILS = True, True, False"
+SHORT = """%%ddp
+for step in range(400):
+    nbddp.log(step=step, loss=2 / (step + 1) + rank + 1)
+"""
+FAILING = f"{SHORT}if rank == 1: raise ValueError('no more')"
 RED = "rgb(216, 52, 52)"
-FAILING = "%%ddp\nMANY, WAITS, FAILS = False, False, True"
 
 
 @pytest.fixture
 def notebook(desk: Desk, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
-    """A page with ranks that have not trained yet; cell 4 trains."""
-    cells = [START, SHORT, LONG, FAILING, TRAIN, "1 + 1"]
+    """A page with ranks that have not trained yet."""
+    cells = [START, LONG, SHORT, FAILING, "1 + 1"]
     with desk.open(f"{request.node.name}.ipynb", *cells) as notebook:
         notebook.run(0)
         yield notebook
@@ -52,7 +52,7 @@ def shown(element: Locator, pseudo: str) -> str:
 
 
 def chart_of(notebook: LabNotebook, name: str = "loss") -> Locator:
-    chart = notebook.code_cell(4).locator(".nbddp-chart")
+    chart = notebook.page.locator(".nbddp-chart")
     return chart.filter(has=notebook.page.locator(f"svg[aria-label^='{name}: ']"))
 
 
@@ -77,32 +77,26 @@ def lets_a_rank_stand_out(notebook: LabNotebook) -> None:
     notebook.page.mouse.move(0, 0)
 
 
-def rows(charts: Locator) -> int:
-    """Return the number of rows of charts."""
-    tops = charts.evaluate_all("all => all.map(each => each.getBoundingClientRect().top)")
-    return len({round(top) for top in tops if top})
-
-
-def fills(area: Locator, charts: Locator) -> bool:
-    """Whether a row of charts is as wide as its place, but for less than a gap."""
-    boxes = [box for each in charts.all() if (box := each.bounding_box())]
+def fill_a_row(area: Locator) -> bool:
+    """Whether the charts stand side by side, and are as wide as their place but for a gap."""
+    charts = [chart.bounding_box() for chart in area.locator(".nbddp-chart:visible").all()]
     place = area.bounding_box()
-    right = max(box["x"] + box["width"] for box in boxes)
-    return place is not None and abs(place["x"] + place["width"] - right) < 14
+    right = max(box["x"] + box["width"] for box in charts)
+    is_one_row = len({round(box["y"]) for box in charts}) == 1
+    return is_one_row and abs(place["x"] + place["width"] - right) < 14
 
 
 def test_charts_of_a_running_cell_react_to_pointer_and_controls(
     desk: Desk, notebook: LabNotebook
 ) -> None:
-    notebook.run(2)
-    notebook.begin(4)
-    notebook.await_text(4, r"step 0$")
+    notebook.begin(1)
+    notebook.await_text(1, r"step 0$")
     chart = chart_of(notebook)
     expect(chart).to_contain_text("mean of 2 ranks")
     points_at_values(notebook)
     notebook.picture("chart-tip")
     lets_a_rank_stand_out(notebook)
-    panel = notebook.code_cell(4)
+    panel = notebook.code_cell(1)
     expect(chart.locator(".nbddp-name")).not_to_contain_text("log scale")
     panel.get_by_label("Scale").select_option("log")
     expect(chart.locator(".nbddp-name")).to_contain_text("log scale")
@@ -120,22 +114,18 @@ def test_charts_of_a_running_cell_react_to_pointer_and_controls(
     expect(chart_of(notebook, "m13")).to_be_visible()
     expect(chart_of(notebook, "m3")).to_be_hidden()
     notebook.picture("chart-chosen")
-    shown = panel.locator(".nbddp-shots .nbddp-chart:visible")
-    assert rows(shown) == 1
-    assert fills(panel.locator(".nbddp-shots"), shown)
+    assert fill_a_row(panel.locator(".nbddp-shots"))
     (desk.notebooks / "enough").touch()
     notebook.await_idle()
-    notebook.await_text(4, "^done on ranks 0-1")
-    kept = panel.locator(".nbddp-charts .nbddp-chart")
-    assert kept.count() == 2
-    assert rows(kept) == 1, "they stand as they stood in the panel"
-    assert fills(panel.locator(".nbddp-charts"), kept)
-    notebook.await_text(4, r"\b13\b.*\(m0, .*\): `%ddp show --metrics NAME`")
+    notebook.await_text(1, "^done on ranks 0-1")
+    kept = panel.locator(".nbddp-charts")
+    assert kept.locator(".nbddp-chart").count() == 2
+    assert fill_a_row(kept), "they stand as they stood in the panel"
+    notebook.await_text(1, r"\b13\b.*\(m0, .*\): `%ddp show --metrics NAME`")
 
 
 def test_charts_of_a_record_react_without_a_kernel(notebook: LabNotebook) -> None:
-    notebook.run(1)
-    notebook.run(4)
+    notebook.run(2)
     notebook.save()
     notebook.shut_down_kernel()
     notebook.reload()
@@ -157,18 +147,17 @@ def test_untrusted_notebook_shows_curves_and_coloured_failures(
     desk: Desk, notebook: LabNotebook
 ) -> None:
     notebook.run(3)
-    notebook.run(4)
     notebook.save()
     foreign = desk.saved(notebook.js("return panel.context.path"))
     for cell in foreign.cells:
         cell.metadata.pop("trusted", None)
-    foreign.cells[4].outputs[0]["metadata"]["from"] = "elsewhere"  # makes it untrusted
+    foreign.cells[3].outputs[0]["metadata"]["from"] = "elsewhere"  # makes it untrusted
     nbformat.write(foreign, desk.notebooks / "foreign.ipynb")
     with desk.open_alone("foreign.ipynb") as page:
-        cell = page.code_cell(4)
+        cell = page.code_cell(3)
         cell.locator(".nbddp").first.scroll_into_view_if_needed()
         page.picture("untrusted")
-        assert page.js("return panel.content.widgets[4].model.trusted") is False
+        assert page.js("return panel.content.widgets[3].model.trusted") is False
         assert cell.locator(".nbddp style, .nbddp svg").count() == 0
         expect(cell.locator(".nbddp input").first).to_be_hidden()
         image = cell.locator("img.nbddp-image")
@@ -176,7 +165,7 @@ def test_untrusted_notebook_shows_curves_and_coloured_failures(
         assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") == 360
         box = image.bounding_box()
         assert (round(box["width"]), round(box["height"])) == (360, 190)
-        assert "mean of 2 ranks" in page.text(4)
+        assert "mean of 2 ranks" in page.text(3)
         card = cell.locator(".nbddp-card").first
         expect(card).to_have_css("border-left-color", RED)
         expect(cell.locator(".nbddp-dot").first).to_have_css("background-color", RED)

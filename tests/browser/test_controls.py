@@ -124,16 +124,10 @@ DIES = """%%ddp
 import os, signal
 if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
 dist.barrier()"""
-DIES_ONCE = """%%ddp --heal 1
-for step in nbddp.track(range(40)):
-    time.sleep(0.05)
-    nbddp.log(step=step, loss=1 / (1 + step))
-    if step == 20: nbddp.faults.at(step=20, rank=1, kind="kill")
-    dist.barrier()"""
 
 
-def test_dead_rank_is_healed_by_a_button_or_automatically(desk: Desk) -> None:
-    cells = [START, "%%ddp\nimport time\nkept = [rank]", DIES, "%%ddp --quiet\nkept", DIES_ONCE]
+def test_dead_rank_is_healed_by_a_button(desk: Desk) -> None:
+    cells = [START, "%%ddp\nkept = [rank]", DIES, "%%ddp --quiet\nkept"]
     with desk.open("heal.ipynb", *cells) as notebook:
         for cell in (0, 1, 2):
             notebook.run(cell)
@@ -148,10 +142,6 @@ def test_dead_rank_is_healed_by_a_button_or_automatically(desk: Desk) -> None:
             assert notebook.button(label).evaluate(is_whole)
         notebook.run(3)
         assert "[0]" in notebook.text(3)
-        notebook.run(4)
-        notebook.await_text(4, "^done on ranks 0-1 after 1 heal, ")
-        notebook.await_text(4, r"^attempt \d+, .*rank 1 .*SIGKILL ")
-        notebook.picture("went-on")
 
 
 def test_restart_button_after_a_failure_restarts_the_ranks(desk: Desk) -> None:

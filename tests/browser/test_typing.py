@@ -163,14 +163,3 @@ def test_input_box_closes_when_a_rank_fails_or_dies(
     notebook.run(notebook.place_of("%ddp restart"))
     notebook.run(KEEP)
     names_are_kept(notebook)
-
-
-def test_input_box_survives_scrolling_away(notebook: LabNotebook) -> None:
-    notebook.begin(BREAK)
-    await_box(notebook, "[rank 1] ipdb>")
-    notebook.js("await panel.content.scrollToItem(panel.content.widgets.length - 1)")
-    notebook.page.wait_for_timeout(1000)
-    notebook.js("await panel.content.scrollToItem(1)")
-    answer(notebook, "[rank 1] ipdb>", "c")
-    notebook.await_idle()
-    assert "[2.0, 1.5, 0.5]" in notebook.text(BREAK)

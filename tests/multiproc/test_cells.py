@@ -289,8 +289,8 @@ def test_debugger_threads_warnings_and_faulthandler_name_the_cell(notebook: Note
 
 
 @pytest.mark.full
-def test_cell_number_equals_the_prompt_number_in_terminal_ipython(folder: Path) -> None:
-    fail = "get_ipython().run_cell_magic('ddp', '--nproc 2', '1/0')"
+def test_terminal_ipython_shows_output_as_text_with_the_prompt_number(folder: Path) -> None:
+    fail = "get_ipython().run_cell_magic('ddp', '--nproc 2', 'print(rank)\\n1/0')"
     said = subprocess.run(
         [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner", "--colors=NoColor"],
         input=f"%load_ext nbddp\nx = 1\n{fail}\n%ddp stop\nexit\n",
@@ -302,3 +302,4 @@ def test_cell_number_equals_the_prompt_number_in_terminal_ipython(folder: Path) 
     ).stdout
     prompt = said.rpartition("In [3]: ")[2].partition("In [4]: ")[0]
     assert numbers(prompt) == {3}
+    assert {"[rank 0] 0", "[rank 1] 1"} <= set(prompt.splitlines())

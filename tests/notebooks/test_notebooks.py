@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -199,22 +198,3 @@ def test_papermill_runs_a_notebook(folder: Path) -> None:
     nbformat.write(of_cells("%load_ext nbddp", "%%ddp --nproc 2\nworld_size"), source)
     papermill.execute_notebook(source, target, kernel_name="python3", progress_bar=False)
     assert "Out [ranks 0-1] 2" in text_of(nbformat.read(target, as_version=4).cells)
-
-
-def test_terminal_ipython_shows_output_as_text(folder: Path) -> None:
-    script = folder / "cells.ipy"
-    script.write_text(
-        "%load_ext nbddp\n"
-        "get_ipython().run_cell_magic('ddp', '--nproc 2', 'print(\"hi\", rank)\\nworld_size')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "IPython", "--no-banner", "--colors=nocolor", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=True,
-        cwd=folder,
-        env=os.environ | {"IPYTHONDIR": str(folder / "ipython")},
-    )
-    lines = done.stdout.splitlines()
-    assert {"[rank 0] hi 0", "[rank 1] hi 1", "Out [ranks 0-1] 2"} <= set(lines)
