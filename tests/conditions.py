@@ -97,13 +97,8 @@ def _seen_of_main_thread(pid: int) -> tuple[str, str, str]:
 
 
 def act_on_alarm(group: Ranks, words: str, act: Callable[[], None]) -> None:
-    """Call a function as soon as the group's alarm contains these words."""
-
-    def wait_and_act() -> None:
-        wait_until(lambda: words in group.snapshot().alarm, timeout=60.0)
-        act()  # the cell has to end in any case
-
-    threading.Thread(target=wait_and_act).start()
+    """Call a function on a thread as soon as the group's alarm contains these words."""
+    when(lambda: words in group.snapshot().alarm, act)
 
 
 def output_of_hang(

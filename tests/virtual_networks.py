@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from contextlib import closing
 
 NET = "10.207.83"  # probably unused on this machine
 
@@ -65,14 +66,9 @@ def has_namespaces() -> bool:
         return False
     name = f"nbt{os.getpid() % 100_000}x"
     try:
-        cables = Cables(name)
+        with closing(Cables(name)) as cables:
+            cables.add()
     except subprocess.CalledProcessError:
         subprocess.run(["ip", "link", "del", f"{name}s"], check=False, capture_output=True)
         return False
-    try:
-        cables.add()
-    except subprocess.CalledProcessError:
-        return False
-    finally:
-        cables.close()
     return True

@@ -86,9 +86,6 @@ class Ranks(WorkerGroup):
     def open_nodes(self, spec: NodesSpec) -> NodePool:
         return self._group.open_nodes(spec)
 
-    def warm_up(self) -> None:
-        self._group.preload()
-
     # ---- state
 
     @property

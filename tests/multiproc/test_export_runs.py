@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from notebook import Notebook
-from processes import GLOO_ABORTS
+from processes import under_torchrun
 from syrupy.assertion import SnapshotAssertion
 
 pytestmark = pytest.mark.multiproc
@@ -26,18 +24,10 @@ def there(notebook: Notebook, folder: Path) -> Notebook:
     return notebook
 
 
-def under_torchrun(*arguments: str) -> list[str]:
-    """Return the sorted output of the script under torchrun."""
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
-    )
-    assert done.returncode == 0 or GLOO_ABORTS in done.stderr, done.stderr
-    return sorted(done.stdout.splitlines())
+def sorted_output(*arguments: str) -> list[str]:
+    """Return the sorted output of a script under torchrun on two ranks."""
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    return sorted(under_torchrun(*arguments, env=env))
 
 
 def again_in(notebook: Notebook, script: str) -> list[str]:
@@ -60,7 +50,7 @@ def test_cells_that_create_or_destroy_the_process_group_are_exported(there: Note
         assert there.run(source).status == "ok"
     assert there.run("%ddp export train.py").status == "ok"
     shown = [f"[rank {rank}] Out 2.0" for rank in (0, 1) for _ in range(4)]
-    assert under_torchrun("--nproc-per-node=2", "train.py") == sorted([*shown, "[rank 0] Out 3"])
+    assert sorted_output("train.py") == sorted([*shown, "[rank 0] Out 3"])
 
 
 @pytest.mark.full
@@ -73,7 +63,7 @@ def test_exported_cells_wait_for_each_other_and_for_late_ranks(
     (folder / "data").unlink()
     late = "import os, time\ntime.sleep(int(os.environ['RANK']))\n"  # as a busy machine may be
     (folder / "late.py").write_text(late + (folder / "train.py").read_text())
-    assert under_torchrun("--nproc-per-node=2", "late.py") == []
+    assert sorted_output("late.py") == []
 
 
 OTHERS = (
@@ -122,7 +112,7 @@ def test_exported_cells_of_all_kinds_print_the_same_in_a_script(there: Notebook)
     assert there.run("%ddp export train.py").status == "ok"
     expected = [line.format(rank=rank) for rank in (0, 1) for line in SHOWN]
     expected.append("[rank 0] Out 3")
-    assert under_torchrun("--nproc-per-node=2", "train.py") == sorted(expected)
+    assert sorted_output("train.py") == sorted(expected)
     assert again_in(there, "train.py") == sorted(expected)
 
 

@@ -13,7 +13,7 @@ import pytest
 from conditions import interrupt_at
 from drivers.ranks import Lines, Ranks, Write
 from notebook import Notebook
-from processes import GLOO_ABORTS, free_port
+from processes import free_port, under_torchrun
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp import CellFailedError, RequestError, runs
@@ -68,18 +68,10 @@ def test_script_prints_the_same_as_under_torchrun(
     group: Ranks, write: Write, lines: Lines, folder: Path
 ) -> None:
     write(TRAIN.replace("INIT", "'gloo'").replace("ENDING", DESTROY))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*torchrun, "work/script.py", "--lr", "2e-5"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        cwd=folder,
-    )
-    assert done.returncode == 0 or GLOO_ABORTS in done.stderr, done.stderr
+    wanted = under_torchrun("work/script.py", "--lr", "2e-5", cwd=folder)
     for _ in range(2):  # the second is as fresh as the first
         group.run_script("work/script.py", "--lr", "2e-5")
-        assert lines() == done.stdout.splitlines()
+        assert lines() == wanted
 
 
 BY_ADDRESS = (
