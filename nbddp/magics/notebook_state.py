@@ -27,10 +27,10 @@ from nbddp.group.trace import collect_trace
 from nbddp.lifecycle.refusals import unknown_rank, with_way_out
 from nbddp.lifecycle.retries import Retries
 from nbddp.magics.auto_mode import AutoMode
-from nbddp.magics.commands.publish import LivePublishing
 from nbddp.magics.export_log import ExportLog, omitted_cell
 from nbddp.magics.option_values import ALL_RANKS
 from nbddp.magics.presenter import NotebookDisplay, Presenter
+from nbddp.magics.publishing import LivePublishing
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.replay_log import SET_IN_EACH_RANK

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbddp.archive.find import find_run
 from nbddp.archive.summary import summarize
-from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
 from nbddp.publish.publication import Publication
@@ -55,60 +52,3 @@ def publish_run(notebook: NotebookState, args: Namespace) -> None:
     notebook.presenter.print_line(
         f"nbddp: {plural(done['steps'], 'step')} published to {args.tracker.kind}: {done['where']}"
     )
-
-
-class LivePublishing:
-    """Publishes each run of a notebook once to each tracker.
-
-    Args:
-        print_line: prints a line for the user between two cells.
-    """
-
-    def __init__(self, print_line: Callable[[str], None]) -> None:
-        self._print_line = print_line
-        self._publications: dict[tuple[Path, str], Publication] = {}
-
-    def follow(self, session: Session, targets: Iterable[Target]) -> None:
-        """Publish the current run from its start to its end, once for each target.
-
-        If a tracker is not available, print the reason: the cell still runs.
-        """
-        for each in targets:
-            folder = _folder(session)
-            if folder is not None and (folder, each.kind) not in self._publications:
-                try:
-                    self.start(session, each, is_again=False)
-                except RequestError as error:
-                    self._print_line(f"nbddp: {error}")
-
-    def start(self, session: Session, to: Target, *, is_again: bool) -> None:
-        """Start to publish the current run.
-
-        Raises:
-            RequestError: no run is going on, it is already published, or the publisher cannot
-                start.
-        """
-        folder = _folder(session)
-        if folder is None:
-            raise RequestError("no run is going on")
-        previous = self._publications.get((folder, to.kind))
-        if previous is not None and not previous.has_ended:
-            raise RequestError(f"run {folder.name} is already being published to {to.kind}")
-        name = name_in_tracker(folder, to.kind, is_again=is_again)
-        publication = Publication(to, folder, name, is_live=True)
-        self._publications[folder, to.kind] = publication
-        publication.follow(
-            lambda text: self._notify(session, text), lambda: _folder(session) == folder
-        )
-
-    def _notify(self, session: Session, text: str) -> None:
-        """Print a line in the running or next cell; without ranks, print it at once."""
-        with suppress(RequestError):
-            session.call(session.event_log.notify, text)
-            return
-        self._print_line(f"nbddp: {text}")
-
-
-def _folder(session: Session) -> Path | None:
-    folder = session.event_log.folder
-    return None if folder is None else folder.path

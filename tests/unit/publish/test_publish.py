@@ -29,9 +29,9 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.magics.commands import publish as publish_module
-from nbddp.magics.commands.publish import LivePublishing
 from nbddp.magics.line_magic import LineMagics
 from nbddp.magics.parser import CELL, COMMANDS, parse_line
+from nbddp.magics.publishing import LivePublishing
 from nbddp.publish.publication import Publication
 from nbddp.publish.publisher import (
     STEPS_PER_CALL,
