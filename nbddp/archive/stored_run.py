@@ -269,7 +269,7 @@ def _rank(rank: int, events: tuple[RunEvent, ...], rate: StepRate | None) -> Ran
     exits = [event.facts for event in events if event.kind == "exit"]
     failures = [event.facts for event in events if event.kind == "failure"]
     own = [facts["what"] for facts in failures if facts.get("rank") == rank]
-    of_others = [facts["what"] for facts in failures if facts.get("rank") != rank]
+    of_others = {facts["what"] for facts in failures if facts.get("rank") != rank}
     problems = [facts["how"] for facts in exits if facts.get("rank") == rank]
     problems += ("failed" if what in of_others else what for what in own)
     return RankSnapshot(

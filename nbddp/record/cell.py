@@ -160,7 +160,7 @@ class CellResult:
             raise self.verdict.error()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class CellHandle:
     """A running cell. The session adds reports and notices; one reader shows the notices.
 

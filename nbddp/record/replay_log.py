@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dis
 import re
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -63,10 +64,14 @@ class ReplayLog:
 def assigned_names(source: str) -> set[str]:
     """Return the names that source code binds outside its functions and comprehensions.
 
+    The bytecode tells: since Python 3.12, ``symtable`` lists the names of comprehensions too.
+
     >>> sorted(assigned_names("import os.path; x = [i for i in range(2)]; (z := 1)"))
     ['os', 'x', 'z']
     """
-    code = compile(source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the ranks showed them when the cell ran
+        code = compile(source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     stores = ("STORE_NAME", "STORE_GLOBAL")
     return {each.argval for each in dis.get_instructions(code) if each.opname in stores}
 
