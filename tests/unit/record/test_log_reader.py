@@ -66,9 +66,7 @@ MOVES = st.lists(
 
 
 @given(MOVES.map("".join), st.lists(st.integers(0, 90)))
-def test_nested_bars_give_the_same_lines_for_any_split_of_text(
-    text: str, places: list[int]
-) -> None:
+def test_nested_bars_give_the_same_lines_for_any_split(text: str, places: list[int]) -> None:
     assert lines_of(*cut(text, places)) == lines_of(text)
 
 
@@ -195,11 +193,6 @@ def test_output_of_an_earlier_attempt_is_not_shown(log: Path) -> None:
     assert reader.unseen_part(mail("w", 10)) is None, "it comes late"
 
 
-def test_a_new_log_is_for_its_owner_only(log: Path) -> None:
-    LogReader(log)
-    assert stat.S_IMODE(log.stat().st_mode) == 0o600
-
-
 @pytest.mark.parametrize(
     ("written", "shown"),
     [
@@ -215,8 +208,9 @@ def test_invalid_utf8_bytes_are_replaced_and_the_text_around_them_is_kept(
     assert rest(reader) == shown
 
 
-def test_a_deleted_log_has_no_remaining_output_and_raises_no_error(log: Path) -> None:
+def test_a_log_is_for_its_owner_only_and_has_no_output_after_its_deletion(log: Path) -> None:
     reader = LogReader(log)
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
     log.unlink()
     assert rest(reader) == ""
 

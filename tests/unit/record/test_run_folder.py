@@ -43,13 +43,6 @@ def base(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(params=[0o022, 0o000, 0o077], ids=oct)
-def umask(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = os.umask(request.param)
-    yield request.param
-    os.umask(before)
-
-
 @pytest.fixture
 def said() -> list[str]:
     """The messages to the user."""
@@ -97,21 +90,26 @@ def test_unsafe_characters_of_a_run_name_are_replaced(base: Path, begin: Begin) 
         shutil.rmtree(folder.path)
 
 
-def test_only_the_owner_can_read_a_run_folder_under_any_umask(
+@pytest.mark.parametrize("umask", [0o022, 0o000, 0o077])
+def test_only_the_owner_can_read_a_run_folder(
     base: Path, umask: int, temporary: Path, begin: Begin
 ) -> None:
-    del umask
-    folder = begin(base, "x")
-    folder.add_facts(nproc=2)
-    folder.append_event("start")
-    assert mode(folder.path) == 0o700
-    found = {path.name: oct(mode(path)) for path in folder.path.iterdir()}
+    before = os.umask(umask)
+    try:
+        folder = begin(base, "x")
+        folder.add_facts(nproc=2)
+        folder.append_event("start")
+        shutil.move(base / ".nbddp", base / "moved")
+        (base / ".nbddp").touch()
+        elsewhere = begin(base)
+    finally:
+        os.umask(before)
+    [moved] = (base / "moved" / "runs").iterdir()
+    found = {path.name: oct(mode(path)) for path in moved.iterdir()}
     assert found == {"run.json": "0o600", "events.jsonl": "0o600"}
-    shutil.rmtree(base / ".nbddp")
-    (base / ".nbddp").touch()
-    folder = begin(base)
-    assert folder.path.is_relative_to(temporary)
-    assert (mode(folder.path), mode(folder.path.parent)) == (0o700, 0o700)
+    assert elsewhere.path.is_relative_to(temporary)
+    folders = (moved, elsewhere.path, elsewhere.path.parent)
+    assert [mode(path) for path in folders] == [0o700] * 3
 
 
 def test_a_run_without_a_writable_folder_uses_a_temporary_folder_and_reports_it(
