@@ -212,28 +212,23 @@ def _with_gpus(
     ranks: Sequence[RankSnapshot], rank_monitor: RankMonitor, sample_gpus: SampleGpus
 ) -> tuple[RankSnapshot, ...]:
     """Add the usage of whole GPUs, and the ranks that share each GPU."""
-    by_gpu: dict[str, list[RankSnapshot]] = defaultdict(list)
+    uuids = {}
+    pids: dict[str, dict[int, int]] = defaultdict(dict)  # of the ranks on each GPU
     for rank in ranks:
         heartbeat = rank_monitor.hangs.heartbeats.get(rank.rank)
-        if rank.gpu and heartbeat is not None:
-            by_gpu[heartbeat.status.gpu].append(rank)
-    if not by_gpu:
+        if rank.gpu and heartbeat is not None and heartbeat.status.gpu:
+            uuids[rank.rank] = uuid = heartbeat.status.gpu
+            pids[uuid][rank.rank] = rank.pid
+    if not pids:
         return tuple(ranks)
-    usage = sample_gpus(
-        {uuid: {rank.pid for rank in on_gpu} for uuid, on_gpu in by_gpu.items() if uuid}
-    )
-    with_gpu = {
-        rank.rank: replace(
-            rank,
-            gpu_usage=usage.get(uuid, UNKNOWN_USAGE),
-            gpu_ranks=tuple(
-                neighbour.rank for neighbour in on_gpu if uuid and neighbour is not rank
-            ),
-        )
-        for uuid, on_gpu in by_gpu.items()
-        for rank in on_gpu
-    }
-    return tuple(with_gpu.get(rank.rank, rank) for rank in ranks)
+    usage = sample_gpus({uuid: {*on_gpu.values()} for uuid, on_gpu in pids.items()})
+    with_gpu = []
+    for rank in ranks:
+        if uuid := uuids.get(rank.rank, ""):
+            others = tuple(each for each in pids[uuid] if each != rank.rank)
+            rank = replace(rank, gpu_usage=usage.get(uuid, UNKNOWN_USAGE), gpu_ranks=others)
+        with_gpu.append(rank)
+    return tuple(with_gpu)
 
 
 def _rank_lives(life: Life, cell: CellHandle | None) -> tuple[RankLife, ...]:
