@@ -195,11 +195,8 @@ def time_shares(timeline: Timeline, rate: float) -> dict[str, float | None]:
     if not total > 0:
         return {}
     waited = sum(each.total_wait for each in timeline.meetings)
-    loading = sum(
-        max(0.0, end - max(begin, began))
-        for spans in timeline.loads.values()
-        for begin, end in spans
-    )
+    loads = itertools.chain.from_iterable(timeline.loads.values())
+    loading = sum(max(0.0, end - max(begin, began)) for begin, end in loads)
     shares: dict[str, float | None] = {
         "waiting": min(1.0, waited / total),
         "loading": min(1.0, loading / total),

@@ -103,11 +103,7 @@ class NoticeQueue:
                 self._changed.notify_all()
 
     def _add(self, notice: Notice | LogSpan) -> None:
-        if (
-            isinstance(notice, OutputText)
-            and self._text >= self._max_text
-            and notice.log is not None
-        ):
+        if isinstance(notice, OutputText) and notice.log and self._text >= self._max_text:
             notice = notice.log
         if isinstance(notice, LogSpan):
             last = self._newest_spans.get(notice.rank)

@@ -87,13 +87,9 @@ def trace_rows(ranks: Mapping[int, TraceSent]) -> list[TraceRow]:
     rows = [TraceRow(OUTSIDE_OPERATORS, {rank: each.idle_ms for rank, each in ranks.items()}, {})]
     for name in names:
         by_rank = {rank: each.operator_times.get(name, (0.0, 0)) for rank, each in ranks.items()}
-        rows.append(
-            TraceRow(
-                name,
-                {rank: float(each[0]) for rank, each in by_rank.items()},
-                {rank: int(each[1]) for rank, each in by_rank.items()},
-            )
-        )
+        self_ms = {rank: float(each[0]) for rank, each in by_rank.items()}
+        calls = {rank: int(each[1]) for rank, each in by_rank.items()}
+        rows.append(TraceRow(name, self_ms, calls))
     return sorted(rows, key=lambda row: -row.spread)
 
 
@@ -101,9 +97,8 @@ def is_different(row: TraceRow, ranks: Mapping[int, TraceSent]) -> bool:
     """Return whether the ranks differ in this operator by more than chance."""
     largest = max(row.self_ms.values())
     traced_ms = 1000 * max(each.seconds for each in ranks.values())
-    return row.spread >= max(
-        MIN_SPREAD_MS, MIN_RELATIVE_SPREAD * largest, MIN_SPREAD_SHARE * traced_ms
-    )
+    limits = (MIN_SPREAD_MS, MIN_RELATIVE_SPREAD * largest, MIN_SPREAD_SHARE * traced_ms)
+    return row.spread >= max(limits)
 
 
 # ---- one file

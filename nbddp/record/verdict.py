@@ -139,12 +139,9 @@ class RankFailure:
         return is_member and self.started_collectives.get(key, 0) < started.get(key, 0)
 
     def _matches_torch_error(self, words: re.Pattern[str]) -> bool:
-        failure = self.failure
-        return (
-            failure is not None
-            and failure.name in _TORCH_ERRORS
-            and bool(words.search(failure.text))
-        )
+        if self.failure is None or self.failure.name not in _TORCH_ERRORS:
+            return False
+        return bool(words.search(self.failure.text))
 
     def _is_relayed(self, failure: Failure) -> bool:
         found = _RELAYED.match(failure.text) if failure.name in _RELAYING_ERRORS else None

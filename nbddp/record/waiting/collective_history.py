@@ -115,9 +115,8 @@ class RankTrack:
         self.began, self.error = base, error
         at, since = base + message.sent_at / 1e6, max(base, self.reported_at)
         if at > since:
-            self.cpu_starvation.append(
-                (since, at, max(0.0, (message.awake_time - message.cpu_time) / 1e6))
-            )
+            starved = max(0.0, (message.awake_time - message.cpu_time) / 1e6)
+            self.cpu_starvation.append((since, at, starved))
             self.reported_at = at
         places = [(int(line), str(file)) for line, file in message.cell_lines]
         self.samples.extend(
