@@ -70,9 +70,8 @@ def short_names(names: Sequence[str]) -> list[str]:
     """
     shorts = [*map(_without_stamp, names)]
     counts = Counter(shorts)
-    return [
-        short if counts[short] == 1 else name for name, short in zip(names, shorts, strict=True)
-    ]
+    pairs = zip(names, shorts, strict=True)
+    return [short if counts[short] == 1 else name for name, short in pairs]
 
 
 def unique_folders(paths: Iterable[Path]) -> list[Path]:
@@ -93,6 +92,5 @@ def _without_stamp(name: str) -> str:
 
 
 def _join_names(runs: list[Path]) -> str:
-    return ", ".join(run.name for run in runs[:MAX_SHOWN_NAMES]) + (
-        ", ..." if len(runs) > MAX_SHOWN_NAMES else ""
-    )
+    more = ["..."] if len(runs) > MAX_SHOWN_NAMES else []
+    return ", ".join([*(run.name for run in runs[:MAX_SHOWN_NAMES]), *more])

@@ -175,9 +175,8 @@ def list_runs(
     conditions = [*map(Condition.parse, words)]
     all_runs, left_out = _read_all(base, current)
     names = dict.fromkeys(name for run in all_runs for name in (*run.config, *run.last))
-    for name in filter(
-        None, [*(condition.name for condition in conditions if condition.comparison), sort]
-    ):
+    compared = [condition.name for condition in conditions if condition.comparison]
+    for name in filter(None, [*compared, sort]):
         if all_runs and name not in names and name not in (*COLUMNS, *SHORT_COLUMNS):
             shown = [*[*names][:MAX_NAMED], *(["..."] if len(names) > MAX_NAMED else [])]
             available = ", ".join([*shown, *sorted(COLUMNS)])

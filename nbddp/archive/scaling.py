@@ -84,10 +84,9 @@ class WorldSizeResult:
 
     def share(self, name: str) -> float | None:
         """Return the median of a fraction or of the memory; None if no repetition has it."""
-        values = [
-            value for repetition in self.rounds if (value := getattr(repetition, name)) is not None
-        ]
-        return median(values) if values else None
+        values = [getattr(repetition, name) for repetition in self.rounds]
+        known = [value for value in values if value is not None]
+        return median(known) if known else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

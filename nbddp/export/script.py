@@ -192,9 +192,9 @@ class _Writer:
 
     def _add_cell_parts(self, text: str, request: CellRequest) -> None:
         needs_wait = self._may_be_out_of_step and request.needs_group is not False
-        for must_be_guarded, part in split_by_guard(
-            text, self._top_level_names, is_for_all=request.ranks is None
-        ):
+        is_for_all = request.ranks is None
+        parts = split_by_guard(text, self._top_level_names, is_for_all=is_for_all)
+        for must_be_guarded, part in parts:
             if not must_be_guarded:
                 self._parts.append(part)
                 continue

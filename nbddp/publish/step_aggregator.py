@@ -134,9 +134,8 @@ class StepAggregator:
                 found |= {f"{name}/min": min(known), f"{name}/max": max(known)}
         for name, values in step.values.items():
             numbers = [*values.values()]  # NaN on one rank makes the mean NaN
-            found[name] = (
-                fmean(numbers) if all(map(math.isfinite, numbers)) else sum(numbers) / len(numbers)
-            )
+            is_finite = all(map(math.isfinite, numbers))
+            found[name] = fmean(numbers) if is_finite else sum(numbers) / len(numbers)
         return AggregatedStep(
             step=number,
             time=step.time,

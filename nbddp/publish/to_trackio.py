@@ -60,9 +60,8 @@ class ToTrackio:
 
     def finish(self, outcome: RunOutcome) -> None:
         """Send the totals as numbers, and outcome, settings and events as a report."""
-        report = "\n\n".join(
-            (f"**{outcome.text}**", settings_text(self._settings), events_text(outcome.events))
-        )
+        parts = f"**{outcome.text}**", settings_text(self._settings), events_text(outcome.events)
+        report = "\n\n".join(parts)
         sums = {f"nbddp/{name}": float(value) for name, value in outcome.totals.items()}
         self._run.log({**sums, "nbddp/record": trackio.Markdown(report)}, step=self._highest_step)
         self._run.finish()

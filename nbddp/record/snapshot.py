@@ -288,9 +288,8 @@ def _open_question(life: Life, cell: CellHandle | None, rank_monitor: RankMonito
         return ""
     heartbeats = [rank_monitor.hangs.heartbeats.get(rank_life.rank) for rank_life in life.ranks]
     statuses = [heartbeat.status for heartbeat in heartbeats if heartbeat is not None]
-    return next(
-        (status.asks for status in statuses if status.asks and status.cell == cell.number), ""
-    )
+    questions = (status.asks for status in statuses if status.cell == cell.number)
+    return next(filter(None, questions), "")
 
 
 def _rank_state(life: RankLife, cell: CellHandle | None) -> _StateWords:

@@ -158,9 +158,8 @@ class RankFailure:
         if self.missed_collective and self.failure is None:
             return f"did not come to {self.missed_collective}: it had already finished the cell"
         if self.failure is None:
-            return describe_exit(self.exitcode) + (
-                self.process_exit.position if self.process_exit else ""
-            )
+            position = self.process_exit.position if self.process_exit else ""
+            return describe_exit(self.exitcode) + position
         line = format_line(self.failure.line, self.failure.file)
         where = f", {line}" if self.failure.line else ""
         if self.missed_collective:
@@ -222,11 +221,10 @@ class Verdict:
         """Return the first cause in one line."""
         if self.ended_by:
             return f"the cell was ended by a {self.ended_by}"
-        is_verb_phrase = (
-            self.first.failure is None or self.is_interrupt or bool(self.first.missed_collective)
-        )
+        first = self.first
+        is_verb_phrase = first.failure is None or self.is_interrupt or bool(first.missed_collective)
         separator = " " if is_verb_phrase else ": "
-        headline = self.first.headline()
+        headline = first.headline()
         if len(self.causes) > 1 and headline.startswith("was "):
             headline = "were " + headline.removeprefix("was ")
         return f"{format_ranks(self.causes)}{separator}{headline}"
@@ -296,12 +294,9 @@ def find_first_cause(
     failures = [*filter(None, by_rank)]
     if not failures:
         return None
-    succeeded = [
-        _failure_from_report(rank, report) for rank, report in reports.items() if report.is_ok
-    ]
-    failures = _mark_missing_ranks(
-        failures, [failure for failure in succeeded if failure.rank not in exits]
-    )
+    done = {rank: report for rank, report in reports.items() if report.is_ok and rank not in exits}
+    succeeded = [_failure_from_report(rank, report) for rank, report in done.items()]
+    failures = _mark_missing_ranks(failures, succeeded)
     failures.sort(key=lambda failure: (failure.is_consequence, failure.at, failure.rank))
     first = failures[0]
     groups = _group_equal(failures)
@@ -326,18 +321,12 @@ def _mark_missing_ranks(
 
     ``succeeded``: the ranks that ended the cell without an error.
     """
-    waited = [
-        failure for failure in failures if failure.has_timed_out and not failure.is_interrupted
-    ]
-    calls = {
-        failure.failure.collective: failure.started_collectives
-        for failure in waited
-        if failure.failure
-    }
+    waited = [each for each in failures if each.has_timed_out and not each.is_interrupted]
+    calls = {each.failure.collective: each.started_collectives for each in waited if each.failure}
     absent = [
-        failure
-        for failure in (*failures, *succeeded)
-        if failure.did_not_wait and any(failure.is_missing_in(*call) for call in calls.items())
+        each
+        for each in (*failures, *succeeded)
+        if each.did_not_wait and any(each.is_missing_in(*call) for call in calls.items())
     ]
     if not absent or any(failure.process_exit for failure in failures):
         return failures
@@ -395,6 +384,4 @@ def _group_equal(failures: Sequence[RankFailure]) -> list[tuple[tuple[int, ...],
     groups: dict[tuple[str, int | None], list[RankFailure]] = {}
     for failure in failures:
         groups.setdefault((failure.headline(), failure.exitcode), []).append(failure)
-    return [
-        (tuple(sorted(failure.rank for failure in group)), group[0]) for group in groups.values()
-    ]
+    return [(tuple(sorted(each.rank for each in group)), group[0]) for group in groups.values()]

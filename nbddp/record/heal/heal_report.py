@@ -69,9 +69,8 @@ class Healed:
             f"{self.seconds:.2f} s ({plural(self.names, 'variable')}, {format_bytes(self.size)})"
         ]
         if self.places:
-            lines.append(
-                f"set to the new rank's own number: {list_some(self.places, MAX_SHOWN_PLACES)}"
-            )
+            places = list_some(self.places, MAX_SHOWN_PLACES)
+            lines.append(f"set to the new rank's own number: {places}")
         if self.own:
             have = "has its" if len(self.ranks) == 1 else "have their"
             own = list_some(self.own, MAX_SHOWN_VALUES)

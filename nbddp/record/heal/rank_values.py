@@ -116,9 +116,8 @@ class RankValues:
         missing = [
             path for path in known_of_rank if path not in known_of_donor and path.isidentifier()
         ]
-        for path, (text, since, _) in (
-            known_of_donor | dict.fromkeys(missing, _KnownValue("", 0))
-        ).items():
+        values = known_of_donor | dict.fromkeys(missing, _KnownValue("", 0))
+        for path, (text, since, _) in values.items():
             is_reset = bool(cell) and since >= cell
             known = "" if is_reset or path not in known_of_rank else known_of_rank[path].text
             known = known or derivation.own(path)

@@ -215,9 +215,8 @@ class CollectiveMatcher:
             track = history.tracks[last_rank]
             places = track.count_places(first, last)
             loading = track.loading_seconds(first, last) / (last - first) * sum(waits.values())
-        history.matched.append(
-            MatchedCollective(collective.call, arrivals, waits, last_rank, places, loading)
-        )
+        match = MatchedCollective(collective.call, arrivals, waits, last_rank, places, loading)
+        history.matched.append(match)
 
     # ---- results
 
@@ -254,9 +253,7 @@ class CollectiveMatcher:
 
 
 def _straggler(rank: int, lag: StragglerLag, history: CollectiveHistory) -> Straggler | None:
-    newest_first = (
-        collective for collective in reversed(history.matched) if not collective.call.group
-    )
+    newest_first = (each for each in reversed(history.matched) if not each.call.group)
     newest = next(newest_first, None)
     if newest is None:
         return None

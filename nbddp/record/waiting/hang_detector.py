@@ -107,12 +107,10 @@ class HangDetector:
         if not is_stuck or is_asked or not any(status.collective for status in statuses.values()):
             return ""
         ended = {rank: self.heartbeats[rank].status for rank in ranks if rank not in statuses}
-        waits = ranks_by_text(
-            {rank: _describe_position(status) for rank, status in statuses.items()}
-        )
-        lines = [
-            f"no progress for {self.hang_after:.0f} s: {describe_mismatch(cell, statuses, ended)}"
-        ]
+        positions = {rank: _describe_position(status) for rank, status in statuses.items()}
+        waits = ranks_by_text(positions)
+        mismatch = describe_mismatch(cell, statuses, ended)
+        lines = [f"no progress for {self.hang_after:.0f} s: {mismatch}"]
         lines += [f"  {format_ranks(group)} {text}" for text, group in waits.items()]
         if ended:
             lines.append(f"  {format_ranks(list(ended))} done with the cell: will not come")
@@ -170,17 +168,14 @@ def _sizes_differ(calls: Iterable[Collective]) -> bool:
     """Return whether one collective got different sizes, although it needs equal ones."""
     distinct = set(calls)
     titles, shapes = {call.title for call in distinct}, {call.shape for call in distinct}
-    is_one = len(titles) == 1 and all(
-        call.name.strip("_").startswith(_SAME_SIZE_CALLS) for call in distinct
-    )
-    return is_one and len(shapes) > 1
+    needs_one = all(call.name.strip("_").startswith(_SAME_SIZE_CALLS) for call in distinct)
+    return len(titles) == 1 and needs_one and len(shapes) > 1
 
 
 def _describe_calls(calls: Mapping[int, Collective]) -> str:
     is_uneven, ordered = _sizes_differ(calls.values()), sorted(calls.items())
-    groups = ranks_by_text(
-        {rank: call.shape if is_uneven else call.title for rank, call in ordered}
-    )
+    texts = {rank: call.shape if is_uneven else call.title for rank, call in ordered}
+    groups = ranks_by_text(texts)
     if is_uneven:
         parts = [f"{format_ranks(ranks)} with {shape}" for shape, ranks in groups.items()]
         title = next(iter(calls.values())).title
