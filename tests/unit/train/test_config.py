@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from argparse import Namespace
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,9 +92,3 @@ def test_invalid_settings_are_refused_and_not_reported(
         refusal(ArgumentError, nbddp.config, many),
     ] == snapshot
     assert recorder.calls == []
-
-
-def test_config_under_torchrun_goes_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="nbddp"):
-        nbddp.config(lr=0.1)
-    assert caplog.messages == ["config values={'lr': 0.1}"]

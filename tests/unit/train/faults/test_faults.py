@@ -144,12 +144,6 @@ def test_a_fault_fires_once_after_the_metrics_of_its_step_were_reported(
     assert sink.calls[5:] == [0, 1, 2, 3, 4]
 
 
-def test_a_fault_for_another_rank_is_not_armed() -> None:
-    at(step=1, rank=0, kind="kill")
-    assert armed() == []
-    log(step=1)
-
-
 def test_faults_that_are_due_fire_one_after_the_other_and_each_once(sink: Recorder) -> None:
     for step in (2, 1, 2):
         arm(step)
