@@ -81,6 +81,7 @@ class Checkpoint:
         self.folder = Path(folder).absolute()  # independent of a later chdir
         self.keep = keep
         self.stall = 0.0
+        self._save_start = 0.0
         self._staging = state_dicts.StagingBuffers()
         self._in_background: Future[Any] | None = None
         self._finish_save: Callable[[], object] | None = None
@@ -132,6 +133,7 @@ class Checkpoint:
         """
         start = time.perf_counter()
         self.wait()
+        self._save_start = start
         given = split_parts(parts)
         sharded_parts = given.sharded_parts()
         state: dict[str, Any] = {
@@ -162,11 +164,11 @@ class Checkpoint:
 
         state["ranks"] = run_on_all_ranks(collect)
         if sharded_parts:
-            self._save_sharded(state, sharded_parts, start, in_background=asynchronous)
+            self._save_sharded(state, sharded_parts, in_background=asynchronous)
         elif asynchronous:
-            self._write_in_background(state, start)
+            self._write_in_background(state)
         else:
-            run_on_all_ranks(partial(self._write, state, start))
+            run_on_all_ranks(partial(self._write, state))
         self.stall = time.perf_counter() - start
 
     def wait(self) -> None:
@@ -185,18 +187,18 @@ class Checkpoint:
         wait([each._in_background for each in others if each._in_background is not None])
         atomic_files.remove_leftovers(self.folder)
 
-    def _write(self, state: dict[str, Any], start: float) -> None:
+    def _write(self, state: dict[str, Any]) -> None:
         if this_rank.rank() != 0:
             return
         path = self.folder / _file_name(state["step"])
         with _as_checkpoint_error(path):
             atomic_files.write_atomically(path, state)
-            self._finish_files(path, state["step"], start)
+            self._finish_files(path, state["step"])
 
-    def _write_in_background(self, state: dict[str, Any], start: float) -> None:
+    def _write_in_background(self, state: dict[str, Any]) -> None:
         if this_rank.rank() == 0:
             thread = ThreadPoolExecutor(1, "nbddp-checkpoint")  # Python joins it at exit
-            self._in_background = thread.submit(_log_failure, partial(self._write, state, start))
+            self._in_background = thread.submit(_log_failure, partial(self._write, state))
             thread.shutdown(wait=False)
         self._finish_save = partial(run_on_all_ranks, self._join_writer)
 
@@ -206,27 +208,19 @@ class Checkpoint:
             future.result()
 
     def _save_sharded(
-        self,
-        state: dict[str, Any],
-        sharded_parts: dict[str, Any],
-        start: float,
-        *,
-        in_background: bool,
+        self, state: dict[str, Any], parts: dict[str, Any], *, in_background: bool
     ) -> None:
         draft = atomic_files.draft_path(self.folder / _file_name(state["step"], is_sharded=True))
-        states = sharded.get_state(sharded_parts)
+        states = sharded.get_state(parts)
         if not in_background:
-            self._commit(state, draft, start, partial(sharded.save, draft, states))
+            self._commit(state, draft, partial(sharded.save, draft, states))
             return
         self._group = self._group or sharded.new_background_group()
         future = sharded.save_in_background(draft, states, self._group)
-        self._finish_save = partial(
-            self._commit, state, draft, start, partial(sharded.wait_for_save, draft, future)
-        )
+        finish = partial(sharded.wait_for_save, draft, future)
+        self._finish_save = partial(self._commit, state, draft, finish)
 
-    def _commit(
-        self, state: dict[str, Any], draft: Path, start: float, save: Callable[[], None]
-    ) -> None:
+    def _commit(self, state: dict[str, Any], draft: Path, save: Callable[[], None]) -> None:
         """Write the shards on every rank, then complete and rename the folder on rank 0."""
 
         def write() -> dict[str, str]:
@@ -237,16 +231,15 @@ class Checkpoint:
         def commit() -> None:
             path = self.folder / _file_name(state["step"], is_sharded=True)
             with _as_checkpoint_error(path):
-                atomic_files.write_atomically(
-                    draft / sharded.UNSHARDED_FILE, state | {"files": sums}
-                )
+                rest = draft / sharded.UNSHARDED_FILE
+                atomic_files.write_atomically(rest, state | {"files": sums})
                 atomic_files.commit_folder(draft, path)
-                self._finish_files(path, state["step"], start)
+                self._finish_files(path, state["step"])
 
         sums = {name: digest for each in run_on_all_ranks(write) for name, digest in each.items()}
         run_on_all_ranks(lambda: commit() if this_rank.rank() == 0 else None)
 
-    def _finish_files(self, path: Path, step: int, start: float) -> None:
+    def _finish_files(self, path: Path, step: int) -> None:
         """Remove old checkpoints after a new one is complete; damaged ones are not counted."""
         self._verified.add(_identity(path))
         twin = self.folder / _file_name(step, is_sharded=not path.is_dir())
@@ -260,7 +253,7 @@ class Checkpoint:
             elif identity in self._verified or not _find_damage(each):
                 self._verified.add(identity)
                 n_kept += 1
-        seconds = round(time.perf_counter() - start, 6)
+        seconds = round(time.perf_counter() - self._save_start, 6)
         log_and_track.record_event("checkpoint", step=step, seconds=seconds, path=str(path))
 
     # ---- resuming
