@@ -25,7 +25,7 @@ from nbddp.train.prepare import prepare
 @needs_ranks
 def _turn_right(turn: Any) -> str:
     world_size, rank = this_rank.world_size(), this_rank.rank()
-    parcels = torch.arange(world_size, device=communication_device(None)) * 10 + 1
+    parcels = torch.arange(world_size, device=communication_device()) * 10 + 1
     mine, left, right = (int(parcels[(rank + step) % world_size]) for step in (0, -1, 1))
     got = turn(parcels[rank : rank + 1].clone())
     if not isinstance(got, torch.Tensor) or got.numel() != 1:
@@ -40,7 +40,7 @@ def _turn_right(turn: Any) -> str:
 @needs_ranks
 def _ring_reduce_scatter(ring: Any) -> str:
     world_size, rank = this_rank.world_size(), this_rank.rank()
-    mine = torch.arange(2 * world_size, device=communication_device(None)) * 10 + rank
+    mine = torch.arange(2 * world_size, device=communication_device()) * 10 + rank
     total = torch.arange(2 * world_size) * 10 * world_size + sum(range(world_size))
     got = ring(mine.clone())
     if not isinstance(got, torch.Tensor):
@@ -107,9 +107,7 @@ def _begin_from_saved_state(begin: Any) -> str:
     if not callable(begin):
         return NEEDS_FUNCTION
     dataset = TensorDataset(torch.arange(8))
-    sampler: DistributedSampler[Any] = DistributedSampler(
-        dataset, num_replicas=1, rank=0, shuffle=False
-    )
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, 1, 0, shuffle=False)
     loader = DataLoader(dataset, batch_size=4, sampler=sampler)
     with torch.random.fork_rng(devices=[]):
         saved = torch.manual_seed(7).get_state()
@@ -148,9 +146,8 @@ def _leave_nan_out(is_left_out: Any) -> str:
     }
     answers = {}
     for case, ranks in cases.items():  # run all cases: the function may contain a collective
-        loss = torch.tensor(
-            float("nan") if rank in ranks else 0.5, device=communication_device(None)
-        )
+        value = float("nan") if rank in ranks else 0.5
+        loss = torch.tensor(value, device=communication_device())
         answers[case] = bool(is_left_out(loss))
     for case, ranks in cases.items():
         if answers[case] and not ranks:

@@ -56,11 +56,8 @@ def prepare(
     """
     _check_can_be_prepared(model)
     if not _is_ddp(model):
-        model = _wrap(
-            model,
-            sync_batch_norm=sync_batch_norm,
-            options={"find_unused_parameters": find_unused_parameters, **ddp_options},
-        )
+        options = {"find_unused_parameters": find_unused_parameters, **ddp_options}
+        model = _wrap(model, sync_batch_norm=sync_batch_norm, options=options)
     _prepared.add(model)
     return model
 
