@@ -107,11 +107,13 @@ class TrainerFacts:
         world_size: the number of ranks that it trains with.
         gpus: the number of GPUs that it drives with threads, by DataParallel; 0 for none.
         is_bf16: whether it trains in bf16.
+        unused: ``FSDP`` or ``DeepSpeed`` if the user asked for it, and DDP is used instead.
     """
 
     world_size: int
     gpus: int = 0
     is_bf16: bool = False
+    unused: str = ""
 
 
 NamedObject = LoaderFacts | ModelFacts | OptimizerFacts | ScalerFacts | TrainerFacts

@@ -86,3 +86,10 @@ def _bf16_without_support(facts: GroupFacts) -> Iterator[Hit]:
         if lacking and any(by_rank[rank].is_bf16 for rank in lacking if rank in by_rank):
             yield line, f"{name} trains in bf16, which the GPU of {format_ranks(lacking)} lacks."
             return
+
+
+@rule("ND222")
+def _does_not_shard(facts: GroupFacts) -> Iterator[Hit]:
+    for line, name, by_rank in _trainers(facts):
+        if unused := by_rank[min(by_rank)].unused:
+            yield line, f"{name} was asked for {unused}, and trains with DDP: there is no GPU."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -59,8 +60,12 @@ def _report_accelerator(module: Any) -> None:
 
     def add_accelerator(accelerator: Any, *_: Any, **__: Any) -> None:
         if not _is_called_by_trainer():
-            is_bf16 = accelerator.mixed_precision == "bf16"
-            facts = TrainerFacts(world_size=accelerator.num_processes, is_bf16=is_bf16)
+            wants_fsdp = os.environ.get("ACCELERATE_USE_FSDP") == "true"
+            facts = TrainerFacts(
+                world_size=accelerator.num_processes,
+                is_bf16=accelerator.mixed_precision == "bf16",
+                unused="FSDP" if wants_fsdp and accelerator.device.type == "cpu" else "",
+            )
             add_trainer("Accelerator", facts)
 
     _call_after(module.Accelerator, "log", report_log)

@@ -28,7 +28,13 @@ class NbddpCallback(TrainerCallback):  # type: ignore[misc]
         """Show how far the training is."""
         kind = type(args).__name__.replace("TrainingArguments", "Trainer")
         size, gpus = args.world_size, args.n_gpu if args.n_gpu > 1 else 0
-        facts = TrainerFacts(world_size=size, gpus=gpus, is_bf16=args.bf16)
+        asked = "FSDP" if args.fsdp else "DeepSpeed" if args.deepspeed else ""
+        facts = TrainerFacts(
+            world_size=size,
+            gpus=gpus,
+            is_bf16=args.bf16,
+            unused=asked if args.device.type == "cpu" else "",
+        )
         add_trainer(kind.replace("Config", "Trainer"), facts)
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self._training = StepReporter(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from drivers.ranks import MakeRanks, Ranks
 from notebook import Notebook
+from processes import wait_until
 from trainer_cells import CELLS
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.ecosystem, pytest.mark.timeout(300)]
@@ -187,3 +188,36 @@ def test_report_trainers_sends_metrics_to_the_logger_under_torchrun(tmp_path: Pa
     )
     assert "INFO:nbddp:step 8: " in done.stdout
     assert "val_loss=" in done.stdout
+
+
+FSDP = {
+    "Trainer": "make_trainer(fsdp='full_shard', fsdp_config={'version': 2}).train();",
+    "Accelerator": (
+        "from accelerate import Accelerator, FullyShardedDataParallelPlugin\n"
+        "plugin = FullyShardedDataParallelPlugin(fsdp_version=2)\n"
+        "Accelerator(fsdp_plugin=plugin).prepare(make_model());"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FSDP)
+def test_fsdp_without_a_gpu_is_found(group: Ranks, name: str) -> None:
+    group.run(CELLS["Trainer"][0])
+    [finding] = group.findings_of(group.run(FSDP[name]), FSDP[name])
+    assert finding.rule == "ND222"
+    assert finding.text.startswith(f"{name} was asked for FSDP")
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_interrupted_trainer_trains_again_to_the_same_weights(group: Ranks, name: str) -> None:
+    group.run(CELLS[name][0])
+    weights = "[each.detach() for each in train().parameters()]"
+    expected = group.evaluate(weights)[0]
+    path = group.run_folder / "metrics.jsonl"
+    size = path.stat().st_size
+    cell = group.begin("while True: train()")
+    assert wait_until(lambda: path.stat().st_size > size, timeout=120)
+    group.interrupt()
+    assert group.finish(cell).verdict.is_interrupt
+    for each in group.evaluate(weights):
+        assert all(map(torch.equal, each, expected))

@@ -169,6 +169,10 @@ EXAMPLES: dict[str, tuple[GroupFacts, GroupFacts]] = {
         of_each("Trainer", TrainerFacts, [{"world_size": 2}] * 2, TRAINER),
     ),
     "ND220": (gpus_with(1 << 30, 0), gpus_with(1 << 30, 1 << 20)),
+    "ND222": (
+        of_each("Trainer", TrainerFacts, [{"world_size": 2, "unused": "FSDP"}] * 2, TRAINER),
+        of_each("Trainer", TrainerFacts, [{"world_size": 2}] * 2, TRAINER),
+    ),
     "ND221": (
         of_each("Trainer", TrainerFacts, [{"world_size": 2, "is_bf16": True}] * 2, **OLD_GPU),
         of_each("Trainer", TrainerFacts, [{"world_size": 2}] * 2, **OLD_GPU),

@@ -79,6 +79,7 @@ class Accelerator:
 
     num_processes = 1
     mixed_precision = "bf16"
+    device = torch.device("cpu")
 
     def log(self, values: dict[str, Any], step: int | None = None) -> str:
         if "bad" in values:
