@@ -25,11 +25,8 @@ def compared_chart(
     comparison: Comparison, name: str, over: XAxis, scale: AxisScale = AxisScale.AUTO
 ) -> Chart:
     """Build the chart of a metric; runs without the metric have no line."""
-    lines = tuple(
-        line
-        for index, run in enumerate(comparison.runs)
-        if (line := _line(index, run, name, over)) is not None
-    )
+    found = [_line(index, run, name, over) for index, run in enumerate(comparison.runs)]
+    lines = tuple(line for line in found if line is not None)
     marks = tuple(
         ChartMark(at, is_heal, line.color)
         for line in lines

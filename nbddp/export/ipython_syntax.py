@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from IPython.core.inputtransformer2 import TransformerManager
@@ -122,10 +121,10 @@ class _SyntaxTranslator:
         is_silent = call is not None and call[0] == "system"
         return PlainCell(imports + apply_edits(self.text, edits), tuple(self.remarks), is_silent)
 
-    def _edits_of(self, node: ast.AST) -> Iterator[Edit]:
+    def _edits_of(self, node: ast.AST) -> list[Edit]:
         """Translate the IPython calls in a statement, or leave out the statement."""
         if not isinstance(node, ast.stmt) or hasattr(node, "body"):
-            return
+            return []
         edits: list[Edit] = []
         for each in ast.walk(node):
             call = _ipython_call(each)
@@ -135,11 +134,10 @@ class _SyntaxTranslator:
             if not text:
                 shown, why = _describe_call(*call)
                 self.remarks.append(f"{shown}: left out: {why}")
-                edits = [(*span(self.text, node), f"pass  # left out: {shown}")]
-                break
+                return [(*span(self.text, node), f"pass  # left out: {shown}")]
             assert isinstance(each, ast.Call)
             edits.append((*span(self.text, each), text))
-        yield from edits
+        return edits
 
     def _translate_call(self, method: str, words: tuple[str, ...]) -> str:
         """Return the Python code for an IPython call; empty if there is none."""
@@ -172,12 +170,7 @@ class _SyntaxTranslator:
 def _ipython_call(node: ast.AST) -> tuple[str, tuple[str, ...]] | None:
     """Return the method and the text arguments of ``get_ipython().method(...)``, else None."""
     match node:
-        case ast.Call(
-            func=ast.Attribute(
-                value=ast.Call(func=ast.Name(id="get_ipython"), args=[]), attr=method
-            ),
-            args=args,
-        ):
+        case ast.Call(ast.Attribute(ast.Call(ast.Name("get_ipython"), []), method), args):
             words = tuple(str(each.value) for each in args if isinstance(each, ast.Constant))
             return method, words
     return None

@@ -110,14 +110,13 @@ class Publisher:
         self._publish(self.aggregator.pop_complete(math.inf))
         summary, facts = summarize(self.folder), read_facts(self.folder)
         names = ("steps", "restarts", "heals", "failures", "seconds_lost", "steps_per_second")
+        totals = {each: facts[each] for each in names if isinstance(facts.get(each), int | float)}
         outcome = RunOutcome(
             outcome=summary.outcome,
             why=summary.why,
             is_live=summary.is_live,
             end_time=float(self._event_lines[-1][0]) if self._event_lines else time.time(),
-            totals={
-                each: facts[each] for each in names if isinstance(facts.get(each), int | float)
-            },
+            totals=totals,
             events=tuple(self._event_lines),
         )
         self._call_tracker("finish", self.tracker.finish, outcome)

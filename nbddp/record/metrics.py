@@ -154,11 +154,10 @@ class MetricSeries:
             low = tuple(nan if end == inf else end for end in self._lows)
             high = tuple(nan if end == -inf else end for end in self._highs)
             # rounding, and sums that overflow, must not take a mean out of its bucket
+            buckets = zip(self._totals, counts, low, high, strict=True)
             mean = tuple(
                 min(max(total / count, at_least), at_most) if count else nan
-                for total, count, at_least, at_most in zip(
-                    self._totals, counts, low, high, strict=True
-                )
+                for total, count, at_least, at_most in buckets
             )
         return Curve(
             times=tuple(map(operator.truediv, self._times, sizes)),

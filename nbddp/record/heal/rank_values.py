@@ -136,11 +136,8 @@ class RankValues:
         set it: it is unknown which cell did.
         """
         known = self._known.get(rank, {})
-        return {
-            path: value
-            for path, value in known.items()
-            if not (value.is_late and 0 < cell <= value.since)
-        }
+        late = {path for path, value in known.items() if value.is_late and 0 < cell <= value.since}
+        return {path: value for path, value in known.items() if path not in late}
 
 
 def _texts(known: Mapping[str, _KnownValue]) -> dict[str, str]:
@@ -223,10 +220,8 @@ _device_rules: list[Rule] = [
 def _evaluated_texts(source: str, topology: Topology, texts: Mapping[str, str]) -> dict[str, str]:
     names = {path: _value_of(text) for path, text in texts.items() if path.isidentifier()}
     known = {name: value for name, value in names.items() if value is not Ellipsis}
-    return {
-        name: _text_of(value)
-        for name, value in evaluate_assignments(source, topology, known).items()
-    }
+    values = evaluate_assignments(source, topology, known)
+    return {name: _text_of(value) for name, value in values.items()}
 
 
 def _text_of(value: object) -> str:

@@ -119,13 +119,9 @@ class RankTrack:
             self.cpu_starvation.append((since, at, starved))
             self.reported_at = at
         places = [(int(line), str(file)) for line, file in message.cell_lines]
-        self.samples.extend(
-            (base + at / 1e6, places[place]) for at, place in chunks(message.samples, 2)
-        )
-        self.loads.extend(
-            (base + began / 1e6, base + ended / 1e6)
-            for began, ended in chunks(message.batch_waits, 2)
-        )
+        samples, waits = chunks(message.samples, 2), chunks(message.batch_waits, 2)
+        self.samples.extend((base + at / 1e6, places[place]) for at, place in samples)
+        self.loads.extend((base + began / 1e6, base + ended / 1e6) for began, ended in waits)
 
     def starved_share(self, began: float, ended: float) -> float:
         """Return the fraction of this time in which the rank was ready to run and had no core."""

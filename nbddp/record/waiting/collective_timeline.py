@@ -258,13 +258,8 @@ def build_timeline(
         unmet: the unfinished collectives at the end of the cell.
         died: when ranks died.
     """
-    # at these positions, ranks called different collectives
-    unfinished_positions = {unfinished.call.position for unfinished in unmet}
-    meetings = [
-        collective
-        for collective in history.matched
-        if collective.call.position not in unfinished_positions
-    ]
+    different = {each.call.position for each in unmet}  # ranks called different collectives there
+    meetings = [each for each in history.matched if each.call.position not in different]
     first: dict[float, float] = {}  # when each step was first reported
     for track in history.tracks.values():
         for at, step in track.steps:
@@ -362,10 +357,9 @@ def find_unfinished(
             waiting.setdefault(key, {})[rank] = last
     unfinished = (_unfinished(history, arrivals, until) for arrivals in waiting.values())
     return [
-        collective
-        for collective in unfinished
-        if collective.missing
-        and (is_over or until - max(collective.arrivals.values()) > MAX_REPORT_DELAY)
+        each
+        for each in unfinished
+        if each.missing and (is_over or until - max(each.arrivals.values()) > MAX_REPORT_DELAY)
     ]
 
 

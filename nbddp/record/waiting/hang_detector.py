@@ -100,8 +100,7 @@ class HangDetector:
     def _describe_hang(self, cell: int, running: list[int], ranks: Iterable[int]) -> str:
         statuses = {rank: self.heartbeats[rank].status for rank in running}
         is_stuck = all(
-            status.cell == cell and status.seconds >= self.hang_after
-            for status in statuses.values()
+            each.cell == cell and each.seconds >= self.hang_after for each in statuses.values()
         )
         is_asked = any(status.asks for status in statuses.values())  # a rank waits for the user
         if not is_stuck or is_asked or not any(status.collective for status in statuses.values()):
