@@ -119,12 +119,6 @@ class UnfinishedCollective:
         """The line at which the missing ranks mostly were."""
         return main_place(self.places)
 
-    def waits_by_pair(self) -> Iterator[tuple[int, int, float]]:
-        """Yield waiting rank, missing rank and seconds; several missing ranks share the seconds."""
-        for rank, seconds in self.wait_seconds.items():
-            for missing in self.missing:
-                yield rank, missing, seconds / len(self.missing)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
@@ -278,8 +272,9 @@ def build_timeline(
             for rank, seconds in collective.wait_seconds.items():
                 waits[rank, collective.last_rank] += seconds
     for unfinished in unmet:
-        for waiter, missing, seconds in unfinished.waits_by_pair():
-            waits[waiter, missing] += seconds
+        for waiter, seconds in unfinished.wait_seconds.items():
+            for missing in unfinished.missing:  # they share the seconds
+                waits[waiter, missing] += seconds / len(unfinished.missing)
     return Timeline(
         cell=history.cell,
         ranks=history.ranks,
