@@ -118,20 +118,15 @@ def test_a_partial_line_is_shown_as_if_it_were_complete(text: str, places: list[
 # ---- long lines
 
 
-@pytest.mark.parametrize(
-    ("pieces", "width", "shown"),
-    [
-        (["\x1b[31m" + "x" * 20], 15, "\x1b[31m" + "x" * 10 + "\x1b[0m"),
-        *((["\x1b[31m" + "x" * 20], width, "\x1b[0m") for width in range(1, 5)),
-        ([f"\r{number:4}" + "#" * 30 for number in range(1000)], 10, " 999######"),
-    ],
-    ids=["a colour", *(f"a colour, cut after {at}" for at in range(1, 5)), "a bar"],
-)
-def test_a_truncated_line_resets_its_colour_and_names_the_log(
-    pieces: list[str], width: int, shown: str
-) -> None:
-    [line] = lines_of(*pieces, max_line=width)
-    assert line == f"{shown} … the rest of the line is in the log"
+def test_a_truncated_line_resets_its_colour_and_names_the_log() -> None:
+    red, bar = "\x1b[31m" + "x" * 20, [f"\r{number:4}" + "#" * 30 for number in range(1000)]
+    for pieces, width, shown in (
+        ([red], 15, "\x1b[31m" + "x" * 10 + "\x1b[0m"),
+        *(([red], width, "\x1b[0m") for width in range(1, 5)),  # in the sequence
+        (bar, 10, " 999######"),
+    ):
+        [line] = lines_of(*pieces, max_line=width)
+        assert line == f"{shown} … the rest of the line is in the log"
 
 
 def test_a_line_of_20_megabytes_and_30000_bar_updates_use_little_memory_and_time() -> None:
@@ -193,19 +188,13 @@ def test_output_of_an_earlier_attempt_is_not_shown(log: Path) -> None:
     assert reader.unseen_part(mail("w", 10)) is None, "it comes late"
 
 
-@pytest.mark.parametrize(
-    ("written", "shown"),
-    [
-        *((b"end" + "\U0001f600".encode()[:length], "end\ufffd") for length in (1, 2, 3)),
-        (b"one\xff\xfetwo", "one\ufffd\ufffdtwo"),
-    ],
-)
-def test_invalid_utf8_bytes_are_replaced_and_the_text_around_them_is_kept(
-    log: Path, written: bytes, shown: str
-) -> None:
-    reader = LogReader(log)
-    log.write_bytes(written)
-    assert rest(reader) == shown
+def test_invalid_utf8_bytes_are_replaced_and_the_text_around_them_is_kept(log: Path) -> None:
+    cut = {b"end" + "\U0001f600".encode()[:length]: "end\ufffd" for length in (1, 2, 3)}
+    for written, shown in (cut | {b"one\xff\xfetwo": "one\ufffd\ufffdtwo"}).items():
+        log.write_bytes(b"")
+        reader = LogReader(log)
+        log.write_bytes(written)
+        assert rest(reader) == shown
 
 
 def test_a_log_is_for_its_owner_only_and_has_no_output_after_its_deletion(log: Path) -> None:
@@ -258,22 +247,17 @@ def test_a_flood_of_output_is_shown_as_its_last_whole_lines_with_a_note(
 
 
 @pytest.mark.usefixtures("short")
-@pytest.mark.parametrize(
-    ("text", "start", "shown"),
-    [
+def test_the_note_about_omitted_output_is_on_its_own_line(log: Path) -> None:
+    lines_before = "begun\n" + "x" * 2000 + "\nend\n"
+    for text, start, shown in (
         ("x" * 5000, 0, ["SAID", ""]),
-        ("begun\n" + "x" * 2000 + "\nend\n", 6, ["SAID", "end", ""]),
-        ("begun\n" + "x" * 2000 + "\nend\n", 9, ["", "SAID", "end", ""]),
-        ("x" * 5000, 4000, ["x" * 1000]),
-    ],
-    ids=["no line", "from the start of a line", "in a line", "what just fits"],
-)
-def test_the_note_about_omitted_output_is_on_its_own_line(
-    log: Path, text: str, start: int, shown: list[str]
-) -> None:
-    log.write_text(text)
-    lines = read(LogSpan(0, log, start, log.stat().st_size)).split("\n")
-    assert ["SAID" if "rank0.log" in line else line for line in lines] == shown
+        (lines_before, 6, ["SAID", "end", ""]),
+        (lines_before, 9, ["", "SAID", "end", ""]),  # from the middle of a line
+        ("x" * 5000, 4000, ["x" * 1000]),  # what just fits
+    ):
+        log.write_text(text)
+        lines = read(LogSpan(0, log, start, log.stat().st_size)).split("\n")
+        assert ["SAID" if "rank0.log" in line else line for line in lines] == shown
 
 
 def test_a_log_deleted_before_it_is_shown_is_named(log: Path, snapshot: SnapshotAssertion) -> None:
