@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -330,20 +329,17 @@ def test_the_publish_option_and_command_accept_installed_trackers() -> None:
     assert args.publish == [Target("trackio")]
 
 
-@pytest.mark.parametrize(
-    ("function", "line", "what"),
-    [
+def test_an_unknown_or_missing_tracker_is_refused_while_options_are_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    for parser, line, what in (
         (CELL, "--publish comet", "argument --publish: "),
         (COMMANDS["publish"], "comet", "argument TRACKER: "),
         (COMMANDS["publish"], "", "TRACKER"),
         (CELL, "--publish wandb", "`pip install 'nbddp[wandb]'`"),
-    ],
-)
-def test_an_unknown_or_missing_tracker_is_refused_while_options_are_parsed(
-    function: Any, line: str, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    assert what in refusal(UsageError, parse_line, function, line)
+    ):
+        assert what in refusal(UsageError, parse_line, parser, line)
 
 
 @pytest.mark.usefixtures("installed")

@@ -162,23 +162,19 @@ def test_only_a_snapshot_of_a_cell_has_its_outcome_and_its_first_error_once(grou
     assert group.look(IDLE, alone).ranks[0].state == "ready"
 
 
-@pytest.mark.parametrize(
-    ("life", "now"),
-    [(ANEW, [(rank, "starting") for rank in range(4)]), (OFF, [])],
-    ids=["started anew", "off"],
-)
 def test_a_snapshot_after_a_restart_has_the_ranks_of_the_cell_unless_asked_for_the_group(
-    group: Group, life: Life, now: list[tuple[int, str]]
+    group: Group,
 ) -> None:
     group.cell.add_exit(1, -9)
-    snapshot = group.look(life, group.cell)
-    assert [(each.state, each.is_alive, each.is_healthy) for each in snapshot.ranks] == [
-        ("disappeared", False, False),
-        ("was killed by SIGKILL", False, False),
-    ]
-    assert snapshot.attempt == life.attempt
-    asked = group.look(life, group.cell, is_for_cell=False)
-    assert [(each.rank, each.state) for each in asked.ranks] == now
+    for life, states in ((ANEW, ["starting"] * 4), (OFF, [])):
+        snapshot = group.look(life, group.cell)
+        assert [(each.state, each.is_alive, each.is_healthy) for each in snapshot.ranks] == [
+            ("disappeared", False, False),
+            ("was killed by SIGKILL", False, False),
+        ]
+        assert snapshot.attempt == life.attempt
+        asked = group.look(life, group.cell, is_for_cell=False)
+        assert [each.state for each in asked.ranks] == states
 
 
 # ---- facts about a rank

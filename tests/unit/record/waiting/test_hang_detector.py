@@ -56,18 +56,9 @@ def hang(dog: HangDetector, now: float = 20.0) -> str:
     return look(dog, waiting(), waiting(), waiting(), now=now)
 
 
-@pytest.mark.parametrize(
-    "pulses",
-    [
-        (waiting(), waiting(), elsewhere(seconds=HANG_AFTER - 1)),
-        (elsewhere(), elsewhere(), elsewhere()),
-    ],
-    ids=["one moves", "no collective"],
-)
-def test_no_hang_is_reported_while_a_rank_moves_or_all_compute(
-    dog: HangDetector, pulses: tuple[RankStatus, ...]
-) -> None:
-    assert look(dog, *pulses) == ""
+def test_no_hang_is_reported_while_a_rank_moves_or_all_compute(dog: HangDetector) -> None:
+    assert look(dog, waiting(), waiting(), elsewhere(seconds=HANG_AFTER - 1)) == ""
+    assert look(dog, elsewhere(), elsewhere(), elsewhere()) == ""
 
 
 def test_hang_reports_as_text(dog: HangDetector, snapshot: SnapshotAssertion) -> None:
