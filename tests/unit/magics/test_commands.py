@@ -87,7 +87,8 @@ def typed(
     typed.notebook.group.close()
 
 
-RUNS: dict[str, Callable[[Typed, str], object]] = {
+Run = Callable[[Typed, str], object]
+RUNS: dict[str, Run] = {
     "%%ddp": Typed.cell,
     "%ddp run": lambda typed, options: typed.line(f"run {options} train.py"),
 }
@@ -108,9 +109,7 @@ HOW: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("begin", BEGINS.values(), ids=BEGINS)
-def test_ranks_start_with_the_given_options(
-    typed: Typed, begin: Callable[[Typed, str], object]
-) -> None:
+def test_ranks_start_with_the_given_options(typed: Typed, begin: Run) -> None:
     begin(typed, " ".join(HOW))
     [spec] = typed.started
     assert {name: getattr(spec, name) for name, _ in HOW.values()} == dict(HOW.values())
@@ -125,9 +124,7 @@ def with_ranks(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> Typed:
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_the_fresh_option_restarts_the_ranks(
-    with_ranks: Typed, run: Callable[[Typed, str], object]
-) -> None:
+def test_the_fresh_option_restarts_the_ranks(with_ranks: Typed, run: Run) -> None:
     keep = "--keep" if run is not Typed.cell else ""  # on the ranks of cells
     for options, attempt in (("", 1), ("", 1), ("--fresh", 2)):
         run(with_ranks, f"{keep} {options}")
@@ -184,9 +181,7 @@ WHAT: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_a_cell_or_a_script_runs_with_the_given_options(
-    typed: Typed, run: Callable[[Typed, str], object]
-) -> None:
+def test_a_cell_or_a_script_runs_with_the_given_options(typed: Typed, run: Run) -> None:
     run(typed, "")
     plain, _ = typed.asked.pop()
     for options, (name, value) in WHAT.items():
@@ -198,7 +193,7 @@ def test_a_cell_or_a_script_runs_with_the_given_options(
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_options_set_the_number_of_heals_and_restarts_after_a_failure(
-    typed: Typed, run: Callable[[Typed, str], object]
+    typed: Typed, run: Run
 ) -> None:
     for options in ("", "--max-restarts 2", "--heal 3", "--elastic"):
         run(typed, options)
@@ -208,7 +203,7 @@ def test_options_set_the_number_of_heals_and_restarts_after_a_failure(
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
 def test_the_publish_option_of_a_cell_or_a_script_sets_the_trackers(
-    typed: Typed, run: Callable[[Typed, str], object], monkeypatch: pytest.MonkeyPatch
+    typed: Typed, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publish, "require_package", lambda _kind: None)
     follow = Mock()
