@@ -127,12 +127,14 @@ def test_questions_of_a_finished_rank_are_not_asked(questions: Asking) -> None:
 
 
 def test_open_questions_are_answered_with_end_of_input_at_eof_and_on_close(
-    questions: Asking,
+    questions: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(room, "SAME_RANK_SECONDS", 0.0)
     for rank in range(3):
         questions.handle_notice(asks(rank, rank + 1))
     questions.look(EOFError())
     assert len(questions.sent) == 1
+    questions.look()
     questions.close()
     questions.close()
     ends = [(rank, InputReply(question=rank + 1, is_end=True)) for rank in range(3)]
