@@ -82,7 +82,6 @@ class PanelView:
         self._input_queue, self._check = input_queue, check
         self.slot = slot or OutputSlot()
         self._earlier_attempts: list[EarlierAttempt] = []
-        self._handle: CellHandle | None = None
         self._opens_at = 0.0
         self._run_folder = ""
         self._log_pacer = RedrawPacer(0.015, least=0.1, most=0.3)
@@ -92,7 +91,7 @@ class PanelView:
 
     def continue_from(self, before: View) -> None:
         """Replace the panel of an earlier attempt, and take over its log and its output slot."""
-        if isinstance(before, PanelView) and before._handle is not None:
+        if isinstance(before, PanelView):
             is_healed = before._handle.attempt == self.session.life.attempt
             self._earlier_attempts = [
                 *before._earlier_attempts,
@@ -120,16 +119,16 @@ class PanelView:
             while not handle.notice_queue.is_drained:
                 can_batch = time.monotonic() < self._next_draw
                 notice = handle.notice_queue.get(self._wait_seconds(), batch_text=can_batch)
-                self._handle_notice(handle, notice)
+                self._handle_notice(notice)
                 self._comms.process_pending()
-                self._poll_input(handle)
+                self._poll_input()
                 if time.monotonic() >= self._next_draw:
                     if notice is not None:
-                        self._handle_burst(handle, timeout=0.0 if can_batch else COALESCE_SECONDS)
-                    self._draw(handle)
+                        self._handle_burst(timeout=0.0 if can_batch else COALESCE_SECONDS)
+                    self._draw()
             if handle.result is None:
                 raise RuntimeError("the cell's notices ended before the cell did")
-            self._finish(handle, handle.result)
+            self._finish(handle.result)
             return handle.result
         finally:
             self._input_queue.close()
@@ -138,10 +137,10 @@ class PanelView:
             if self._widgets is not None and not self._comms.is_kernel_ending:
                 self.slot.close()  # a widget closed by an ending kernel shows an error
 
-    def _poll_input(self, handle: CellHandle) -> None:
+    def _poll_input(self) -> None:
         reloads = self._served.reloads if self._served is not None else 0
         self._input_queue.cancel_if_page_changed((self._comms.cells_sent, reloads))
-        answer = self._input_queue.poll(handle.has_ended)
+        answer = self._input_queue.poll(self._handle.has_ended)
         if answer is not None:
             rank, text = answer
             self.log_buffer.flush(rank)
@@ -157,16 +156,16 @@ class PanelView:
 
     # ---- notices and input
 
-    def _handle_burst(self, handle: CellHandle, *, timeout: float) -> None:
+    def _handle_burst(self, *, timeout: float) -> None:
         """Handle all notices that arrive together, so that they are drawn together."""
-        deadline = time.monotonic() + COALESCE_SECONDS
-        while (left := deadline - time.monotonic()) > 0 and not handle.notice_queue.is_drained:
-            notice = handle.notice_queue.get(min(left, timeout))
+        deadline, queue = time.monotonic() + COALESCE_SECONDS, self._handle.notice_queue
+        while (left := deadline - time.monotonic()) > 0 and not queue.is_drained:
+            notice = queue.get(min(left, timeout))
             if notice is None:
                 return
-            self._handle_notice(handle, notice)
+            self._handle_notice(notice)
 
-    def _handle_notice(self, handle: CellHandle, notice: Notice | None) -> None:
+    def _handle_notice(self, notice: Notice | None) -> None:
         match notice:
             case OutputText(rank=rank, text=text):
                 self.log_buffer.write(rank, text)
@@ -174,77 +173,72 @@ class PanelView:
                 if self._widgets is None or text != self.session.rank_monitor.hangs.problem_text:
                     self.log_buffer.write_notice(text)
             case RichOutput(rank=rank, message=message):
-                self._show_display(handle, rank, message)
+                self._show_display(rank, message)
             case InputRequest() | InputClosed():
                 self._opens_at = 0.0  # open the panel, so that the user sees which rank asks
                 self._input_queue.handle_notice(notice)
 
-    def _show_display(self, handle: CellHandle, rank: int, message: Display) -> None:
+    def _show_display(self, rank: int, message: Display) -> None:
         self.log_buffer.flush(rank)  # printed before the display
         if is_plain_text(message):
             self.log_buffer.write(rank, f"{message.data['text/plain']}\n")
             return
         if not self.slot.is_published:  # else the record would be below the display
-            self._preview(handle)
+            self._preview()
         self._screen.show_rich(rank, message)
         self.slot.has_output_below = True
 
     # ---- the running cell
 
-    def _draw(self, handle: CellHandle) -> None:
+    def _draw(self) -> None:
         """Redraw the parts that have changed, and elapsed times."""
         if self._widgets is not None:
-            self._redraw(handle, self._widgets)
+            self._redraw(self._widgets)
         elif time.monotonic() >= self._opens_at:
-            self._open(handle)
+            self._open()
         else:
             pacer = RedrawPacer(PREVIEW_SHARE, least=DRAW_PERIOD, most=OPEN_DELAY)
             with pacer.timed():
                 if self.slot.is_published or self.log_buffer.version:
-                    self._preview(handle)
+                    self._preview()
             self._next_draw = min(pacer.next_at, self._opens_at)
 
-    def _preview(self, handle: CellHandle) -> None:
+    def _preview(self) -> None:
         """Show a preview that looks like the record, so that a short cell has a stable layout."""
         merged = self.log_buffer.lines()
         record = CellReport(
-            snapshot=self._snapshot(handle),
+            snapshot=self._snapshot(),
             lines=merged[-RECORD_LINES:],
             earlier=self._describe_earlier(merged, RECORD_LINES),
             is_brief=True,
         )
-        html = record_html(record) + delayed_hint_html(record.snapshot.run, handle.prompt)
+        html = record_html(record) + delayed_hint_html(record.snapshot.run, self._handle.prompt)
         self.slot.show_placeholder(html, record_text(record))
 
-    def _redraw(self, handle: CellHandle, widgets: PanelWidgets) -> None:
+    def _redraw(self, widgets: PanelWidgets) -> None:
         log_state = (self.log_buffer.version, widgets.log.user_choice)
         self._log_pacer.draw_if_changed(
             log_state, lambda: widgets.log.draw(self.log_buffer, self._run_folder)
         )
+        can_press = self._comms.mode is not DispatchMode.NONE
         self._state_pacer.draw_if_changed(
-            self.session.version,
-            lambda: widgets.draw(
-                self._snapshot(handle), can_press=self._comms.mode is not DispatchMode.NONE
-            ),
+            self.session.version, lambda: widgets.draw(self._snapshot(), can_press=can_press)
         )
         chart_state = (self.session.version, widgets.charts.choice)
         self._chart_pacer.draw_if_changed(chart_state, widgets.charts.draw)
         self._next_draw = next_redraw(self._log_pacer, self._state_pacer, self._chart_pacer)
 
-    def _open(self, handle: CellHandle) -> None:
-        self._served = self._comms.serve().start()
-        self._widgets = widgets = PanelWidgets(
-            handle.ranks,
-            lambda *it: self._run_button(handle, *it),
-            self.session.rank_monitor.metrics.snapshot,
-            self._served.add,
-        )
-        self._redraw(handle, widgets)
+    def _open(self) -> None:
+        self._served = served = self._comms.serve().start()
+        metrics = self.session.rank_monitor.metrics.snapshot
+        widgets = PanelWidgets(self._handle.ranks, self._run_button, metrics, served.add)
+        self._widgets = widgets
+        self._redraw(widgets)
         if self.slot.root is None:
             self._comms.close_later(self.slot.close, most=RECORDS_KEPT)
-        self._served.add(self.slot.open(widgets.parts))
-        run = self.session.snapshot(handle).run
-        self.slot.show_panel(NO_WIDGETS, record_hint(run, handle.prompt))
+        served.add(self.slot.open(widgets.parts))
+        run = self.session.snapshot(self._handle).run
+        self.slot.show_panel(NO_WIDGETS, record_hint(run, self._handle.prompt))
 
     def _describe_earlier(
         self, lines: Sequence[LogLine], shown: int, rank: int | None = None
@@ -252,7 +246,7 @@ class PanelView:
         count = self.log_buffer.dropped_count(rank) + max(0, len(lines) - shown)
         return describe_earlier(count, log_path(self._run_folder, rank))
 
-    def _run_button(self, handle: CellHandle, press: ButtonPress, rank: int) -> None:
+    def _run_button(self, press: ButtonPress, rank: int) -> None:
         """Start the action of a button without waiting; the panel shows the result."""
         actions: dict[ButtonPress, Callable[[], object]] = {
             ButtonPress.INTERRUPT: self.session.interrupt,
@@ -263,16 +257,16 @@ class PanelView:
         try:
             actions[press]()
         except RequestError as error:
-            handle.notice_queue.put(ControllerMessage(str(error)))
+            self._handle.notice_queue.put(ControllerMessage(str(error)))
 
     # ---- the finished cell
 
-    def _finish(self, handle: CellHandle, result: CellResult) -> None:
+    def _finish(self, result: CellResult) -> None:
         self._input_queue.close()  # the record says if an input box is still open
         self.log_buffer.flush()
         self.log_buffer.note_repeated_warnings()
         values, rich = split_text_and_rich(result.results)
-        record = self._record(handle, result, values)
+        record = self._record(result, values)
         self.slot.show_record(record_html(record), record_text(record))
         for ranks, bundle in rich:
             self._screen.show_value(ranks, bundle)
@@ -280,12 +274,10 @@ class PanelView:
             self._comms.close_later(self._widgets.close, most=PANELS_KEPT)
             self._widgets = None
 
-    def _record(
-        self, handle: CellHandle, result: CellResult, values: Sequence[LogLine]
-    ) -> CellReport:
+    def _record(self, result: CellResult, values: Sequence[LogLine]) -> CellReport:
         scale, chosen = self._widgets.charts.choice if self._widgets else (AxisScale.AUTO, None)
         curves = partial(self._widgets.sparklines.draw, is_static=True) if self._widgets else None
-        merged, snapshot = self.log_buffer.lines(), self._snapshot(handle)
+        merged, snapshot = self.log_buffer.lines(), self._snapshot()
         earlier = self._describe_earlier(merged, RECORD_LINES)
         missed = f"{snapshot.missed_rows:,} more rows of numbers are in metrics.jsonl"
         return CellReport(
@@ -294,28 +286,28 @@ class PanelView:
             lines=[*merged[-RECORD_LINES:], *values],
             earlier=earlier,
             log_path=log_path(self._run_folder, None),
-            rank_lines=self._rank_lines(handle) if earlier else [],
+            rank_lines=self._rank_lines() if earlier else [],
             metrics=self.session.rank_monitor.metrics.snapshot(most=MAX_CHARTS, chosen=chosen),
             scale=scale,
             attempts=self._earlier_attempts,
             curves=curves,
             notes=[missed if snapshot.missed_rows else "", self._input_queue.leftover_hint],
-            findings=self._check(handle),
+            findings=self._check(self._handle),
         )
 
-    def _snapshot(self, handle: CellHandle) -> Snapshot:
+    def _snapshot(self) -> Snapshot:
         """Return a snapshot of the cell since its first attempt."""
-        snapshot = self.session.snapshot(handle)
+        snapshot = self.session.snapshot(self._handle)
         if not self._earlier_attempts:
             return snapshot
         began = self._earlier_attempts[0].handle.began_at
-        seconds = snapshot.seconds + handle.began_at - began
+        seconds = snapshot.seconds + self._handle.began_at - began
         events = self.session.event_log.since(began)
         return replace(snapshot, began=began, seconds=seconds, events=events)
 
-    def _rank_lines(self, handle: CellHandle) -> list[tuple[int, Sequence[LogLine], str]]:
+    def _rank_lines(self) -> list[tuple[int, Sequence[LogLine], str]]:
         return [
             (rank, lines[-RANK_LINES:], self._describe_earlier(lines, RANK_LINES, rank))
-            for rank in handle.ranks
+            for rank in self._handle.ranks
             if (lines := self.log_buffer.lines(rank))
         ]
