@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 COLUMNS = 2  # of charts
 WIDE, HIGH = 3.7, 2.4  # size of a chart in inches; an inch is 100 CSS pixels
 MAX_NAME_LENGTH = 36  # characters of a shown name
-LEGEND_COLUMNS = 5
+KEY_COLUMNS = 5  # of the legend
 MAX_ARRIVALS = 400  # lines that mark the last arrival at a collective
 MAX_STEPS = 24  # numbered steps of a timeline
 # the colours for waiting have a contrast of 3 : 1 against white and #111
@@ -135,7 +135,7 @@ def _write_head(ax: Axes, chart: Chart) -> None:
     handles, texts = ax.get_legend_handles_labels()
     pairs = zip(texts, handles, strict=True)
     keys = dict(sorted(pairs, key=lambda pair: pair[0] != chart.legend))
-    pad = 4 + 11 * -(-len(keys) // LEGEND_COLUMNS)
+    pad = 4 + 11 * -(-len(keys) // KEY_COLUMNS)
     name = printable_name(chart.name)
     title = name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 1]}…"
     value = "" if chart.value is None else f"  {format_number(chart.value)}"
@@ -143,13 +143,7 @@ def _write_head(ax: Axes, chart: Chart) -> None:
     color = ALERT if chart.nonfinite else INK
     ax.set_title(" · ".join(chart.facts), loc="right", fontsize=7, color=color, pad=pad)
     if keys:
-        ax.legend(
-            keys.values(),
-            keys.keys(),
-            loc="lower left",
-            bbox_to_anchor=(0, 1),
-            ncols=LEGEND_COLUMNS,
-        )
+        ax.legend(keys.values(), keys, loc="lower left", bbox_to_anchor=(0, 1), ncols=KEY_COLUMNS)
 
 
 def printable_name(name: str) -> str:
@@ -215,10 +209,8 @@ def draw_timeline(timeline: Timeline, ranks: Sequence[int]) -> Figure:
 def _draw_arrivals(ax: Axes, timeline: Timeline, ranks: Sequence[int], scale: float) -> None:
     """Draw a line at each last arrival, between that rank and the ranks that waited for it."""
     rows = {rank: row for row, rank in enumerate(ranks)}
-    waited = sorted(
-        (collective for collective in timeline.meetings if collective.total_wait),
-        key=lambda it: -it.total_wait,
-    )
+    waited = [collective for collective in timeline.meetings if collective.total_wait]
+    waited.sort(key=lambda collective: -collective.total_wait)
     for collective in waited[:MAX_ARRIVALS]:
         waiting = [
             rows[rank] for rank, wait in collective.wait_seconds.items() if wait and rank in rows

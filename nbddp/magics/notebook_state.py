@@ -331,22 +331,15 @@ class NotebookState:
         Fault(kind=kind, rank=rank, step=step, factor=factor)
         options = f"step={step}, rank={rank}, kind={kind!r}, factor={factor}, again=True"
         typed = f"%ddp fault {kind} --rank {rank} --step {step}"
-        request = CellRequest(
-            source=f"nbddp.faults.at({options})  # {typed}",
-            ranks=(rank,),
-            execution_count=self.prompt_number,
-        )
+        source = f"nbddp.faults.at({options})  # {typed}"
+        request = CellRequest(source=source, ranks=(rank,), execution_count=self.prompt_number)
         self._run_and_raise(request, self.group.session, quiet=True)
 
     def restart_and_replay(self, spec: GroupSpec, *, new_run: bool = False) -> None:
         """Restart the ranks and replay all entries, also those that an earlier replay left out."""
         recovery = Recovery(self.group.session, NotebookDisplay(self.presenter, quiet=True))
-        failed = recovery.replay(
-            self.group.session.replay_entries,
-            restart=lambda: self.ensure_started(
-                spec, fresh=True, is_recovery=True, new_run=new_run
-            ),
-        )
+        restart = partial(self.ensure_started, spec, fresh=True, is_recovery=True, new_run=new_run)
+        failed = recovery.replay(self.group.session.replay_entries, restart=restart)
         if failed is not None:
             failed.raise_for_failure()
 

@@ -315,9 +315,8 @@ class ProgressLine:
         progress: list[str] = []
         if ranks:
             slowest = min(ranks, key=_progress_key)
-            progress = [*map(format_progress_bar, slowest.progress_bars)] or [
-                f"step {format_step(slowest)}"
-            ]
+            bars = [*map(format_progress_bar, slowest.progress_bars)]
+            progress = bars or [f"step {format_step(slowest)}"]
         straggler = [describe_straggler(snapshot.straggler)] if snapshot.straggler else []
         return " · ".join([*progress, *_format_metrics(self._session), *straggler])
 

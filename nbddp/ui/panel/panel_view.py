@@ -93,10 +93,8 @@ class PanelView:
         """Replace the panel of an earlier attempt, and take over its log and its output slot."""
         if isinstance(before, PanelView):
             is_healed = before._handle.attempt == self.session.life.attempt
-            self._earlier_attempts = [
-                *before._earlier_attempts,
-                EarlierAttempt(before._handle, time.time(), is_healed),
-            ]
+            failed = EarlierAttempt(before._handle, time.time(), is_healed)
+            self._earlier_attempts = [*before._earlier_attempts, failed]
             self.log_buffer, self.slot = before.log_buffer, before.slot
 
     def show_status(self, text: str) -> None:

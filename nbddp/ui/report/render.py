@@ -54,11 +54,8 @@ def text_lines(blocks: Sequence[Block], *, width: int = 0) -> Iterator[str]:
 def _lines(block: Block, width: int) -> list[str]:
     match block:
         case Table(head=head, rows=rows):
-            return (
-                align_columns([head, *([str(cell) for cell in row] for row in rows)])
-                if rows
-                else []
-            )
+            texts = [[str(cell) for cell in row] for row in rows]
+            return align_columns([head, *texts]) if texts else []
         case Text(text=text) if width:
             return textwrap.wrap(text, width)
         case Details(title=title, blocks=blocks):

@@ -142,13 +142,9 @@ def _waiting_table(timeline: Timeline) -> Table:
         columns = sorted(rank for rank in most if awaited[rank] >= MIN_SECONDS)
     rows = []
     for rank in shown_ranks(timeline):
-        waits = [timeline.waits.get((rank, other), 0.0) for other in columns]
-        total = sum(timeline.waits.get((rank, other), 0.0) for other in timeline.ranks)
-        times = [
-            _format_time(it) if other != rank else ""
-            for other, it in zip(columns, waits, strict=True)
-        ]
-        rows.append([f"rank {rank}", *times, _format_time(total)])
+        waits = {other: timeline.waits.get((rank, other), 0.0) for other in timeline.ranks}
+        times = ["" if other == rank else _format_time(waits[other]) for other in columns]
+        rows.append([f"rank {rank}", *times, _format_time(sum(waits.values()))])
     head = ["waited for", *(f"rank {rank}" for rank in columns), "all"]
     return Table(head, rows, "seconds that ranks waited, by rank waited for")
 
@@ -177,9 +173,8 @@ def _facts(timeline: Timeline) -> Iterator[str]:
     if (late := timeline.loading_awaited()) >= MIN_SECONDS:
         yield f"ranks waited {_format_time(late)} for a rank that itself waited for data"
     for title, took in list(timeline.on_gpu.items())[:SHOWN_LINES]:
-        each = ", ".join(
-            f"rank {rank} {_format_short_time(it)}" for rank, it in [*took.items()][:MAX_NAMED]
-        )
+        times = [f"rank {rank} {_format_short_time(it)}" for rank, it in took.items()][:MAX_NAMED]
+        each = ", ".join(times)
         yield f"{title} on the GPU, on average and with the waiting there: {each}"
 
 
@@ -228,11 +223,8 @@ def _notes(timeline: Timeline) -> Iterator[str]:
     if timeline.error:
         yield f"clocks of the nodes: ± {1000 * timeline.error:.1f} ms"
     if not timeline.unmet and not any(each.wait_seconds for each in timeline.meetings):
-        measured = (
-            ""
-            if timeline.on_gpu
-            else "; `--env TORCH_NCCL_ENABLE_TIMING=1` adds the times on the GPU"
-        )
+        hint = "; `--env TORCH_NCCL_ENABLE_TIMING=1` adds the times on the GPU"
+        measured = "" if timeline.on_gpu else hint
         yield (
             "waiting is unknown: ranks do not wait in these collectives, or NCCL runs them, "
             f"and these are the times of enqueueing{measured}"
