@@ -95,9 +95,8 @@ class CellMagics(Magics):
     def _show_timeline(self, args: Namespace) -> None:
         """Show which rank waited for which, if requested; useful above all for a cell that hung."""
         if args.timeline:
-            self._notebook.presenter.show(
-                timeline_report(self._notebook.group.timeline(SHOWN_STEPS))
-            )
+            timeline = self._notebook.group.timeline(SHOWN_STEPS)
+            self._notebook.presenter.show(timeline_report(timeline))
 
     def _run_trials(
         self, request: CellRequest, args: Namespace, spec: GroupSpec, values: Mapping[str, Any]

@@ -386,9 +386,8 @@ def _follow_in_background(follow: Callable[[], Outcome]) -> Future[Outcome]:
             outcome.set_exception(error)
 
     run = copy_context().run
-    start_thread(
-        threading.Thread(target=run, args=(follow_to_end,), name="nbddp-view", daemon=True)
-    )
+    viewer = threading.Thread(target=run, args=(follow_to_end,), name="nbddp-view", daemon=True)
+    start_thread(viewer)
     return outcome
 
 

@@ -168,14 +168,12 @@ def tooltips_of(chart: Chart, frame: Frame) -> list[Tooltip]:
     near = TOOLTIP_REACH * chart.span
     mean = [line for line in chart.drawn if line.color is None]
     values_by_line = [(line, _values(line, steps, near)) for line in (*mean, *chart.lines)]
-    tooltips = []
+    tooltips, unit = [], chart.x_unit
     for at, step in enumerate(steps.tolist()):
         here = [(line, values[at]) for line, values in values_by_line]
         present = [(line, value) for line, value in here if value is not None]
-        step_text = (
-            f"{format_number(step)} s" if chart.x_unit == "s" else f"{chart.x_unit} {step:.0f}"
-        )
-        text = "\n".join([step_text, *_rows(present)])
+        at_step = f"{format_number(step)} s" if unit == "s" else f"{unit} {step:.0f}"
+        text = "\n".join([at_step, *_rows(present)])
         left, width = edges[at], edges[at + 1] - edges[at]
         tooltips.append(Tooltip(float(left), float(width), float(pixels[at] - left), text))
     return tooltips

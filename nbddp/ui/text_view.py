@@ -136,9 +136,8 @@ class TextView:
             while (due := self._unfinished.pop_due(time.monotonic())) is not None:
                 rank, text, end = due
                 self._write(f"{end}{self._screen.tag([rank])} {text}")
-            if self._pending and (
-                time.monotonic() >= self._next_flush or self._pending_size > MAX_PENDING
-            ):
+            is_due = time.monotonic() >= self._next_flush
+            if self._pending and (is_due or self._pending_size > MAX_PENDING):
                 self._flush()
             if self._progress is not None:
                 self._progress.update(self._screen, handle, self._end_line)

@@ -26,9 +26,8 @@ def check(notebook: NotebookState, args: Namespace) -> None:
         FindingsError: there are findings and ``--strict`` is set.
     """
     if args.explain is not None:
-        notebook.presenter.print_line(
-            explain(find_rule(args.explain)) if args.explain else checklist()
-        )
+        rules = explain(find_rule(args.explain)) if args.explain else checklist()
+        notebook.presenter.print_line(rules)
         return
     findings, what = _find_mistakes(notebook, args.script)
     wrong = [each for each in findings if not each.is_fact]

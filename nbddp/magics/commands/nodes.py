@@ -49,9 +49,8 @@ def manage_nodes(notebook: NotebookState, args: Namespace) -> str:
         if nodes.listener.join.address == LOOPBACK:
             raise RequestError(LOOPBACK_UNREACHABLE)
         spec = nodes.spec
-        JOB_FILE.write_text(
-            nodes_job(nodes.command, nnodes=spec.max_nodes, nproc=spec.nproc_per_node)
-        )
+        job = nodes_job(nodes.command, nnodes=spec.max_nodes, nproc=spec.nproc_per_node)
+        JOB_FILE.write_text(job)
         message = f"wrote {JOB_FILE}: `!sbatch {JOB_FILE}`; the ranks appear when the job starts"
     if args.local:
         nodes.start_local(args.local)

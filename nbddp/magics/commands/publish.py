@@ -39,9 +39,8 @@ def publish_run(notebook: NotebookState, args: Namespace) -> None:
     current = notebook.current_run
     path = find_run(args.run, Path.cwd(), current=current)
     if current is not None and path.resolve() == current.resolve():
-        notebook.publishing.start(
-            notebook.group.scripts.active_session, args.tracker, is_again=args.again
-        )
+        session = notebook.group.scripts.active_session
+        notebook.publishing.start(session, args.tracker, is_again=args.again)
         return
     if summarize(path).is_live:
         raise RequestError(
@@ -49,6 +48,5 @@ def publish_run(notebook: NotebookState, args: Namespace) -> None:
         )
     name = name_in_tracker(path, args.tracker.kind, is_again=args.again)
     done = Publication(args.tracker, path, name, is_live=False).wait()
-    notebook.presenter.print_line(
-        f"nbddp: {plural(done['steps'], 'step')} published to {args.tracker.kind}: {done['where']}"
-    )
+    published = f"{plural(done['steps'], 'step')} published to {args.tracker.kind}"
+    notebook.presenter.print_line(f"nbddp: {published}: {done['where']}")

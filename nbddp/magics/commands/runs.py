@@ -36,9 +36,8 @@ def manage_runs(notebook: NotebookState, args: Namespace) -> None:
         notebook.presenter.print_line(f"nbddp: deleted {plural(len(paths), 'run')}: {names}")
     elif word == "note":
         [path] = _find_runs("note", rest[:1], current)
-        notebook.presenter.print_line(
-            f"nbddp: {path.name}: {_write_or_read_note(path, rest[1:], args) or 'no note'}"
-        )
+        note = _write_or_read_note(path, rest[1:], args) or "no note"
+        notebook.presenter.print_line(f"nbddp: {path.name}: {note}")
     else:
         listing = list_runs(base, args.run, sort=args.sort, is_down=args.down, current=current)
         notebook.presenter.show(run_list_report(listing, most=args.number))

@@ -66,12 +66,10 @@ class StreamInterceptor:
         self._intercept = intercept
         self._is_active = True
         self._is_copy = self._stream._recv_copy
-        self._next_callback = self._stream._recv_callback
-        while (
-            isinstance(self._next_callback, StreamInterceptor)
-            and not self._next_callback._is_active
-        ):
-            self._next_callback = self._next_callback._next_callback
+        callback = self._stream._recv_callback
+        while isinstance(callback, StreamInterceptor) and not callback._is_active:
+            callback = callback._next_callback
+        self._next_callback: Any = callback
         self._stream.on_recv(self, copy=self._is_copy)
 
     def __call__(self, frames: list[Any]) -> Any:

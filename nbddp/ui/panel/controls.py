@@ -90,9 +90,8 @@ class Controls:
         self.buttons[ButtonPress.INTERRUPT].disabled = not state.is_busy
         self.buttons[ButtonPress.RESTART].disabled = not can_act
         self.buttons[ButtonPress.STOP].disabled = not can_act
-        self.buttons[ButtonPress.KILL].disabled = not (
-            can_act and self._kill_rank.value in snapshot.alive
-        )
+        can_kill = can_act and self._kill_rank.value in snapshot.alive
+        self.buttons[ButtonPress.KILL].disabled = not can_kill
         unconfirmed = self._unconfirmed
         if unconfirmed is not None and time.monotonic() - unconfirmed[1] > CONFIRM_SECONDS:
             self._cancel_confirmation()

@@ -62,9 +62,8 @@ class Table:
 
     def without_empty_columns(self) -> Table:
         """Return the table without the columns in which all cells are empty."""
-        used = [
-            place for place in range(len(self.head)) if any(str(row[place]) for row in self.rows)
-        ]
+        places = range(len(self.head))
+        used = [place for place in places if any(str(row[place]) for row in self.rows)]
         rows = [[row[place] for place in used] for row in self.rows]
         return replace(self, head=[self.head[place] for place in used], rows=rows)
 

@@ -124,9 +124,8 @@ def title_html(cell: Cell, *, role: str = "") -> str:
         mark = f'<span class="nbddp-running">{mark}</span>'
     role_html = f' role="{role}"' if role else ""
     muted = f' <span class="nbddp-muted">· {_prose(rest)}</span>' if rest else ""
-    return (
-        f'{mark}<span class="nbddp-state"{role_html} style="{STRONG}">{_prose(first)}</span>{muted}'
-    )
+    state = f'<span class="nbddp-state"{role_html} style="{STRONG}">{_prose(first)}</span>'
+    return f"{mark}{state}{muted}"
 
 
 def _table(table: Table) -> str:

@@ -54,13 +54,11 @@ def _bar(efficiency: float) -> str:
 
 def _row(scaling: Scaling, size: WorldSizeResult) -> list[str]:
     pace = format_rate(size.rate) if scaling.counts_steps else format_seconds(1 / size.rate)
-    samples = (
-        f"{size.samples_per_second:,.0f}" if scaling.has_samples and size.samples_per_second else ""
-    )
+    samples = size.samples_per_second if scaling.has_samples else None
     return [
         str(size.ranks),
         pace,
-        samples,
+        f"{samples:,.0f}" if samples else "",
         f"{scaling.speed_up(size):.2f}",
         format_share(scaling.efficiency(size)),
         format_share(size.share("waiting")),
