@@ -208,14 +208,15 @@ def _other_ranks_match(
 ) -> bool:
     """Return whether the other ranks make a collective in another branch or condition."""
     around = {*source.ancestors(condition.node)}
-    return any(
-        each.branch != condition.branch
-        if each.node is condition.node
-        else each.code != condition.code
-        and each.node not in around
-        and condition.node not in source.ancestors(each.node)
-        for each in conditions
-    )
+    for each in conditions:
+        if each.node is condition.node:
+            if each.branch != condition.branch:
+                return True
+        elif each.code != condition.code and each.node not in around:
+            around_each = source.ancestors(each.node)
+            if condition.node not in around_each:
+                return True
+    return False
 
 
 @rule("ND103")
@@ -238,10 +239,9 @@ def _after_early_exit(source: CellSource) -> Iterator[Hit]:
                 and (call not in sharded_calls or picks_one_of_all(condition.test))
                 and not may_exclude(source, condition.body[-1], call)
             ):
-                word = type(condition.body[-1]).__name__.lower()
-                where = (
-                    f"`if {ast.unparse(condition.test)}: {word}` (line {source.line(condition)})"
-                )
+                leaves = type(condition.body[-1]).__name__.lower()
+                code = f"`if {ast.unparse(condition.test)}: {leaves}`"
+                where = f"{code} (line {source.line(condition)})"
                 effect = "the ranks that have left do not reach it"
                 yield line, f"{short_name(name)} comes after {where}: {effect}."
                 break

@@ -139,13 +139,13 @@ def log(
         raise TypeError(f"nbddp.log: step must be a whole number, got {step!r}") from None
     numbers = _merge_names(values, named)
     _sink.log(number, {name: _number(name, value) for name, value in numbers.items()})
-    report_step(_count(numbers.keys()) if number is None else number, source="log")
+    report_step(_count(numbers) if number is None else number, source="log")
 
 
 def _count(names: Collection[str]) -> int:
     """Increase the count of each name; return the highest count before that."""
     highest = max((_counts[name] for name in names), default=0)
-    _counts.update(names)
+    _counts.update([*names])  # a mapping would add its values
     return highest
 
 

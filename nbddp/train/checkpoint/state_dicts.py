@@ -56,10 +56,10 @@ not be loaded again; save tensors, numbers and strings, and lists, dicts and set
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, set):
         return {plain_value(item, f"an item of {path}", copy_tensor) for item in value}
-    if isinstance(value, int):  # an IntEnum
-        return int(value)
-    if isinstance(value, (float, np.number)):
-        return value.item() if isinstance(value, np.number) else float(value)
+    if isinstance(value, np.number):
+        return value.item()
+    if isinstance(value, (int, float)):  # an IntEnum, for example
+        return int(value) if isinstance(value, int) else float(value)
     raise CheckpointError(
         f"{path} is a {type(value).__qualname__}: it could not be loaded again; save tensors, "
         "numbers and strings, and lists, dicts and sets of them"
