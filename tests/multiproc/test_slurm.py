@@ -8,7 +8,7 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from virtual_networks import Cables, has_namespaces
 pytestmark = [pytest.mark.multiproc, pytest.mark.soak, pytest.mark.timeout(600)]
 
 NET = "10.207.84"
-CONTROLLER = "head"
+CONTROLLER, HOSTS = "head", ["zeta", "alpha"]  # SLURM numbers the hosts against their order
 SETTLING = 90.0  # seconds for daemons to start, and for a job to end
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "sinfo")
 
@@ -112,50 +112,22 @@ class Cluster:
             self.ask("scancel", *jobs)
             self.await_jobs()
 
-    def are_idle(self, count: int) -> bool:
-        """Whether so many hosts wait for work."""
+    def is_idle(self) -> bool:
+        """Return whether all hosts wait for work."""
         with suppress(subprocess.CalledProcessError):  # the controller does not answer yet
-            return self.ask("sinfo", "--noheader", "--Node", "--format=%T").split() == (
-                ["idle"] * count
-            )
+            states = self.ask("sinfo", "--noheader", "--Node", "--format=%T").split()
+            return states == ["idle"] * len(HOSTS)
         return False
 
 
-@contextmanager
-def slurm_cluster(folder: Path, hosts: Sequence[str]) -> Iterator[Cluster]:
-    """Start a cluster, and end all of it.
-
-    SLURM knows the hosts as node0, node1 and so on: it would sort their own names.
-    """
-    with ExitStack() as stack:
-        cables = Cables(f"sl{os.getpid() % 100_000}x", NET)
-        stack.callback(cables.close)
-        names = [CONTROLLER, *hosts]
-        spaces = [_host(stack, cables, hosts) for _ in names]
-        _write(folder, hosts)
-        cluster = Cluster(folder, cables.address)
-        _start(stack, ["munged", "--foreground", "--force", *_munge_files(folder)], folder)
-        assert wait_until((folder / "munge.socket").exists, timeout=SETTLING)
-        conf = str(folder / "slurm.conf")
-        for space, name in zip(spaces, names, strict=True):
-            daemon = f"slurmd -D -N node{hosts.index(name)}" if name in hosts else "slurmctld -D -c"
-            command = ["unshare", "--uts", "sh", "-c", f"hostname {name}; exec {daemon} -f {conf}"]
-            _start(stack, [*cables.inside(space), *command], folder)
-        assert wait_until(lambda: cluster.are_idle(len(hosts)), timeout=SETTLING), (
-            f"the hosts are not ready; the logs are in {folder}"
-        )
-        stack.callback(cluster.end_jobs)
-        yield cluster
-
-
-def _host(stack: ExitStack, cables: Cables, hosts: Sequence[str]) -> str:
+def _host(stack: ExitStack, cables: Cables) -> str:
     """Make a namespace in which all hosts have their names."""
     space = cables.add()
     etc = Path("/etc/netns") / space  # `ip netns exec` mounts these files over /etc
     etc.mkdir(parents=True)
     stack.callback(_remove, etc)
     stack.callback(_end_all_in, space)
-    lines = [f"{NET}.{number + 3} {name} node{number}\n" for number, name in enumerate(hosts)]
+    lines = [f"{NET}.{number + 3} {name} node{number}\n" for number, name in enumerate(HOSTS)]
     (etc / "hosts").write_text(f"127.0.0.1 localhost\n{NET}.2 {CONTROLLER}\n" + "".join(lines))
     return space
 
@@ -182,20 +154,20 @@ def _munge_files(folder: Path) -> list[str]:
     return [*files, f"--seed-file={folder}/munge.seed"]
 
 
-def _write(folder: Path, hosts: Sequence[str]) -> None:
+def _write(folder: Path) -> None:
     key = folder / "munge.key"
     key.touch(0o600)
     key.write_bytes(secrets.token_bytes(128))
     nodes = [
         f"NodeName=node{number} NodeHostname={name} NodeAddr={NET}.{number + 3} CPUs=2 "
         "RealMemory=1000 State=UNKNOWN"
-        for number, name in enumerate(hosts)
+        for number, name in enumerate(HOSTS)
     ]
     conf = CONF.format(controller=CONTROLLER, net=NET, folder=folder, nodes="\n".join(nodes))
     (folder / "slurm.conf").write_text(conf)
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # else it looks for one
     (folder / "state").mkdir()
-    for number, _ in enumerate(hosts):
+    for number, _ in enumerate(HOSTS):
         (folder / f"spool-node{number}").mkdir()
     prolog = folder / "prolog"
     prolog.write_text(PROLOG.format(folder=folder))
@@ -224,11 +196,30 @@ WHERE = f"%%ddp\n{SUMS}\nos.environ['GROUP_RANK'], socket.gethostname(), int(one
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two hosts, which SLURM numbers against the order of their names."""
+    """Start a cluster, and end all of it.
+
+    SLURM knows the hosts as node0, node1 and so on: it would sort their own names.
+    """
     if reason := why_not():
         pytest.skip(reason)
-    with slurm_cluster(tmp_path_factory.mktemp("slurm"), ["zeta", "alpha"]) as made:
-        yield made
+    folder = tmp_path_factory.mktemp("slurm")
+    with ExitStack() as stack:
+        cables = Cables(f"sl{os.getpid() % 100_000}x", NET)
+        stack.callback(cables.close)
+        names = [CONTROLLER, *HOSTS]
+        spaces = [_host(stack, cables) for _ in names]
+        _write(folder)
+        cluster = Cluster(folder, cables.address)
+        _start(stack, ["munged", "--foreground", "--force", *_munge_files(folder)], folder)
+        assert wait_until((folder / "munge.socket").exists, timeout=SETTLING)
+        conf = str(folder / "slurm.conf")
+        for space, name in zip(spaces, names, strict=True):
+            daemon = f"slurmd -D -N node{HOSTS.index(name)}" if name in HOSTS else "slurmctld -D -c"
+            command = ["unshare", "--uts", "sh", "-c", f"hostname {name}; exec {daemon} -f {conf}"]
+            _start(stack, [*cables.inside(space), *command], folder)
+        assert wait_until(cluster.is_idle, timeout=SETTLING), f"see the logs in {folder}"
+        stack.callback(cluster.end_jobs)
+        yield cluster
 
 
 @pytest.fixture
