@@ -49,12 +49,6 @@ def make_group(
         group.close()
 
 
-@pytest.fixture
-def group(make_group: Callable[..., Ranks]) -> Ranks:
-    """Two ranks, started."""
-    return make_group(2)
-
-
 @pytest.fixture(scope="module")
 def lasting_group(
     launcher: WarmLauncher, tmp_path_factory: pytest.TempPathFactory
@@ -84,6 +78,15 @@ def group_here(shared_group: Ranks, folder: Path) -> Ranks:
     """The file's two ranks, which work in the test's folder, as this process does."""
     shared_group.run(f"%cd -q {folder}", quiet=True)
     return shared_group
+
+
+@pytest.fixture
+def group(request: pytest.FixtureRequest, make_group: Callable[..., Ranks]) -> Ranks:
+    """Two ranks, started; those of the file in files that use ``lasting_group``."""
+    if "lasting_group" in request.fixturenames:
+        shared: Ranks = request.getfixturevalue("group_here")
+        return shared
+    return make_group(2)
 
 
 @pytest.fixture

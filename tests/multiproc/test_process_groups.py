@@ -16,7 +16,7 @@ from nbddp import CellFailedError
 from nbddp.record.cell import CellResult
 from nbddp.worker.process_group import process_group
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.usefixtures("lasting_group")]
 
 # in the shape of the well-known tutorials: every process says its place and where to meet
 TUTORIAL = """
@@ -32,11 +32,6 @@ def work(rank, size):
 
 work(rank, world_size)
 """
-
-
-@pytest.fixture
-def group(group_here: Ranks) -> Ranks:
-    return group_here
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp import CellFailedError, RequestError, runs
 from nbddp.archive.summary import summarize
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.usefixtures("lasting_group")]
 SHARES_KERNEL = True
 
 
@@ -57,11 +57,6 @@ if __name__ == "__main__":
     main()
 """
 DESTROY = "dist.destroy_process_group()"
-
-
-@pytest.fixture
-def group(group_here: Ranks) -> Ranks:
-    return group_here
 
 
 def test_script_prints_the_same_as_under_torchrun(

@@ -19,7 +19,7 @@ from nbddp.record.cell import CellHandle
 from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.record.waiting.collective_timeline import Timeline
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.usefixtures("lasting_group")]
 SHARES_KERNEL = True
 
 SOON = 80  # steps; it takes 30
@@ -46,11 +46,6 @@ for step, batch in enumerate(batches):
     dist.all_reduce(batch)
     nbddp.log(step=step, loss=1.0)
 """
-
-
-@pytest.fixture
-def group(group_here: Ranks) -> Ranks:
-    return group_here
 
 
 def waited(came: Sequence[Sequence[float]]) -> dict[tuple[int, int], float]:

@@ -11,7 +11,7 @@ from drivers.ranks import MakeRanks, Ranks
 
 from nbddp import CellFailedError
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.usefixtures("lasting_group")]
 
 # Each rank has random numbers of its own (dropout, noise) and a place of its own in the data.
 RUN = """
@@ -85,11 +85,6 @@ class Run:
         parameters = [whole(each) for each in self.net.parameters()]
         return parameters, self.losses, self.scheduler.get_last_lr()
 """
-
-
-@pytest.fixture
-def group(group_here: Ranks) -> Ranks:
-    return group_here
 
 
 # a rank's warnings while it resumes are in ``words``

@@ -11,12 +11,7 @@ from drivers.ranks import Capture, MakeRanks, Ranks
 
 from nbddp import CellFailedError
 
-pytestmark = pytest.mark.multiproc
-
-
-@pytest.fixture
-def group(group_here: Ranks) -> Ranks:
-    return group_here
+pytestmark = [pytest.mark.multiproc, pytest.mark.usefixtures("lasting_group")]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from drivers.ranks import Capture, MakeRanks, Ranks
 import nbddp
 from nbddp import CellFailedError
 
-pytestmark = pytest.mark.multiproc
+pytestmark = [pytest.mark.multiproc, pytest.mark.usefixtures("lasting_group")]
 
 OURS = str(Path(nbddp.__file__).parent)
 
@@ -102,11 +102,6 @@ WALKS = {
         "nbddp.Checkpoint(folder[0]).resume(model=Probed(2, 2));"
     ),
 }
-
-
-@pytest.fixture
-def group(shared_group: Ranks) -> Ranks:
-    return shared_group
 
 
 def test_warnings_name_no_line_of_nbddp(group: Ranks, capsys: Capture) -> None:
