@@ -327,14 +327,16 @@ def test_interrupted_ranks_skip_the_debugger_unless_debug_names_the_rank(
     assert "[rank 2] 42\n" in one.text
 
 
-def test_ranks_without_a_failure_skip_the_debugger(notebook: Notebook) -> None:
+@pytest.mark.gate_runs("%debug")
+@pytest.mark.parametrize("source", ["%debug", "import pdb; pdb.pm()"])
+def test_ranks_without_a_failure_skip_the_debugger(notebook: Notebook, source: str) -> None:
     notebook.run("%%ddp --nproc 2\nkept = rank * 21\nif rank == 1: raise ValueError(kept)")
 
     def outlast_the_grace() -> None:
         time.sleep(4)  # a failure of another rank would end the debugger after 1.3 s
         notebook.client.input("p rank")
 
-    reply = notebook.converse("%%ddp\n%debug", outlast_the_grace, "p kept", "q")
+    reply = notebook.converse(f"%%ddp\n{source}", outlast_the_grace, "p kept", "q")
     assert {prompt[:8] for prompt, _ in reply.asked} == {"[rank 1]"}
     assert len(reply.lines(0)) == 1
     assert "[rank 1] 21\n" in reply.text

@@ -17,6 +17,7 @@ from notebook import Notebook
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp import CellInterruptedError
+from nbddp.record.cell import CellHandle, CellRequest
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(400)]
 SHARES_KERNEL = True
@@ -111,6 +112,22 @@ def test_interrupts_at_random_moments_of_random_cells(
 ) -> None:
     seed = int(os.environ.get("NBDDP_SOAK_SEED", str(nproc)))
     walk(notebook, nproc=nproc, seed=seed, steps=steps)
+
+
+def test_interrupt_just_before_a_cell_interrupts_that_cell(
+    group: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group.run("kept = rank")
+    submit = group.session.submit
+
+    def interrupt_and_submit(request: CellRequest, **options: bool) -> CellHandle:
+        group.interrupt()  # no cell runs yet
+        return submit(request, **options)
+
+    monkeypatch.setattr(group.session, "submit", interrupt_and_submit)
+    with pytest.raises(CellInterruptedError, match="interrupted"):
+        group.run("import time\ntime.sleep(60)")
+    assert group.pull("kept") == [0, 1]
 
 
 def press(group: Ranks) -> None:

@@ -182,12 +182,13 @@ def test_pushed_values_exist_in_each_run_of_a_sweep(notebook: Notebook, base: Pa
     assert list(rows) == ["first-lr1", "first-lr2"]
 
 
-def test_changed_environment_begins_another_sweep(notebook: Notebook, base: Path) -> None:
-    cell = "%%ddp --nproc 1 --sweep lr=1,2 --env SHIFT={}\nimport os\n"
-    cell += "nbddp.log(x=lr + int(os.environ['SHIFT']))"
-    for shift in (0, 5, 5):
+def test_changed_values_or_environment_begin_another_sweep(notebook: Notebook, base: Path) -> None:
+    cell = "%%ddp --nproc 1 --push scale --sweep lr=1,2 --env SHIFT={}\nimport os\n"
+    cell += "nbddp.log(x=scale * lr + int(os.environ['SHIFT']))"
+    for scale, shift in ((10, 0), (20, 0), (20, 5), (20, 5)):
+        notebook.run(f"scale = {scale}")
         assert notebook.run(cell.format(shift)).status == "ok"
-    assert len(list((base / ".nbddp" / "runs").glob("*lr*"))) == 4
+    assert len(list((base / ".nbddp" / "runs").glob("*lr*"))) == 6
 
 
 def test_metrics_of_replayed_cells_are_no_part_of_a_combination(
@@ -302,6 +303,21 @@ def test_repeated_sweep_runs_only_failed_combinations(group: Ranks, folder: Path
     over = group.sweep(source, {"lr": [1, 2]}, start_over=True, quiet=True)
     assert not {run.path for run in over} & {run.path for run in again}
     assert not group.is_live
+
+
+def test_objects_with_equal_repr_are_different_settings(group: Ranks) -> None:
+    class Model:
+        def __init__(self, size: int) -> None:
+            self.size = size
+
+        def __repr__(self) -> str:
+            return "Model()"
+
+    def logged(size: int) -> float:
+        [run] = group.sweep("nbddp.log(size=model.size)", {"model": [Model(size)]}, quiet=True)
+        return float(run.facts["last"]["size"]["mean"])
+
+    assert (logged(1), logged(2)) == (1, 2)
 
 
 def test_sweep_with_repeat_and_fresh_uses_seeds_and_skips_earlier_cells(group: Ranks) -> None:

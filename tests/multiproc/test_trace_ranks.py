@@ -112,6 +112,15 @@ def test_trace_has_memory_events_only_with_the_memory_option(shared_group: Ranks
     assert "[memory]" not in [each["name"] for each in document(trace.path)["traceEvents"]]
 
 
+def test_trace_without_its_steps_is_reported_and_leaves_no_file(shared_group: Ranks) -> None:
+    before = {*shared_group.run_folder.glob("traces/cell*")}
+    trace, result = run(shared_group, TRAIN.format(slow=0.0), 50, 60)
+    assert result.is_ok
+    assert "50 to 60" in shown(trace)
+    assert trace.path is None
+    assert {*shared_group.run_folder.glob("traces/cell*")} == before
+
+
 def test_loader_batches_count_as_steps_without_log_calls(shared_group: Ranks) -> None:
     loop = "for batch in nbddp.loader(range(80), 4):\n    dist.all_reduce(torch.ones(1))"
     trace, _ = run(shared_group, loop, 0, 2)
@@ -186,6 +195,7 @@ def test_trace_collects_files_from_nodes_and_corrects_clocks(on_nodes: Ranks) ->
     medians = [median(each) for each in late.values()]
     assert max(medians) - min(medians) < 2e6 * trace.error + 1000
     assert 0 < trace.error < 1
+    assert 0 < on_nodes.timeline().error < 1
     assert trace.folder is not None
     assert len([*trace.folder.glob("rank*.json.gz")]) == 2
 
