@@ -7,18 +7,15 @@ import random
 import re
 import signal
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from conditions import when, when_cell_runs
-from drivers.ranks import Capture, MakeRanks, Ranks
+from drivers.ranks import Capture, Lines, MakeRanks, Ranks
 from processes import wait_until
-from screens import RecordingScreen
 
 from nbddp.record.notices import ControllerMessage
 from nbddp.record.verdict import SIZE_MISMATCH
-from nbddp.ui.text_view import TextView
 
 pytestmark = pytest.mark.multiproc
 
@@ -146,35 +143,22 @@ def test_report_mentions_memory_for_an_oom_kill_but_not_for_ddp_kill(
     asking.join()
 
 
-def lines_of(rank: int, text: str) -> list[str]:
-    tag = f"[rank {rank}] "
-    return [line[len(tag) :] for line in text.splitlines() if line.startswith(tag)]
-
-
-def shown(group: Ranks, source: str) -> str:
-    """Run a cell. Return its output as text."""
-    screen = RecordingScreen()
-    TextView(screen).show(group.begin(source))
-    return screen.text
-
-
-def torn(written: Sequence[str], *, count: int) -> bool:
-    """Return whether lines are incomplete or out of order, except the last."""
-    return list(written[:-1]) != [f"line {number:06}" for number in range(count - 1)]
-
-
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.full)])
-def test_kills_at_random_moments_lose_no_line(make_group: MakeRanks, kills: int) -> None:
+def test_kills_at_random_moments_lose_no_line(
+    make_group: MakeRanks, lines: Lines, kills: int
+) -> None:
+    source = "import itertools\nfor i in itertools.count(): print(f'line {i:06}')"
     chance, group = random.Random(4), make_group(1)
     for _ in range(kills):
         log = group.log(0)
         already = log.stat().st_size if log.exists() else 0
         delay = chance.uniform(0.0, 0.3)
         killer = when_cell_runs(group, lambda delay=delay: (time.sleep(delay), group.kill(0)))
-        text = shown(group, "import itertools\nfor i in itertools.count(): print(f'line {i:06}')")
+        group.failure_of(source)
         killer.join()
         written = log.read_bytes()[already:].decode().splitlines()
-        assert not torn(written, count=len(written))
-        assert lines_of(0, text) == written
+        whole = [f"line {number:06}" for number in range(len(written) - 1)]
+        assert written[:-1] == whole  # the last line can be cut
+        assert lines() == written
         group.restart()

@@ -130,12 +130,6 @@ def test_interrupt_just_before_a_cell_interrupts_that_cell(
     assert group.pull("kept") == [0, 1]
 
 
-def press(group: Ranks) -> None:
-    """Interrupt a group whose ranks wait for each other, or soon will."""
-    wait_until_blocked(group.pids.values())
-    group.interrupt()
-
-
 def test_ranks_without_free_file_descriptors_can_be_interrupted(group: Ranks) -> None:
     group.run(
         "import resource\nkept, opened = rank, []\n"
@@ -143,7 +137,12 @@ def test_ranks_without_free_file_descriptors_can_be_interrupted(group: Ranks) ->
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))\n"
         "try:\n    while True: opened.append(open('/dev/null'))\nexcept OSError: pass"
     )
-    presser = when_cell_runs(group, lambda: press(group))
+
+    def press() -> None:
+        wait_until_blocked(group.pids.values())
+        group.interrupt()
+
+    presser = when_cell_runs(group, press)
     with pytest.raises(CellInterruptedError):
         group.run("x = torch.ones(1)\ndist.recv(x, src=1 - rank)")
     presser.join()

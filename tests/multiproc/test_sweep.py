@@ -7,7 +7,6 @@ import random
 import re
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -326,14 +325,12 @@ def test_sweep_with_repeat_and_fresh_uses_seeds_and_skips_earlier_cells(group: R
     assert [run.config for run in found] == [{"seed": 0}, {"seed": 1}]
 
 
-def interrupt_when(condition: Callable[[], bool]) -> threading.Thread:
-    """Send SIGINT to the main thread as soon as a condition is true."""
-    main = threading.main_thread().ident or 0
-    return when(condition, lambda: signal.pthread_kill(main, signal.SIGINT))
-
-
 def test_sweep_interrupted_while_ranks_start_records_its_settings(group: Ranks) -> None:
-    presser = interrupt_when(lambda: group.scripts.last_session.life.state is GroupState.STARTING)
+    main = threading.main_thread().ident or 0
+    presser = when(
+        lambda: group.scripts.last_session.life.state is GroupState.STARTING,
+        lambda: signal.pthread_kill(main, signal.SIGINT),
+    )
     with pytest.raises(CellInterruptedError, match="sweep of 2: 1 ended by you, 1 not run"):
         group.sweep("1", {"lr": [1, 2]})
     presser.join()
