@@ -80,11 +80,9 @@ class Presenter:
         if panel is None and not quiet and self.shows_panels:
             panel = self._new_panel(session)
         self._last_panel = panel
-        self.last_view = panel or self._new_text_view(
-            session, is_quiet=quiet, has_pictures=has_pictures
-        )
-        self._last_cell = self._shell.execution_count
-        return self.last_view
+        view = panel or self._new_text_view(session, is_quiet=quiet, has_pictures=has_pictures)
+        self.last_view, self._last_cell = view, self._shell.execution_count
+        return view
 
     @property
     def _panel_in_cell(self) -> PanelView | None:
@@ -207,15 +205,15 @@ class Presenter:
     def show_status(self, session: Session) -> None:
         """Show the state of the group; a page also shows the output of its last cell."""
         snapshot, last = session.snapshot(), self._last_panel
-        report = status_report(snapshot)
         is_same_attempt = last and last.session is session and last.attempt == snapshot.attempt
-        if self.shows_panels and last and is_same_attempt:
-            from nbddp.ui.panel.panel_view import RECORD_LINES  # loads widgets
+        if not (self.shows_panels and last and is_same_attempt):
+            self.show(status_report(snapshot))
+            return
+        from nbddp.ui.panel.panel_view import RECORD_LINES  # loads widgets
 
-            metrics = session.rank_monitor.metrics.snapshot(most=MAX_CHARTS)
-            lines = last.log_buffer.lines()[-RECORD_LINES:]
-            report = status_report(snapshot, metrics=metrics, lines=lines)
-        self.show(report)
+        metrics = session.rank_monitor.metrics.snapshot(most=MAX_CHARTS)
+        lines = last.log_buffer.lines()[-RECORD_LINES:]
+        self.show(status_report(snapshot, metrics=metrics, lines=lines))
 
     def print_line(self, text: str) -> None:
         """Print a line for the user."""

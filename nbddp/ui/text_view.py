@@ -53,9 +53,9 @@ _ERASE = "\r\x1b[K"
 class TextView:
     """Prints the output of ranks, line by line, with the rank in front.
 
-    After a short delay, an unfinished line is shown as far as it was written. Of a long flood, only
-    the end is shown. Otherwise the kernel's output queue would grow without limit, and delay the
-    end of the cell.
+    After a short delay, an unfinished line is shown as far as it was written. Of a flood that is
+    too long for the pace of the target, only the end is shown. Otherwise the kernel's output queue
+    would grow without limit, and delay the end of the cell.
 
     Args:
         screen: the output target.
