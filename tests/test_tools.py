@@ -101,7 +101,7 @@ def test_gpu_day_without_a_gpu_skips_each_part() -> None:
     done = subprocess.run(day, env=env, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     rows = re.findall(r"^\| (.+) \| (.+) \| 0 s \|$", done.stdout, re.MULTILINE)
-    assert [verdict for _, verdict in rows] == ["no GPU here"] * 7
+    assert [verdict for _, verdict in rows] == ["no GPU here"] * 8
     assert "pytest -m gpu" in [title for title, _ in rows]
     assert re.search(r"^\* torch \d.*Python \d", done.stdout, re.MULTILINE | re.DOTALL)
 
@@ -125,6 +125,9 @@ def test_gpu_day_ends_slow_parts_and_keeps_its_time_limit() -> None:
     gone = run(slow, 1, time.monotonic())
     assert gone.verdict == "not run: the ten minutes are over"
     assert run(slow, 0, time.monotonic() + 100).verdict == "no GPU here"
+    missing = dataclasses.replace(slow, package="no_such_package")
+    verdict = run(missing, 1, time.monotonic() + 100).verdict
+    assert verdict == "not run: no_such_package is not installed"
     several = dataclasses.replace(slow, gpus=2)
     assert run(several, 1, time.monotonic() + 100).verdict == "needs 2 GPUs, here is 1"
     ended = run(slow, 1, time.monotonic() + 100)

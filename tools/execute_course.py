@@ -1,5 +1,7 @@
 """Execute the notebooks so that each cell shows the record of its panel.
 
+A notebook that needs other packages is left out where they are missing.
+
 python tools/execute_course.py FOLDER    # writes an executed copy of each notebook
 EXECUTED=FOLDER mkdocs build             # shows these copies on the site
 """
@@ -13,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
@@ -21,11 +24,17 @@ from nbclient import NotebookClient
 AS_PANEL = "%ddp view panel"  # without a page nbddp would print text
 WIDGET = "application/vnd.jupyter.widget-view+json"  # buttons, which need a kernel
 TIMEOUT = 120  # seconds for a cell
+NEEDED = {"15_two_gpus_and_a_language_model": ("trl", "peft")}  # packages, by notebook
 
 
 def jobs() -> int:
     """Return the number of notebooks to run at a time: one for two cores, as each has ranks."""
     return max(1, (os.cpu_count() or 1) // 2)
+
+
+def is_executable(path: Path) -> bool:
+    """Return whether the packages that a notebook needs are installed."""
+    return all(find_spec(name) for name in NEEDED.get(path.stem, ()))
 
 
 def execute_all(paths: Sequence[Path], folder: Path) -> None:
@@ -64,4 +73,5 @@ def _execute(path: Path, folder: Path) -> None:
 
 if __name__ == "__main__":
     notebooks = Path(__file__).resolve().parents[1] / "notebooks"
-    execute_all(sorted(notebooks.glob("*.ipynb")), Path(sys.argv[1]))
+    paths = [path for path in sorted(notebooks.glob("*.ipynb")) if is_executable(path)]
+    execute_all(paths, Path(sys.argv[1]))

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -30,12 +31,13 @@ PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short")
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the report: its command, its time limit, and the GPUs that it needs."""
+    """A part of the report: its command, its time limit, and the GPUs and package that it needs."""
 
     title: str
     arguments: Sequence[str]
     limit: float
     gpus: int = 1
+    package: str = ""
 
 
 def pytest_part(title: str, *arguments: str, limit: float, gpus: int = 1) -> Part:
@@ -52,6 +54,12 @@ PARTS = (
         "tests/notebooks/test_notebooks.py",
         *("-m", "notebook", "-k", "runs_from_start"),
         limit=240,
+    ),
+    Part(
+        "The notebook with a language model",
+        (*PYTEST, "tests/multiproc/ecosystem/test_notebook.py", "-m", "ecosystem"),
+        limit=240,
+        package="trl",
     ),
     Part("Engine", ("benchmarks/engine.py", "--quick", "--device", "cuda"), 90),
     Part("Training", ("benchmarks/training.py", "--quick", "--device", "cuda"), 90),
@@ -88,6 +96,8 @@ def main() -> None:
 def run(part: Part, gpus: int, deadline: float) -> Outcome:
     if gpus < part.gpus:
         return Outcome(part, "no GPU here" if not gpus else f"needs {part.gpus} GPUs, here is 1")
+    if part.package and find_spec(part.package) is None:
+        return Outcome(part, f"not run: {part.package} is not installed")
     left = min(part.limit, deadline - time.monotonic())
     if left < 10:
         return Outcome(part, "not run: the ten minutes are over")

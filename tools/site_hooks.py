@@ -1,7 +1,8 @@
 """Hooks of MkDocs: add the pages that are generated or lie outside ``docs/``, and adapt links.
 
 The notebooks come from the folder that the environment variable ``EXECUTED`` names, with outputs
-(tools/execute_course.py writes them), or else from ``notebooks/``, without outputs.
+(tools/execute_course.py writes them), or else from ``notebooks/``, without outputs. So does a
+notebook that is not in that folder, because it needs packages that were missing.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         uri = f"course/{path.name}"
         (COPIES / uri).parent.mkdir(parents=True, exist_ok=True)
-        (COPIES / uri).write_text(_lesson(executed / path.name), "utf-8")
+        copy = executed / path.name
+        (COPIES / uri).write_text(_lesson(copy if copy.exists() else path), "utf-8")
         files.append(File(uri, str(COPIES), config.site_dir, config.use_directory_urls))
     add("reference/options.md", content="\n".join(_options()))
     add("reference/names.md", content="\n".join(_names()))
