@@ -82,7 +82,7 @@ def test_the_facts_of_an_event_may_have_any_name(event_log: EventLog, tmp_path: 
     assert on_disk(folder)[-1]["self"] == "x"
 
 
-def test_memory_keeps_the_newest_events_the_file_all(event_log: EventLog, tmp_path: Path) -> None:
+def test_only_the_file_has_all_events_of_ranks(event_log: EventLog, tmp_path: Path) -> None:
     folder = opened(event_log, tmp_path)
     event_log.record("start", attempt=1)
     event_log.record("cell", number=1)
