@@ -145,7 +145,7 @@ class NoticeQueue:
 
     # ---- the reader's side
 
-    def get(self, timeout: float | None = None, *, batch_text: bool = False) -> Notice | None:
+    def get(self, timeout: float, *, batch_text: bool = False) -> Notice | None:
         """Return the next notice; None after the timeout and at the end of the queue.
 
         With ``batch_text``, new text does not end the wait: waking up for each piece costs more
@@ -159,8 +159,7 @@ class NoticeQueue:
                 self._wait_for_urgent(timeout)
                 timeout = 0.0
             with self._changed:
-                wait = None if timeout is None else max(0.0, timeout)
-                self._changed.wait_for(lambda: self._waiting or self._is_closed, wait)
+                self._changed.wait_for(lambda: self._waiting or self._is_closed, max(0.0, timeout))
                 if not self._waiting:
                     self.is_drained = self._is_closed
                     return None
@@ -169,7 +168,7 @@ class NoticeQueue:
                 return notice
             self._open_span = (OutputText(notice.rank, text) for text in notice.texts())
 
-    def _wait_for_urgent(self, timeout: float | None) -> None:
+    def _wait_for_urgent(self, timeout: float) -> None:
         with self._changed:
             if self._waiting or self._is_closed:
                 return
