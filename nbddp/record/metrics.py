@@ -353,9 +353,9 @@ class MetricStore:
         )
 
     def names(self) -> list[str]:
-        """Return the names of the metrics, in the order of their first reports."""
+        """Return the names of the metrics in the order of their first reports, speeds last."""
         with self._lock:
-            return list(self._series)
+            return sorted(self._series, key=lambda name: name.endswith("_per_second"))
 
     def series(self, name: str) -> dict[int, MetricSeries]:
         """Return the series of each rank that reported this metric, in order of rank."""

@@ -51,16 +51,14 @@ def is_enabled() -> bool:
     return _is_enabled
 
 
-def numbers_in(values: Mapping[str, Any]) -> dict[str, float]:
+def numbers_in(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that are numbers or tensors with one element, by name.
 
     >>> numbers_in({"loss": 0.5, "note": "text", "done": True, "step": 3, "scores": [1.0]})
     {'loss': 0.5}
     """
     return {
-        name: float(value)
-        for name, value in values.items()
-        if name not in RESERVED and _is_number(value)
+        name: value for name, value in values.items() if name not in RESERVED and _is_number(value)
     }
 
 

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from nbddp.errors import format_ranks
 
 # as Python writes them ("file.py:3: UserWarning: text"), and torch's C++ code
 _WARNING = re.compile(r"^(?:\[rank\d+\]:\[W[^]]*\] |\S.*?: \w*)Warning: (.*)")
+
+
+MAX_REST = 4  # lines of a warning below its first
+
+
+@dataclass
+class _Warning:
+    """The rank that printed a warning first, and the lines below its first line.
+
+    ``is_whole`` tells that the last of them is the line of the code, which ends a warning.
+    """
+
+    rank: int
+    rest: list[str] = field(default_factory=list)
+    is_whole: bool = False
 
 
 class RepeatedWarnings:
@@ -25,30 +41,49 @@ class RepeatedWarnings:
     """
 
     def __init__(self) -> None:
-        self._first_ranks: dict[str, int] = {}
+        self._shown: dict[str, _Warning] = {}
         self._repeats: set[str] = set()
         self._repeating_ranks: set[int] = set()
-        self._left_out: set[int] = set()  # ranks whose last line was a warning of Python, left out
+        self._current: dict[int, _Warning] = {}  # the warning that a rank's lines belong to
+        self._rest_counts: dict[int, int] = {}  # how many of its lines have come
 
     def without_repeats(self, rank: int, lines: Sequence[str]) -> Sequence[str]:
         """Return the lines of a rank that are shown."""
-        if not (rank in self._left_out or any("Warning: " in line for line in lines)):
+        if not (rank in self._current or any("Warning: " in line for line in lines)):
             return lines
         return [line for line in lines if not self._is_repeat(rank, line)]
 
     def _is_repeat(self, rank: int, line: str) -> bool:
         found = _WARNING.search(line)
-        if found is None:  # Python writes the line of the code below the warning
-            is_repeat = rank in self._left_out and line.startswith("  ")
-            self._left_out.discard(rank)
-            return is_repeat
+        if found is None:
+            return self._is_rest_of_repeat(rank, line)
         is_python = not line.startswith("[rank")
         text = line if is_python else found[1]
-        is_repeat = self._first_ranks.setdefault(text, rank) != rank
-        if is_repeat:
-            self._repeats.add(text)
-            self._repeating_ranks.add(rank)
-        (self._left_out.add if is_repeat and is_python else self._left_out.discard)(rank)
+        warning = self._shown.setdefault(text, _Warning(rank))
+        if is_python:
+            self._current[rank], self._rest_counts[rank] = warning, 0
+        if warning.rank == rank:
+            return False
+        self._repeats.add(text)
+        self._repeating_ranks.add(rank)
+        return True
+
+    def _is_rest_of_repeat(self, rank: int, line: str) -> bool:
+        """Return whether a line belongs to the repeated warning above it."""
+        warning = self._current.get(rank)
+        if warning is None:
+            return False
+        number = self._rest_counts[rank]
+        self._rest_counts[rank] += 1
+        is_code = line.startswith("  ")  # the last line of a warning is that of the code
+        if warning.rank == rank:
+            warning.rest[number:] = [line]
+            warning.is_whole = is_code
+            is_repeat = False
+        else:
+            is_repeat = warning.is_whole and warning.rest[number : number + 1] == [line]
+        if is_code or number + 1 >= MAX_REST or (warning.rank != rank and not is_repeat):
+            del self._current[rank]
         return is_repeat
 
     def note(self) -> str:

@@ -8,13 +8,14 @@ from nbddp.ui.log_lines import LogBuffer
 from nbddp.ui.repeated_warnings import RepeatedWarnings
 
 PYTHON = ["a.py:3: UserWarning: slow", "  load(x)"]
+LONG = ["a.py:3: UserWarning: slow", "Use another.", "  load(x)"]
 CPP = "[rank{}]:[W1126 11:30:3{}.81 reducer.cpp:1529] Warning: unused (function operator())"
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [(PYTHON, PYTHON), ([CPP.format(0, 6)], [CPP.format(1, 7)])],
-    ids=["python", "c++"],
+    [(PYTHON, PYTHON), (LONG, LONG), ([CPP.format(0, 6)], [CPP.format(1, 7)])],
+    ids=["python", "several lines", "c++"],
 )
 def test_warning_of_a_second_rank_is_left_out_and_noted(
     first: list[str], second: list[str]
@@ -34,6 +35,16 @@ def test_other_lines_of_a_second_rank_are_shown(line: str) -> None:
     warnings = RepeatedWarnings()
     warnings.without_repeats(0, [PYTHON[0], "same", "Warning: low"])
     assert list(warnings.without_repeats(1, [line])) == [line]
+
+
+@pytest.mark.parametrize("warning", [PYTHON[0], CPP.format(0, 6)], ids=["python", "c++"])
+def test_lines_after_a_warning_without_a_line_of_code_are_shown(warning: str) -> None:
+    warnings = RepeatedWarnings()
+    assert [*warnings.without_repeats(0, [warning, "epoch 1", "epoch 2"])][1:] == [
+        "epoch 1",
+        "epoch 2",
+    ]
+    assert [*warnings.without_repeats(1, [warning, "epoch 1", "epoch 2"])] == ["epoch 1", "epoch 2"]
 
 
 def test_warning_that_one_rank_repeats_is_shown_each_time() -> None:
