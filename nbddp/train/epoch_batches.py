@@ -174,14 +174,13 @@ class InterleavedStream(IterableDataset[Any]):
         self._collate = collate
         self._order = order
         self._batch_size = batch_size
-        self._seed = 0
-        self._position = LoaderPosition()
-        self._rank, self._world_size = 0, 1  # set in the rank: a DataLoader worker has no group
+        self.start_epoch(0, LoaderPosition())
 
     def start_epoch(self, seed: int, position: LoaderPosition) -> None:
         """Start the next iteration at this position."""
         epoch = 0 if self._order.evaluation else position.epoch  # the same at every evaluation
         self._seed, self._position = seed, replace(position, epoch=epoch)
+        # set in the rank: a DataLoader worker has no group
         self._rank, self._world_size = this_rank.rank(), this_rank.world_size()
 
     def __iter__(self) -> Iterator[Any]:

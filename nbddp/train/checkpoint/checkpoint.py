@@ -20,6 +20,7 @@ import torch.distributed as dist
 from nbddp.errors import ArgumentError, CheckpointError
 from nbddp.train import log_and_track, this_rank
 from nbddp.train.checkpoint import atomic_files, sharded, state_dicts
+from nbddp.train.checkpoint.atomic_files import OLDER_UNTOUCHED
 from nbddp.train.checkpoint.contents import CheckpointContents, load, split_parts
 from nbddp.train.collectives import run_on_all_ranks
 from nbddp.train.this_rank import warn_user
@@ -217,14 +218,14 @@ class Checkpoint:
             return
         self._group = self._group or sharded.new_background_group()
         future = sharded.save_in_background(draft, states, self._group)
-        finish = partial(sharded.wait_for_save, draft, future)
-        self._finish_save = partial(self._commit, state, draft, finish)
+        self._finish_save = partial(self._commit, state, draft, future.result)
 
-    def _commit(self, state: dict[str, Any], draft: Path, save: Callable[[], None]) -> None:
+    def _commit(self, state: dict[str, Any], draft: Path, save: Callable[[], object]) -> None:
         """Write the shards on every rank, then complete and rename the folder on rank 0."""
 
         def write() -> dict[str, str]:
-            with _as_checkpoint_error(draft):
+            shard_error = sharded.as_checkpoint_error(f"write {draft}", OLDER_UNTOUCHED)
+            with _as_checkpoint_error(draft), shard_error:
                 save()
                 return sharded.checksums(draft)
 
@@ -374,9 +375,7 @@ def _as_checkpoint_error(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(
-            f"could not write {path}: {error}{atomic_files.OLDER_UNTOUCHED}"
-        ) from error
+        raise CheckpointError(f"could not write {path}: {error}{OLDER_UNTOUCHED}") from error
 
 
 def _log_failure(write: Callable[[], None]) -> None:

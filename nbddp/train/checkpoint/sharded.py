@@ -20,7 +20,6 @@ from torch import nn
 from nbddp.errors import CheckpointError
 from nbddp.train import this_rank
 from nbddp.train.checkpoint import atomic_files
-from nbddp.train.checkpoint.atomic_files import OLDER_UNTOUCHED
 
 UNSHARDED_FILE = "rest.pt"  # the parts that are not sharded, and the checksums of the shards
 
@@ -56,21 +55,19 @@ def _parameters(part: Any) -> Iterator[torch.Tensor]:
 
 
 def save(draft: Path, state: dict[str, Any]) -> None:
-    """Write the shard of every rank into a folder.
-
-    Raises:
-        CheckpointError: a rank could not write its shard.
-    """
+    """Write the shard of every rank into a folder, inside :func:`as_checkpoint_error`."""
     from torch.distributed import checkpoint as dcp
 
-    with _as_checkpoint_error(f"write {draft}", OLDER_UNTOUCHED):
-        dcp.save(state, checkpoint_id=draft)
+    dcp.save(state, checkpoint_id=draft)
 
 
 def save_in_background(
     draft: Path, state: dict[str, Any], group: dist.ProcessGroup | None
 ) -> Future[Any]:
-    """Save in the background, with a separate process group; see :func:`wait_for_save`."""
+    """Save in the background, with a separate process group.
+
+    Wait for the result inside :func:`as_checkpoint_error`.
+    """
     from torch.distributed import checkpoint as dcp
 
     future = dcp.async_save(state, checkpoint_id=draft, process_group=group)
@@ -78,18 +75,8 @@ def save_in_background(
     return future
 
 
-def wait_for_save(draft: Path, future: Future[Any]) -> None:
-    """Wait for a save in the background.
-
-    Raises:
-        CheckpointError: a rank could not write its shard.
-    """
-    with _as_checkpoint_error(f"write {draft}", OLDER_UNTOUCHED):
-        future.result()
-
-
 @contextmanager
-def _as_checkpoint_error(what: str, suffix: str = "") -> Iterator[None]:
+def as_checkpoint_error(what: str, suffix: str = "") -> Iterator[None]:
     """Convert torch's CheckpointException: it is no Exception, and its text is all tracebacks."""
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -126,7 +113,7 @@ def load(folder: Path, parts: dict[str, Any]) -> None:
     from torch.distributed.checkpoint import state_dict as states
 
     state = get_state(parts)
-    with _as_checkpoint_error(f"read {folder}"):
+    with as_checkpoint_error(f"read {folder}"):
         dcp.load(state, checkpoint_id=folder)
     for name, part, model in _with_models(parts):
         if model is None:
