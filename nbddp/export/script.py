@@ -315,7 +315,7 @@ class _Writer:
             template.WAIT_FOR_ALL if "_wait_for_all()" in body else "",
             template.SHOW if "_show(" in body else "",
             template.DISPLAY if wants_display else "",
-            f"{GUARD}\n{self._setup_code()}",
+            f"{GUARD}\n{self._setup_code(body)}",
         ]
         modules = ("argparse", "datetime", "os", "pathlib", "pickle")
         used = [name for name in modules if any(f"{name}." in each for each in frame)]
@@ -336,8 +336,10 @@ class _Writer:
         ]
         return "\n\n\n".join(filter(None, pieces))
 
-    def _setup_code(self) -> str:
+    def _setup_code(self, body: str) -> str:
         lines = [template.SETUP.format(threads=self._input.spec.threads_per_rank())]
+        if re.search(r"\b(accelerate|transformers|trl)\b", body):
+            lines.append(template.USE_CPU)
         if self._arguments:
             lines.append("    _parser = argparse.ArgumentParser()")
             lines += [f"    _parser.{option_call(*each)}" for each in self._arguments.items()]

@@ -81,6 +81,9 @@ SETUP = """    device = _device()
     local_rank = int(os.environ["LOCAL_RANK"])
     torch.set_num_threads({threads})  # as in the notebook"""
 
+USE_CPU = """    if device.type == "cpu":  # else Accelerate ignores a group without a GPU
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")"""
+
 CLEANUP = """    import torch.distributed as _dist
 
     if _dist.is_initialized():

@@ -304,6 +304,13 @@ def test_an_exported_script_imports_nbddp_only_if_it_is_used(snapshot: SnapshotA
     assert refusal(RequestError, export, Omitted("cell [1]", "it failed")) == snapshot
 
 
+def test_a_script_with_a_trainer_tells_accelerate_to_use_a_group_without_a_gpu() -> None:
+    line = 'os.environ.setdefault("ACCELERATE_USE_CPU", "true")'
+    text = export(cell("from trl import SFTTrainer")).text
+    assert text.index("device = _device()") < text.index(line) < text.index("SFTTrainer")
+    assert line not in export(cell("x = 1")).text
+
+
 def test_the_sbatch_file_is_valid_shell(tmp_path: Path) -> None:
     text = script_job("train", "train.py", nnodes=2, nproc=4, has_gpus=True)
     assert f"\nsrun {AGENT} \\\n" in text
