@@ -16,6 +16,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from nbddp.controller.session import Session
 from nbddp.controller.threads import EventThread, Runtime
 from nbddp.launch.local_launcher import Launcher, RankHandle
 from nbddp.sigint import Future
@@ -320,6 +321,12 @@ def manual_runtime(link: FakeLink) -> Runtime:
 def with_threads(link: FakeLink) -> Runtime:
     """Return a runtime with all threads."""
     return Runtime(link, EventThread("nbddp-session"), EventThread("nbddp-launch"))
+
+
+def fake_session(launcher: FakeLauncher, link: FakeLink) -> Session:
+    """Return a session with all its threads, whose ranks answer commands at once."""
+    answer_commands(launcher, link)
+    return Session(launcher, make_runtime=lambda: with_threads(link))
 
 
 def answer_commands(launcher: FakeLauncher, link: FakeLink) -> None:

@@ -84,30 +84,6 @@ def test_an_error_is_raised_in_the_caller_or_logged_and_the_thread_continues(
     assert f"{kind.__name__}: no such thing" in caplog.text
 
 
-def test_due_calls_run_in_the_order_of_their_times(
-    actor: EventThread, clock: SimpleNamespace
-) -> None:
-    done: list[float] = []
-    for seconds in (0.3, 0.1, 0.2):
-        actor.run(actor.call_later, seconds, done.append, seconds)
-    settle(actor)
-    assert not done
-    clock.now += 0.5
-    settle(actor)
-    assert done == [0.1, 0.2, 0.3]
-
-
-def test_a_distant_timer_does_not_delay_a_call(actor: EventThread) -> None:
-    actor.run(actor.call_later, 3600.0, fail, "too early")
-    assert actor.run(max, 1, 2) == 2
-
-
-def test_a_due_call_runs_without_any_other_request(actor: EventThread) -> None:
-    over = threading.Event()
-    actor.run(actor.call_later, 0.01, over.set)
-    assert over.wait(30)
-
-
 def test_a_flood_of_calls_does_not_delay_a_timer(actor: EventThread) -> None:
     rung = threading.Event()
     over = threading.Event()

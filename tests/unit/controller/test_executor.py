@@ -6,7 +6,6 @@ If the disk, the launcher, the link or a process fails, every pending request ge
 from __future__ import annotations
 
 import errno
-import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from operator import attrgetter
@@ -212,22 +211,6 @@ def test_after_a_run_that_cannot_be_recorded_a_stop_and_a_start_work(
     assert empty.works()
 
 
-def test_a_restart_on_a_full_disk_ends_the_old_ranks_and_fails_with_the_reason(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.rmtree(run_folder(stage).path)
-    with monkeypatch.context() as patch:
-        fill_disk(patch)
-        started = stage.session.request_restart(TWO)
-        stage.handle_all_events()
-        for handle in stage.launcher.living():
-            handle.end(0)
-        stage.handle_all_events()
-    assert "No space left on device" in str(started.exception())
-    assert stage.state is GroupState.OFF
-    stage.get_ready(stage.ask_start())
-
-
 # ---- processes cannot be started, or not yet
 
 
@@ -348,14 +331,6 @@ def test_a_rank_that_cannot_be_interrupted_is_killed_with_a_message_to_the_user(
     assert stage.finish(handle).exits == {1: -9}
     assert said_in(handle) == stage.words
     assert stage.state is GroupState.BROKEN
-
-
-def test_ranks_that_a_shutdown_message_cannot_reach_are_killed(stage: Stage) -> None:
-    stage.link.is_broken = True
-    stopped = stage.session.request_stop()
-    stage.handle_all_events()
-    assert stopped.result() is None
-    assert stage.state is GroupState.OFF
 
 
 def test_a_rank_that_cannot_be_killed_counts_as_gone(stage: Stage) -> None:

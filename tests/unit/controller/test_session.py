@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
-from fakes import FakeLauncher, FakeLink, answer_commands, with_threads
+from fakes import FakeLauncher, FakeLink, answer_commands, fake_session, with_threads
 from processes import wait_until
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
@@ -34,15 +34,13 @@ def launcher() -> FakeLauncher:
 
 
 @pytest.fixture
-def link(launcher: FakeLauncher) -> FakeLink:
-    link = FakeLink()
-    answer_commands(launcher, link)
-    return link
+def link() -> FakeLink:
+    return FakeLink()
 
 
 @pytest.fixture
 def off(launcher: FakeLauncher, link: FakeLink) -> Iterator[Session]:
-    session = Session(launcher, make_runtime=lambda: with_threads(link))
+    session = fake_session(launcher, link)
     yield session
     session.close()
 
@@ -117,21 +115,6 @@ def test_a_second_session_shares_the_launcher_and_the_store_and_closes_neither(
 # ---- threads that wait, and threads that end
 
 
-def test_a_stop_works_while_the_launcher_still_imports(
-    off: Session, launcher: FakeLauncher
-) -> None:
-    launcher.gate.clear()
-    started = off.request_restart(TWO)
-    assert launcher.launch_began.wait(20)
-    off.stop()
-    assert off.life.state is GroupState.OFF
-    assert isinstance(started.exception(), StartError)
-    launcher.gate.set()
-    off.start(TWO)
-    assert run(off)
-    assert len(launcher.living()) == 2
-
-
 def test_an_interrupt_while_the_launcher_still_imports_cancels_the_start(
     off: Session, launcher: FakeLauncher
 ) -> None:
@@ -201,6 +184,7 @@ def test_a_link_that_cannot_be_made_is_one_clear_error_and_the_next_start_works(
     launcher: FakeLauncher, link: FakeLink, snapshot: SnapshotAssertion
 ) -> None:
     faults = [OSError(24, "Too many open files")]
+    answer_commands(launcher, link)
 
     def make() -> Runtime:
         if faults:

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fakes import FakeLauncher, FakeLink, answer_commands, with_threads
+from fakes import FakeLauncher, FakeLink, fake_session
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp import ArgumentError, RequestError, WorkerGroup
-from nbddp.controller.session import Session
 from nbddp.group.rank_group import RankGroup
 from nbddp.wire.messages import Shutdown
 
@@ -26,11 +25,8 @@ def link() -> FakeLink:
 
 @pytest.fixture
 def group(link: FakeLink, folder: Path) -> Iterator[WorkerGroup]:  # noqa: ARG001 - of its run
-    launcher = FakeLauncher()
-    answer_commands(launcher, link)
     group = WorkerGroup(nproc=2)
-    session = Session(launcher, make_runtime=lambda: with_threads(link))
-    group._group = RankGroup(group._group.spec, session)
+    group._group = RankGroup(group._group.spec, fake_session(FakeLauncher(), link))
     group.start()
     yield group
     group.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from fake_nodes import FakeNodes
-from fakes import FakeLauncher, FakeLink, answer_commands, with_threads
+from fakes import FakeLauncher, FakeLink, fake_session
 from life_states import IDLE
 from processes import wait_until
 from refusals import refusal
@@ -196,9 +196,7 @@ def test_a_cell_on_local_ranks_does_not_report_a_node_that_joined_before_a_stop(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(folder))
-    launcher, link = FakeLauncher(), FakeLink()
-    answer_commands(launcher, link)
-    session = Session(launcher, make_runtime=lambda: with_threads(link))
+    session = fake_session(FakeLauncher(), FakeLink())
     session.start(GroupSpec(nproc=1))
     session.stop()
     nodes = NodePool(session, NodesSpec())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeLauncher, FakeLink, answer_commands, with_threads
+from fakes import FakeLauncher, FakeLink, fake_session
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller.group_spec import GroupSpec
@@ -62,8 +62,7 @@ class Play:
         self.words = words
         self.launcher: Any = launcher or FakeLauncher()
         self.link = FakeLink()
-        answer_commands(self.launcher, self.link)
-        self.session = Session(self.launcher, make_runtime=lambda: with_threads(self.link))
+        self.session = fake_session(self.launcher, self.link)
         self.printed: list[str] = []
         self.sources: list[str] = []
         self.hung = threading.Event()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.lifecycle.retries import (
@@ -72,10 +70,3 @@ def test_steps_between_the_checkpoint_and_the_failure_are_lost() -> None:
     assert recovery(30).repeated_steps(31) == 0
     assert recovery(30).repeated_steps(0) == 31
     assert recovery(None).repeated_steps(0) is None
-
-
-@given(st.integers(0, 10**6), st.integers(0, 10**6))
-def test_no_step_is_lost_twice(last: int, first: int) -> None:
-    lost = recovery(last).repeated_steps(first)
-    assert lost is not None
-    assert 0 <= lost <= last + 1

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from fakes import FakeLauncher, FakeLink, answer_commands, with_threads
+from fakes import FakeLauncher, FakeLink, fake_session
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
@@ -42,10 +42,8 @@ class Typed:
 
     def __init__(self, shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launcher, self.link = FakeLauncher(), FakeLink()
-        answer_commands(self.launcher, self.link)
         self.notebook = NotebookState(shell)
-        session = Session(self.launcher, make_runtime=lambda: with_threads(self.link))
-        self.notebook.group = RankGroup(GroupSpec(), session)
+        self.notebook.group = RankGroup(GroupSpec(), fake_session(self.launcher, self.link))
         self.started: list[GroupSpec] = []
         self.asked: list[tuple[CellRequest, Retries | None]] = []
         monkeypatch.setattr(Session, "start", lambda _session, spec: self.started.append(spec))
