@@ -160,7 +160,7 @@ class Session:
     def record_recovery(self, recovery: RecoveryRecord) -> None:
         """Record a recovery; its cost is known at the next step that a rank reports."""
         self._executor.messages.recovery = recovery
-        self.event_log.record("recovery", attempt=self.life.attempt, **recovery.facts())
+        self.event_log.record("recovery", attempt=self.life.attempt, **recovery.facts)
 
     @property
     def fired_faults(self) -> Set[str]:

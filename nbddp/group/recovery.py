@@ -205,9 +205,7 @@ class Recovery:
         healed = self._session.heal()
         for line in healed.lines()[1:]:
             self._display.print_line(line)
-        self._record_recovery(
-            RecoveryRecord(failure=failure, detected=detected, healed=healed.seconds)
-        )
+        self._record_recovery(failure, detected=detected, healed=healed.seconds)
         return healed
 
     def _restart_and_replay(self, failure: AttemptFailure | None = None) -> CellResult | None:
@@ -222,20 +220,21 @@ class Recovery:
                 self._display.show_notice(f"{ranks} ranks now, {before} before")
             failed = self._replay(entries)
         if failed is None and failure is not None:
-            recovery = RecoveryRecord(
-                failure=replace(failure, method=RecoveryMethod.RESTART),
+            self._record_recovery(
+                failure,
                 detected=found - failure.at,
                 restarted=ready - began,
                 replayed=time.monotonic() - ready,
                 cells=sum(isinstance(entry, CellRequest) for entry in entries),
             )
-            self._record_recovery(recovery)
         return failed
 
-    def _record_recovery(self, recovery: RecoveryRecord) -> None:
+    def _record_recovery(self, failure: AttemptFailure, **facts: float) -> None:
+        rounded = {name: round(value, 3) for name, value in facts.items()}
+        recovery = RecoveryRecord(failure=failure, facts=rounded)
         self._session.record_recovery(recovery)
         self._seconds_lost += recovery.seconds
-        self._display.show_notice(describe_recovery(recovery.facts()))
+        self._display.show_notice(describe_recovery(recovery.facts))
 
     def replay(
         self, entries: Sequence[ReplayEntry], *, restart: Callable[[], None] = lambda: None

@@ -67,39 +67,23 @@ class RecoveryRecord:
 
     Attributes:
         failure: the failure.
-        detected: seconds from the failure to the end of the cell.
-        restarted: seconds until all ranks were ready again.
-        replayed: seconds of the replay of earlier cells; ``cells`` is their number.
-        healed: seconds of the heal; then ``restarted`` and ``replayed`` are 0.
+        facts: seconds, by what they were needed for: ``detected`` until the end of the cell,
+            ``healed``, ``restarted`` until all ranks were ready again, ``replayed``. ``cells`` is
+            the number of replayed cells.
     """
 
     failure: AttemptFailure
-    detected: float
-    restarted: float = 0.0
-    replayed: float = 0.0
-    cells: int = 0
-    healed: float = 0.0
+    facts: Mapping[str, float]
 
     @property
     def seconds(self) -> float:
         """All seconds of the recovery."""
-        return self.detected + self.restarted + self.replayed + self.healed
+        return sum(value for name, value in self.facts.items() if name != "cells")
 
-    def resumed(self, step: float, at: float) -> dict[str, float | int | None]:
+    def resumed(self, step: float, at: float) -> dict[str, float | None]:
         """Return the facts to record at the first step; ``at`` is its ``time.time()``."""
         seconds = round(at - self.failure.at, 3)
-        return {"step": step, "lost": self.repeated_steps(step), "seconds": seconds, **self.facts()}
-
-    def facts(self) -> dict[str, float | int]:
-        """Return the facts to record, in seconds and cells."""
-        if self.failure.method is RecoveryMethod.HEAL:
-            return {"detected": round(self.detected, 3), "healed": round(self.healed, 3)}
-        return {
-            "detected": round(self.detected, 3),
-            "restarted": round(self.restarted, 3),
-            "replayed": round(self.replayed, 3),
-            "cells": self.cells,
-        }
+        return {"step": step, "lost": self.repeated_steps(step), "seconds": seconds, **self.facts}
 
     def repeated_steps(self, resumed_at: float) -> int | None:
         """Return how many steps run a second time if the first step now is ``resumed_at``."""

@@ -20,7 +20,7 @@ def setback(step: float | None, attempt: int = 1) -> AttemptFailure:
 
 
 def recovery(step: float | None) -> RecoveryRecord:
-    return RecoveryRecord(failure=setback(step), detected=0.1, restarted=0.2, replayed=0.3, cells=2)
+    return RecoveryRecord(failure=setback(step), facts={"detected": 0.1, "healed": 0.3})
 
 
 def death(step: float, way: RecoveryMethod = RecoveryMethod.HEAL) -> AttemptFailure:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from pages import EVENTS
 
 import nbddp
 from nbddp.lifecycle.group_state import GroupState
-from nbddp.lifecycle.retries import AttemptFailure, RecoveryMethod, RecoveryRecord
+from nbddp.lifecycle.retries import AttemptFailure, RecoveryRecord
 from nbddp.record.event_log import RunEvent
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot, Snapshot
@@ -31,10 +30,10 @@ from nbddp.ui.wording import (
 # ---- events
 
 SETBACK = AttemptFailure(attempt=1, what="it failed", at=0.0, step=34)
-RESTART = RecoveryRecord(failure=SETBACK, detected=0.2, restarted=0.1, replayed=0.35, cells=2)
-HEAL = RecoveryRecord(
-    failure=replace(SETBACK, method=RecoveryMethod.HEAL), detected=0.02, healed=0.31
+RESTART = RecoveryRecord(
+    failure=SETBACK, facts={"detected": 0.2, "restarted": 0.1, "replayed": 0.35, "cells": 2}
 )
+HEAL = RecoveryRecord(failure=SETBACK, facts={"detected": 0.02, "healed": 0.31})
 HEALED = {
     "ranks": [1],
     "donor": 0,
@@ -64,8 +63,8 @@ RECORDED: list[tuple[str, dict[str, Any]]] = [
     ("failure", {"rank": 1, "what": "ValueError: no"}),
     ("exit", {"rank": 1, "attempt": 1, "how": "was killed by SIGKILL"}),
     ("no progress", {"text": "no progress for 10 s:\n  ranks 0-1 waiting"}),
-    ("recovery", {"attempt": 2, **RESTART.facts()}),
-    ("recovery", {"attempt": 1, **HEAL.facts()}),
+    ("recovery", {"attempt": 2, **RESTART.facts}),
+    ("recovery", {"attempt": 1, **HEAL.facts}),
     ("resumed", RESTART.resumed(31, 0.9)),
     ("resumed", {**RESTART.resumed(31, 0.9), "lost": None}),
     ("resumed", {**RESTART.resumed(31, 0.9), "lost": 1}),
