@@ -126,13 +126,11 @@ class Recovery:
         return result
 
     def _describe_failure(self, verdict: Verdict) -> AttemptFailure:
-        life = self._session.life
         return AttemptFailure(
-            attempt=life.attempt,
             what=verdict.summary(),
             at=verdict.first.at,
             step=self._session.rank_monitor.last_step,
-            is_death=bool(life.gone),
+            is_death=bool(self._session.life.gone),
         )
 
     def _prepare_next_attempt(

@@ -45,7 +45,6 @@ class AttemptFailure:
     """A failure that ended an attempt.
 
     Attributes:
-        attempt: the number of the attempt.
         what: the first cause, in one line.
         at: ``time.time()`` of the failure on the rank.
         step: the last step that any rank had reported; None if there was none.
@@ -53,7 +52,6 @@ class AttemptFailure:
         method: how the cell was run again.
     """
 
-    attempt: int
     what: str
     at: float
     step: float | None
@@ -126,7 +124,7 @@ def describe_recoveries(methods: Sequence[RecoveryMethod], seconds: float) -> st
 def next_method(failures: Sequence[AttemptFailure], retries: Retries) -> RecoveryMethod | None:
     """Choose how to recover from the last failure; None if no retries are left.
 
-    >>> died = AttemptFailure(attempt=1, what="rank 1 is gone", at=0.0, step=30, is_death=True)
+    >>> died = AttemptFailure(what="rank 1 is gone", at=0.0, step=30, is_death=True)
     >>> next_method([died], Retries(heals=1, restarts=1)), next_method([died], Retries())
     (<RecoveryMethod.HEAL: 'heal'>, None)
     """
@@ -142,7 +140,7 @@ def next_method(failures: Sequence[AttemptFailure], retries: Retries) -> Recover
 def why_no_retry(failures: Sequence[AttemptFailure], retries: Retries) -> str:
     """Say why the cell is not run again; empty if it is.
 
-    >>> first = AttemptFailure(attempt=1, what="rank 1 is gone", at=0.0, step=30)
+    >>> first = AttemptFailure(what="rank 1 is gone", at=0.0, step=30)
     >>> why_no_retry([first], Retries(restarts=3))
     ''
     >>> why_no_retry([first, first], Retries(restarts=3))

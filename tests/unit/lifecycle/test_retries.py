@@ -15,8 +15,8 @@ from nbddp.lifecycle.retries import (
 )
 
 
-def setback(step: float | None, attempt: int = 1) -> AttemptFailure:
-    return AttemptFailure(attempt=attempt, what="rank 1 is gone", at=10.0, step=step)
+def setback(step: float | None) -> AttemptFailure:
+    return AttemptFailure(what="rank 1 is gone", at=10.0, step=step)
 
 
 def recovery(step: float | None) -> RecoveryRecord:
@@ -24,9 +24,7 @@ def recovery(step: float | None) -> RecoveryRecord:
 
 
 def death(step: float, way: RecoveryMethod = RecoveryMethod.HEAL) -> AttemptFailure:
-    return AttemptFailure(
-        attempt=1, what="rank 1 is gone", at=0.0, step=step, is_death=True, method=way
-    )
+    return AttemptFailure(what="rank 1 is gone", at=0.0, step=step, is_death=True, method=way)
 
 
 ONE, NINE, BOTH = Retries(restarts=1), Retries(restarts=9), Retries(heals=1, restarts=1)

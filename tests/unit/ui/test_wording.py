@@ -29,7 +29,7 @@ from nbddp.ui.wording import (
 
 # ---- events
 
-SETBACK = AttemptFailure(attempt=1, what="it failed", at=0.0, step=34)
+SETBACK = AttemptFailure(what="it failed", at=0.0, step=34)
 RESTART = RecoveryRecord(
     failure=SETBACK, facts={"detected": 0.2, "restarted": 0.1, "replayed": 0.35, "cells": 2}
 )
