@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -304,18 +305,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: any(each.cell for each in self.processes.values()))
     @rule(rank=RANK, is_ok=st.booleans(), in_group=st.booleans(), sequence=st.integers(0, 1))
-    def reports_the_end_of_its_cell(
-        self, rank: int, is_ok: bool, in_group: bool, sequence: int
-    ) -> None:
+    def reports_the_end_of_its_cell(self, rank: int, **facts: Any) -> None:
         if process := self.choose_process(rank, lambda each: each.cell):
-            report = ev.RankEndedCell(
-                attempt=process.attempt,
-                rank=process.rank,
-                cell=process.cell,
-                is_ok=is_ok,
-                in_group=in_group,
-                sequence=sequence,
-            )
+            report = ended(process.rank, cell=process.cell, attempt=process.attempt, **facts)
             process.mail.append(report)
             process.cell = 0
 
@@ -501,26 +493,17 @@ class AnyOrder(RuleBasedStateMachine):
         return imagined.life
 
     @invariant()
-    def a_start_ends_in_time(self) -> None:
-        if self.life.state is GroupState.STARTING:
-            assert self.life_after_all_deadlines().state is not GroupState.STARTING
-
-    @invariant()
-    def a_failed_heal_ends_in_time(self) -> None:
-        if self.life.heal is not None and self.life.heal.failures:
-            assert self.life_after_all_deadlines().heal is None
-
-    @invariant()
-    def a_stop_ends_in_time(self) -> None:
-        if self.life.state is GroupState.STOPPING:
-            assert self.life_after_all_deadlines().state in (GroupState.OFF, GroupState.STARTING)
-
-    @invariant()
-    def an_interrupted_or_failed_cell_ends_in_time(self) -> None:
-        cell = self.life.cell
-        is_ending = self.life.state is GroupState.INTERRUPTING
-        if self.life.state.is_busy and cell is not None and (is_ending or cell.has_failed):
-            assert self.life_after_all_deadlines().cell is None
+    def starts_stops_failed_heals_and_ending_cells_end_in_time(self) -> None:
+        state, heal, cell = self.life.state, self.life.heal, self.life.cell
+        later = self.life_after_all_deadlines()
+        if state is GroupState.STARTING:
+            assert later.state is not GroupState.STARTING
+        if state is GroupState.STOPPING:
+            assert later.state in (GroupState.OFF, GroupState.STARTING)
+        if heal is not None and heal.failures:
+            assert later.heal is None
+        if state is GroupState.INTERRUPTING or (state.is_busy and cell and cell.has_failed):
+            assert later.cell is None
 
 
 class Imagined:
