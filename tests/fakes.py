@@ -335,9 +335,7 @@ def answer_commands(launcher: FakeLauncher, link: FakeLink) -> None:
     def answer(attempt: int, rank: int, command: MessageToRank) -> None:
         match command:
             case RunCell(cell=cell):
-                link.deliver(
-                    rank, CellEnded(cell=cell, seconds=0.0, in_group=True), attempt=attempt
-                )
+                link.deliver(rank, CellEnded(cell=cell, in_group=True), attempt=attempt)
             case (
                 Push(request=request)
                 | Pull(request=request)

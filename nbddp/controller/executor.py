@@ -139,7 +139,7 @@ class Executor(ControllerState):
                 text = f"the cell could not be sent: {short_error(error)}"
                 why = msg.Failure(name="RequestError", text=text, traceback=text, at=time.time())
                 failure = asdict(why)
-                report = msg.CellEnded(cell=cell, seconds=0.0, in_group=True, failure=failure)
+                report = msg.CellEnded(cell=cell, in_group=True, failure=failure)
                 self.active_runtime.event_thread.submit(
                     self.messages.on_cell_ended, rank, self.life.attempt, report
                 )

@@ -68,7 +68,7 @@ def samples_per_step(reports: Iterable[CellEnded]) -> int | None:
 
     >>> train = LoaderFacts(sampler="dealt", shuffles=True, batch_size=32)
     >>> rank = RankFacts(objects={"train": train, "test": LoaderFacts(batch_size=100)})
-    >>> ended = CellEnded(cell=1, seconds=1.0, in_group=True, facts=rank.to_json())
+    >>> ended = CellEnded(cell=1, in_group=True, facts=rank.to_json())
     >>> samples_per_step([ended, ended])
     64
     """

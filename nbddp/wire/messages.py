@@ -123,7 +123,6 @@ class Output:
 class Display:
     """Rich output: a MIME bundle, as IPython's display publisher gets it."""
 
-    cell: int
     data: JsonDict
     metadata: JsonDict
     display_id: str = ""
@@ -254,7 +253,6 @@ class CellEnded:
 
     Attributes:
         cell: number of the cell.
-        seconds: how long it ran.
         in_group: whether the rank is in an intact default process group.
         sequence: number of collectives of the default process group.
         groups: number of collectives of each other group, by its ranks, as "[0, 2]". The key
@@ -273,7 +271,6 @@ class CellEnded:
     """
 
     cell: int
-    seconds: float
     in_group: bool
     sequence: int = 0
     groups: JsonDict = field(default_factory=dict)

@@ -307,9 +307,8 @@ class Rank:
         if failure is not None:
             self._interrupter.end_cell()
             self._sampler.end_cell()
-            self._end_cell(command, 0.0, failure)
+            self._end_cell(command, failure)
             return
-        began = time.monotonic()
         pid = os.getpid()
         result = self._shell.run(command)
         if os.getpid() != pid:  # a forked child; only the rank itself may serve
@@ -319,7 +318,7 @@ class Rank:
         # else a late signal would call the cell's own handler
         self._interrupter.install_signal_handler()
         self._sampler.end_cell()
-        seconds, at = time.monotonic() - began, time.time()
+        at = time.time()
         end_profile(self._shell.profiler, self._outbox, is_ok=bool(result.success))
         self._log.capture_output()
         error = result.error_before_exec or result.error_in_exec or self._group.lost_result()
@@ -341,7 +340,7 @@ class Rank:
             self._log.write_hidden(self._shell.format_error(error, is_whole=True))
             stuck_in = self._group.stuck_in
             failure = describe_failure(error, self._shell, stuck_in=stuck_in, at=at)
-        self._end_cell(command, seconds, failure, result.result)
+        self._end_cell(command, failure, result.result)
 
     def _is_interruptible(self, filename: str) -> bool:
         is_ours = filename in (PULL_FILENAME, EXIT_FILENAME)
@@ -367,7 +366,7 @@ class Rank:
         return self._interrupter.begin_cell(command.cell)
 
     def _end_cell(
-        self, command: msg.RunCell, seconds: float, failure: msg.Failure | None, value: Any = None
+        self, command: msg.RunCell, failure: msg.Failure | None, value: Any = None
     ) -> None:
         payload: msg.JsonDict = {}
         if command.wants_value and failure is None:
@@ -377,11 +376,10 @@ class Rank:
             except Exception as error:  # noqa: BLE001 - from pickle or from the store
                 failure = failure_outside_cells(error)
             if note := payload.get("note"):
-                self._outbox.post(build_notice(note, command.cell))
+                self._outbox.post(build_notice(note))
         self._outbox.post(
             msg.CellEnded(
                 cell=command.cell,
-                seconds=seconds,
                 in_group=self._group.is_intact(),
                 sequence=count_started(),
                 groups=self._group.groups(),

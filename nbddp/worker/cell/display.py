@@ -63,7 +63,6 @@ class RankDisplayPublisher(DisplayPublisher):
         flush_python_streams()
         data, metadata = sendable_bundle(data, metadata)
         message = Display(
-            cell=self.cell,
             data=truncate_display(data),
             metadata=metadata,
             display_id=str((transient or {}).get("display_id", "")),

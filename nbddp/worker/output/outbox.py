@@ -280,9 +280,9 @@ class Outbox:
                     logger.exception("nbddp could not send")
 
 
-def build_notice(text: str, cell: int = 0) -> msg.Display:
-    """Return a line of text for the user, below a cell, or without a cell for 0."""
-    return msg.Display(cell=cell, data={"text/plain": f"nbddp: {text}"}, metadata={})
+def build_notice(text: str) -> msg.Display:
+    """Return a line of text for the user."""
+    return msg.Display(data={"text/plain": f"nbddp: {text}"}, metadata={})
 
 
 def _without_content(message: msg.CellEnded | Answer, reason: str) -> msg.CellEnded | Answer:

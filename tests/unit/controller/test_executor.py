@@ -100,7 +100,7 @@ class Stage:
     def end(self, handle: CellHandle, *ranks: int) -> None:
         """These ranks end the cell well."""
         for rank in ranks:
-            self.deliver(rank, CellEnded(cell=handle.number, seconds=0.1, in_group=True))
+            self.deliver(rank, CellEnded(cell=handle.number, in_group=True))
 
     def finish(self, handle: CellHandle, *ranks: int) -> CellResult:
         """Let these ranks end the cell successfully. Return its result."""

@@ -314,7 +314,7 @@ class AnyOrder(RuleBasedStateMachine):
         busy = self.living(lambda each: each.cell)
         rank = busy[number % len(busy)]
         failure = {} if is_ok else FAILURE
-        self.post(rank, msg.CellEnded(cell=rank.cell, seconds=0, in_group=is_ok, failure=failure))
+        self.post(rank, msg.CellEnded(cell=rank.cell, in_group=is_ok, failure=failure))
         rank.cell = 0
 
     @precondition(lambda self: self.living())
@@ -473,7 +473,7 @@ class AnyOrder(RuleBasedStateMachine):
         cell = self.session.submit(HELLO)
         self.ranks_work_normally()
         for rank in self.living(lambda each: each.cell == cell.number):
-            self.post(rank, msg.CellEnded(cell=cell.number, seconds=0, in_group=True))
+            self.post(rank, msg.CellEnded(cell=cell.number, in_group=True))
         self.ranks_work_normally()
         assert cell.result is not None
         assert cell.result.is_ok

@@ -142,7 +142,7 @@ def test_close_ends_a_launch_that_is_in_progress(off: Session, launcher: FakeLau
 def test_close_works_while_displays_of_a_cell_are_unread(session: Session, link: FakeLink) -> None:
     link.on_send = lambda *_sent: None
     session.submit(HELLO)
-    picture = Display(cell=1, data={"image/png": "x" * MAX_RICH}, metadata={})
+    picture = Display(data={"image/png": "x" * MAX_RICH}, metadata={})
     link.deliver(0, picture)
     link.deliver(0, picture)
     session.close()

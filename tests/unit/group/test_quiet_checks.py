@@ -29,7 +29,7 @@ def ended(
     for rank, seed in enumerate(seeds):
         loader = LoaderFacts(sampler="dealt", seed=seed, shuffles=True)
         facts: Any = RankFacts(objects={"train": loader}).to_json()
-        handle.add_report(rank, CellEnded(cell=1, seconds=0.1, in_group=True, facts=facts))
+        handle.add_report(rank, CellEnded(cell=1, in_group=True, facts=facts))
     handle.finish()
     return handle
 

@@ -106,7 +106,7 @@ class Play:
             self.hung.set()
         elif isinstance(command, Interrupt) or source == self.fails_in:
             how = {"in_group": True, "is_interrupted": source is None, "failure": FAILURE}
-            report = CellEnded(cell=command.cell, seconds=0, **how)
+            report = CellEnded(cell=command.cell, **how)
             self.link.deliver(rank, report, attempt=attempt)
         else:
             self.obey(attempt, rank, command)

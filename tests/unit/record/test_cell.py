@@ -21,7 +21,7 @@ def handle_for(*ranks: int) -> CellHandle:
 
 
 def well(value: int = 0) -> CellEnded:
-    return CellEnded(cell=7, seconds=0.1, in_group=True, payload={"value": value})
+    return CellEnded(cell=7, in_group=True, payload={"value": value})
 
 
 def finished(*reports: CellEnded | int | None) -> CellResult:
@@ -37,7 +37,7 @@ def finished(*reports: CellEnded | int | None) -> CellResult:
 
 def badly() -> CellEnded:
     failure = Failure(name="ValueError", text="no", traceback="Traceback", at=1.0)
-    return CellEnded(cell=7, seconds=0.1, in_group=True, failure=asdict(failure))
+    return CellEnded(cell=7, in_group=True, failure=asdict(failure))
 
 
 def test_the_result_of_a_successful_cell_raises_no_error() -> None:
@@ -62,7 +62,7 @@ def test_values_are_fetched_once_and_cached() -> None:
 
 
 def test_missing_values_raise_a_one_line_error(snapshot: SnapshotAssertion) -> None:
-    nothing = CellEnded(cell=7, seconds=0.1, in_group=True)
+    nothing = CellEnded(cell=7, in_group=True)
     said = {}
     for name, other in (("failed", badly()), ("died", None), ("not asked", nothing)):
         with pytest.raises(RequestError) as caught:
@@ -84,9 +84,7 @@ def test_the_facts_of_a_cell_have_its_outcome() -> None:
     assert result.verdict is not None
     failed = {"outcome": "rank 1: ValueError: no", "report": result.verdict.report()}
     assert result.facts() == {"number": 8, "id": 7, **failed}
-    stopped = CellEnded(
-        cell=7, seconds=0.1, in_group=True, failure=badly().failure, is_interrupted=True
-    )
+    stopped = CellEnded(cell=7, in_group=True, failure=badly().failure, is_interrupted=True)
     assert finished(stopped).facts()["interrupted"] is True
 
 
@@ -110,7 +108,7 @@ def test_a_dead_rank_is_among_the_exits_unless_it_had_failed_before() -> None:
 
 def test_results_are_sorted_by_rank_and_omit_ranks_without_a_result() -> None:
     bundle = {"data": {"text/plain": "3"}, "metadata": {}}
-    shown = CellEnded(cell=7, seconds=0.1, in_group=True, result=bundle)
+    shown = CellEnded(cell=7, in_group=True, result=bundle)
     handle = handle_for(0, 1, 2)
     for rank, report in ((2, shown), (0, shown), (1, well())):
         handle.add_report(rank, report)

@@ -30,7 +30,7 @@ def text_of(notices: list[Notice], rank: int = 0) -> str:
 
 
 def picture(size: int, rank: int = 0) -> RichOutput:
-    return RichOutput(rank, Display(cell=1, data={"image/png": "x" * size}, metadata={}))
+    return RichOutput(rank, Display(data={"image/png": "x" * size}, metadata={}))
 
 
 class Log:

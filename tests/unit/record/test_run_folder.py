@@ -257,7 +257,7 @@ def test_the_batch_size_is_known_if_all_shuffling_loaders_agree() -> None:
         (): None,
     }.items():
         facts = RankFacts(batches=dict(batches)).to_json()
-        ended = CellEnded(cell=1, seconds=1.0, in_group=True, facts=facts)
+        ended = CellEnded(cell=1, in_group=True, facts=facts)
         assert samples_per_step([ended, ended]) == batch, batches
 
 

@@ -45,7 +45,7 @@ PULSE = RankStatus(
     gpu_memory=3 << 30,
     gpu_reserved=4 << 30,
 )
-WELL = CellEnded(cell=7, seconds=0.1, in_group=True)
+WELL = CellEnded(cell=7, in_group=True)
 FAILURE = Failure(name="ValueError", text="no", traceback="Traceback", line=3, at=1.0)
 BADLY = replace(WELL, failure=asdict(FAILURE))
 

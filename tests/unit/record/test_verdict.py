@@ -49,7 +49,6 @@ def ended(
     failure = Failure(name=name, text=text, at=at, **facts)
     return CellEnded(
         cell=1,
-        seconds=0.1,
         in_group=in_group,
         sequence=sequence,
         groups=groups or {},

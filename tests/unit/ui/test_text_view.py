@@ -45,7 +45,7 @@ def begun(size: int = 2) -> CellHandle:
 def end(handle: CellHandle, results: Results | None = None) -> None:
     for rank in handle.ranks:
         result = (results or {}).get(rank, {})
-        handle.add_report(rank, CellEnded(cell=1, seconds=0.1, in_group=True, result=result))
+        handle.add_report(rank, CellEnded(cell=1, in_group=True, result=result))
     handle.finish()
 
 
@@ -63,7 +63,7 @@ def plain(text: str) -> dict[str, Any]:
 
 
 def display(rank: int, data: dict[str, Any], **more: Any) -> RichOutput:
-    return RichOutput(rank, Display(cell=1, data=data, metadata={}, **more))
+    return RichOutput(rank, Display(data=data, metadata={}, **more))
 
 
 # ---- cells that have ended

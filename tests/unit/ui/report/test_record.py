@@ -33,7 +33,7 @@ SNAPSHOT = Snapshot(
 
 
 def well() -> CellEnded:
-    return CellEnded(cell=7, seconds=0.1, in_group=True)
+    return CellEnded(cell=7, in_group=True)
 
 
 def badly(

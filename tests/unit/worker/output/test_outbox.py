@@ -125,11 +125,11 @@ def wrote(text: str) -> msg.Output:
 
 
 def report(number: int) -> msg.CellEnded:
-    return msg.CellEnded(cell=number, seconds=0.0, in_group=True)
+    return msg.CellEnded(cell=number, in_group=True)
 
 
 def picture(size: int) -> msg.Display:
-    return msg.Display(cell=1, data={"image/png": "x" * size}, metadata={})
+    return msg.Display(data={"image/png": "x" * size}, metadata={})
 
 
 def happened(kind: str) -> msg.EventReported:
