@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -391,17 +390,12 @@ def count_gpus() -> int:
 
 def node_facts(nproc: int) -> dict[str, Any]:
     """Return the facts that the listener needs about this node."""
-    versions = {"nbddp": nbddp.__version__, "torch": "", "cloudpickle": ""}
-    for name in ("torch", "cloudpickle"):
-        with suppress(PackageNotFoundError):
-            versions[name] = version(name)
     return {
         "host": socket.gethostname(),
         "nproc": nproc,
         "cores": cores_here(),
         "gpus": count_gpus(),
-        "pid": os.getpid(),
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": {"nbddp": nbddp.__version__},
         "order": int(os.environ.get("SLURM_NODEID", sys.maxsize)),  # position among the nodes
     }
