@@ -34,18 +34,6 @@ def test_cell_moved_while_running_shows_its_record(desk: Desk, training: LabNote
     training.picture("moved")
 
 
-def test_cell_cleared_while_running_shows_its_record_once(
-    desk: Desk, training: LabNotebook
-) -> None:
-    command(training, "notebook:clear-cell-output")
-    expect(training.code_cell(1).locator(".nbddp-panel")).to_have_count(0)
-    (desk.notebooks / "enough").touch()
-    training.await_idle()
-    text = training.await_text(1, DONE).string
-    assert text.count("done on ranks 0-1") == 1
-    training.picture("cleared")
-
-
 BRIEF = """%%ddp
 import time
 print("first")
@@ -58,19 +46,26 @@ while (outputs.length === 0) await new Promise(go => setTimeout(go, 5));
 """
 
 
-@pytest.mark.parametrize("seconds", [0.6, 3], ids=["short", "long"])
-def test_cell_cleared_just_after_its_start_shows_its_record(desk: Desk, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "is_open"), [(0.6, False), (3, False), (8, True)], ids=["short", "early", "open"]
+)
+def test_cell_cleared_while_running_shows_its_record_once(
+    desk: Desk, seconds: float, is_open: bool
+) -> None:
     cells = [START, BRIEF.format(seconds=seconds), "1 + 1"]
-    with desk.open(f"cleared-soon-{seconds}.ipynb", *cells) as notebook:
+    with desk.open(f"cleared-{seconds}.ipynb", *cells) as notebook:
         notebook.run(0)
         notebook.begin(1)
-        notebook.js(WHEN_SHOWN)  # before its panel
+        notebook.js(WHEN_SHOWN)
+        if is_open:
+            expect(notebook.code_cell(1).locator(".nbddp-panel")).to_be_visible()
         command(notebook, "notebook:clear-cell-output")
         text = notebook.await_text(1, r"^done on ranks 0-1 · [\s\S]*\[rank 0\] last$").string
         assert text.count("[rank 0] first") == 1
         assert text.count("done on ranks 0-1") == 1
         shown = notebook.code_cell(1).locator(".jp-OutputArea-child:visible")
         expect(shown).to_have_count(1)
+        notebook.picture(f"cleared-{seconds}")
 
 
 def test_reloaded_notebook_shows_the_record_and_saves_its_command(

@@ -14,7 +14,7 @@ from typing import Any
 import ipywidgets
 import pytest
 from drivers.inside import imported
-from notebook import Notebook
+from notebook import PATIENCE, Notebook
 
 from nbddp.ui.comms.dispatcher import CommDispatcher
 
@@ -26,7 +26,7 @@ VERSIONS = ["installed", pytest.param("6.31.0", marks=pytest.mark.full)]
 PRELUDE = (
     imported(CommDispatcher)
     + """
-import multiprocessing.connection, os, queue, signal, threading, time
+import threading, time
 import ipykernel
 import ipywidgets as widgets
 from IPython.display import display
@@ -34,28 +34,13 @@ from IPython.display import display
 kernel = get_ipython().kernel
 live = CommDispatcher.for_shell(get_ipython())
 before = kernel.shell_stream._recv_callback
-pipe, _other_end = multiprocessing.Pipe()
-SHORT = 0.05
-nothing, never = queue.Queue(), threading.Event()
+never = threading.Event()
 
-def get_nothing():
-    try:
-        nothing.get(timeout=SHORT)
-    except queue.Empty:
-        pass
-
-WAITS = {
-    "event": lambda: never.wait(SHORT),
-    "sleep": lambda: time.sleep(SHORT),
-    "queue": get_nothing,
-    "connection": lambda: multiprocessing.connection.wait([pipe], timeout=SHORT),
-}
-
-def block(until, style="event", limit=20):
+def block(until, limit=20):
     print("blocked", flush=True)
     deadline = time.monotonic() + limit
     while not until() and time.monotonic() < deadline:
-        WAITS[style]()
+        never.wait(0.05)
         live.process_pending()
 
 def make(handler=None):
@@ -102,15 +87,11 @@ class Page(Notebook):
         assert reply.status == "ok", reply.traceback
         return reply.text.strip()
 
-    def see(self, wanted: Callable[[dict[str, Any]], bool], *, timeout: float = 60.0) -> Any:
-        """The first message, seen already or still to come, that is wanted."""
-        for message in self.seen:
-            if wanted(message):
-                return message
-        deadline = time.monotonic() + timeout
-        while not wanted(message := self.next_message(max(0.01, deadline - time.monotonic()))):
-            pass
-        return message
+    def see(self, is_there: Callable[[], bool]) -> None:
+        """Read messages until this is true."""
+        deadline = time.monotonic() + PATIENCE
+        while not is_there():
+            self.next_message(max(0.01, deadline - time.monotonic()))
 
     def of(self, request: str, kind: str) -> list[dict[str, Any]]:
         """Return the published messages of one type for a request."""
@@ -125,17 +106,13 @@ class Page(Notebook):
 
     def says(self, request: str, text: str) -> None:
         """Wait until a cell has printed this."""
-        self.see(lambda _: text in self.text(request))
+        self.see(lambda: text in self.text(request))
 
-    def has(self, request: str, status: str) -> Any:
-        """Wait until a request is reported busy or idle."""
-        return self.see(
-            lambda message: (
-                message["msg_type"] == "status"
-                and message["parent_header"].get("msg_id") == request
-                and message["content"]["execution_state"] == status
-            )
-        )
+    def states(self, request: str) -> list[str]:
+        return [each["execution_state"] for each in self.of(request, "status")]
+
+    def await_end(self, request: str) -> None:
+        self.see(lambda: "idle" in self.states(request))
 
     def send(self, kind: str, content: dict[str, Any], *, subshell: str = "", **more: Any) -> str:
         message = self.client.session.msg(kind, content, **more)
@@ -165,9 +142,13 @@ class Page(Notebook):
     ) -> tuple[str, str]:
         """Begin a cell that serves a button ``b`` and waits; the button's model and the cell."""
         model = self.value(f"b = make({handler}); print(b.model_id)")
-        cell = self.begin(f"with live.serve(b):\n block(lambda: {until})\n{then}")
+        return model, self.block(f"with live.serve(b):\n block(lambda: {until})\n{then}")
+
+    def block(self, source: str) -> str:
+        """Begin a cell, and wait until it waits."""
+        cell = self.begin(source)
         self.says(cell, "blocked")
-        return model, cell
+        return cell
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
@@ -209,13 +190,12 @@ def test_dispatch_mode_depends_on_the_kernel_version(page: Page) -> None:
     assert way == ("thread" if int(version) >= 7 else "poll")
 
 
-@pytest.mark.parametrize("style", ["event", "sleep", "queue", "connection"])
-def test_a_button_is_answered_while_the_cell_waits(page: Page, style: str) -> None:
-    model, cell = page.serve(until=f"len(b.times) == 2, {style!r}")
+def test_a_button_is_answered_while_the_cell_waits(page: Page) -> None:
+    model, cell = page.serve(until="len(b.times) == 2")
     for number in (1, 2):
-        page.has(page.press(model), "idle")
+        page.await_end(page.press(model))
         assert page.statuses(cell)[-1] != ("0", "idle") or number == 2
-    page.has(cell, "idle")
+    page.await_end(cell)
     assert page.value("print(len(b.times))") == "2"
 
 
@@ -225,7 +205,7 @@ def test_thread_mode_answers_during_one_long_wait(page: Page, is_tap: bool) -> N
     page.value("done = threading.Event()")
     model, cell = page.serve("lambda _: done.set()", until="done.wait(20)")
     page.press(model)
-    page.has(cell, "idle")
+    page.await_end(cell)
     assert page.value("print(done.is_set())") == "True"
 
 
@@ -237,9 +217,9 @@ def test_button_pressed_through_a_subshell_is_answered(page: Page, is_tap: bool)
         subshell = page.client.get_control_msg(timeout=60)["content"]["subshell_id"]
     model, cell = page.serve("lambda _: print('heard')")
     page.press(model, subshell=subshell)
-    page.has(cell, "idle")
+    page.await_end(cell)
     assert page.text(cell).splitlines() == ["blocked", "heard"]
-    page.has(page.press(model), "idle")  # and the kernel answers, with the main shell
+    page.await_end(page.press(model))  # and the kernel answers, with the main shell
     assert page.value("print(len(b.times))").endswith("2")
     if is_tap:
         delete = page.client.session.msg("delete_subshell_request", {"subshell_id": subshell})
@@ -252,7 +232,7 @@ def test_cells_sent_during_a_cell_run_afterwards_in_order(page: Page) -> None:
     model, blocked = page.serve(then="order.append(0)")
     cells = [page.begin(f"order.append({number})") for number in range(1, 6)]
     click = page.press(model)
-    page.has(cells[-1], "idle")
+    page.await_end(cells[-1])
     assert page.value("print(order)") == "[0, 1, 2, 3, 4, 5]"
     order = page.statuses(blocked, *cells, click)
     assert order.index(("6", "idle")) < order.index(("0", "idle")) < order.index(("1", "busy"))
@@ -264,13 +244,13 @@ def test_widget_that_is_not_served_waits_for_the_kernel(page: Page) -> None:
     page.press(other)
     between = page.begin("log.append('cell')")
     page.press(model)
-    page.has(between, "idle")
+    page.await_end(between)
     assert page.value("print(log)") == "['b', 'over', 'a', 'cell']"
 
 
 def test_widget_served_twice_is_answered_until_both_servings_stop(page: Page) -> None:
     models = page.value("a, b = make(), make(); print(a.model_id, b.model_id)").split()
-    cell = page.begin(
+    cell = page.block(
         "first, *both = [live.serve(each).start() for each in (a, b, b)]\n"
         "block(lambda: a.times and b.times)\n"
         "first.stop()\n"
@@ -281,15 +261,14 @@ def test_widget_served_twice_is_answered_until_both_servings_stop(page: Page) ->
         "both[1].stop()\n"
         "print(a_times, len(b.times), state())"
     )
-    page.says(cell, "blocked")
     for model in models:
         page.press(model)
     page.says(cell, "two left")
     unserved = page.press(models[0])
     page.press(models[1])
-    page.has(cell, "idle")
+    page.await_end(cell)
     assert page.text(cell).splitlines()[-1] == "1 2 (True, [])"
-    page.has(unserved, "idle")
+    page.await_end(unserved)
     assert page.value("print(len(a.times))") == "2"
 
 
@@ -307,7 +286,7 @@ def test_exception_of_a_handler_is_shown_in_the_cell_and_ends_nothing(
     model, cell = page.serve("fail", until="len(b.times) == 2", then="print('over')")
     for _ in range(2):
         page.press(model)
-    page.has(cell, "idle")
+    page.await_end(cell)
     shown = [page.text(cell), *(each["ename"] for each in page.of(cell, "error"))]
     assert " ".join(shown).count(error) == 2
     assert "over" in page.text(cell)
@@ -322,7 +301,7 @@ def test_output_of_a_handler_appears_in_the_cell(page: Page) -> None:
     )
     model, cell = page.serve("show")
     click = page.press(model)
-    page.has(cell, "idle")
+    page.await_end(cell)
     assert page.text(cell).splitlines() == ["blocked", "from the handler"]
     shown = page.of(cell, "display_data") + page.of(cell, "update_display_data")
     assert [each["data"]["text/plain"] for each in shown] == ["shown", "again"]
@@ -334,21 +313,20 @@ def test_output_of_a_handler_appears_in_the_cell(page: Page) -> None:
 
 def test_a_long_wait_is_reported_again_and_again(page: Page) -> None:
     model, cell = page.serve(until="b.times, limit=50")
-    page.see(lambda _: len(page.of(cell, "status")) >= 3)
+    page.see(lambda: len(page.states(cell)) >= 3)
     page.press(model)
-    page.has(cell, "idle")
-    states = [each["execution_state"] for each in page.of(cell, "status")]
-    assert len(states) >= 4
-    assert states == ["busy"] * (len(states) - 1) + ["idle"]
+    page.await_end(cell)
+    *waiting, last = page.states(cell)
+    assert len(waiting) >= 3
+    assert (set(waiting), last) == ({"busy"}, "idle")
 
 
 def test_a_changed_value_arrives_and_is_echoed(page: Page) -> None:
     model = page.value("slider = widgets.IntSlider(); print(slider.model_id)")
-    cell = page.begin("with live.serve(slider):\n block(lambda: slider.value == 7)")
-    page.says(cell, "blocked")
+    cell = page.block("with live.serve(slider):\n block(lambda: slider.value == 7)")
     data = {"method": "update", "state": {"value": 7}, "buffer_paths": []}
     page.send("comm_msg", {"comm_id": model, "data": data})
-    page.has(cell, "idle")
+    page.await_end(cell)
     sent = [each["data"] for each in page.of(cell, "comm_msg") if each["comm_id"] == model]
     has_echoes = int(ipywidgets.__version__.partition(".")[0]) >= 8
     echoes = [{"value": 7}] if has_echoes else []
@@ -361,14 +339,13 @@ def test_child_layout_style_and_added_widgets_are_served(page: Page) -> None:
         "inner = box.children[0].children[0]\n"
         "print(inner.layout.model_id, inner.style.model_id, inner.model_id)"
     ).split()
-    cell = page.begin(
+    cell = page.block(
         "with live.serve(box) as serving:\n"
         "    block(lambda: inner.times)\n"
         "    late = make(); serving.add(late)\n"
         "    print('late:', late.model_id, flush=True)\n"
         "    block(lambda: late.times)"
     )
-    page.says(cell, "blocked")
     for model in models[:2]:  # the request of a page that has lost a model
         page.send("comm_msg", {"comm_id": model, "data": {"method": "request_state"}})
     page.press(models[2])
@@ -376,17 +353,16 @@ def test_child_layout_style_and_added_widgets_are_served(page: Page) -> None:
     states = [each for each in page.of(cell, "comm_msg") if each["data"]["method"] == "update"]
     assert [each["comm_id"] for each in states] == models[:2]
     page.press(page.text(cell).split()[-1])
-    page.has(cell, "idle")
+    page.await_end(cell)
 
 
 def test_reloaded_page_gets_the_state_of_all_widgets(page: Page) -> None:
     model = page.value("b = make(); b.description = 'Stop'; print(b.model_id)")
-    cell = page.begin(
+    cell = page.block(
         "with live.serve(b) as serving:\n"
         "    block(lambda: serving.reloads)\n"
         "print('reloads:', serving.reloads)"
     )
-    page.says(cell, "blocked")
     control = uuid.uuid4().hex
     opened = {"comm_id": control, "target_name": "jupyter.widget.control", "data": {}}
     page.send("comm_open", opened, metadata={"version": "1.0.0"})
@@ -405,14 +381,13 @@ def test_click_fires_no_cell_execution_events(page: Page) -> None:
         "        act(name, note)\n"
     )
     model = page.value("b = make(); print(b.model_id)")
-    cell = page.begin(
+    cell = page.block(
         "listen(get_ipython().events.register)\n"
         "with live.serve(b):\n"
         "    block(lambda: b.times)\n"
         "listen(get_ipython().events.unregister)\n"
         "print(events)"
     )
-    page.says(cell, "blocked")
     page.press(model)
     page.says(cell, "[]")
 
@@ -421,6 +396,6 @@ def test_interrupt_ends_the_wait_and_the_kernel_still_works(page: Page) -> None:
     _, cell = page.serve()
     behind = page.begin("print('behind')")
     page.interrupt()
-    page.has(behind, "idle")
+    page.await_end(behind)
     assert [error["ename"] for error in page.of(cell, "error")] == ["KeyboardInterrupt"]
     assert page.text(behind) == "behind\n"
