@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Any
 
 from jupyter_client.manager import KernelManager
@@ -73,12 +72,7 @@ class Notebook:
     def __enter__(self) -> Notebook:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.client.stop_channels()
         if self._manager.has_kernel:
             self._manager.shutdown_kernel()

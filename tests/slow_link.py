@@ -52,9 +52,9 @@ class Link:
         if not after:
             self._end_all()
 
-    def _end_all(self) -> None:
+    def _end_all(self, but: asyncio.StreamWriter | None = None) -> None:
         self._left = None
-        for writer in self._writers:
+        for writer in self._writers - {but}:
             writer.transport.abort()
 
     async def _take(self, node: asyncio.StreamReader, to_node: asyncio.StreamWriter) -> None:
@@ -119,12 +119,7 @@ class Link:
             self._left = max(0, left - len(data))
             if not self._left:
                 target.close()  # forwarded bytes arrive
-                self._end_all_but(target)
-
-    def _end_all_but(self, last: asyncio.StreamWriter) -> None:
-        self._left = None
-        for writer in self._writers - {last}:
-            writer.transport.abort()
+                self._end_all(but=target)
 
     def close(self) -> None:
         """Close the proxy and all its connections."""

@@ -17,21 +17,17 @@ BROKEN_IMAGES = "[...document.images].filter(it => it.complete && !it.naturalWid
 pytestmark = [pytest.mark.notebook, *IN_BROWSER]
 
 
-def meant_to_fail(path: Path) -> int:
-    """How many cells of a notebook shall end with an error."""
-    cells = nbformat.read(path, as_version=4).cells
-    return sum("raises-exception" in cell.metadata.get("tags", []) for cell in cells)
-
-
 @pytest.mark.gate_runs("quickstart")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_run_all_shows_no_unexpected_error_or_console_message(lab: Lab, path: Path) -> None:
+    cells = nbformat.read(path, as_version=4).cells
+    meant = [each for each in cells if "raises-exception" in each.metadata.get("tags", [])]
     shutil.copytree(path.parent / "pictures", lab.notebooks / "pictures", dirs_exist_ok=True)
     shutil.copy(path, lab.notebooks)
     with lab.open(path.name) as notebook:
         notebook.run_all(timeout=200)
         notebook.picture(path.stem)
-        assert len(notebook.errors()) == meant_to_fail(path), notebook.errors()
+        assert len(notebook.errors()) == len(meant), notebook.errors()
         assert notebook.page.evaluate(BROKEN_IMAGES) == 0
         assert notebook.problems == []
         text = "\n".join(notebook.outputs())

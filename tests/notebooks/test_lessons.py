@@ -9,7 +9,6 @@ from pathlib import Path
 import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
-from nbformat import NotebookNode
 
 import nbddp
 
@@ -18,14 +17,6 @@ FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 EXERCISE = re.compile(
     r"<details><summary><b>Exercise \d\.</b> .+?</summary>\n\n.+?\n</details>", re.DOTALL
 )
-
-
-def code_of(lesson: NotebookNode) -> list[str]:
-    return [cell.source for cell in lesson.cells if cell.cell_type == "code"]
-
-
-def prose_of(lesson: NotebookNode) -> str:
-    return "\n\n".join(cell.source for cell in lesson.cells if cell.cell_type == "markdown")
 
 
 def python_of(source: str) -> ast.Module:
@@ -56,11 +47,12 @@ def test_a_notebook_has_the_form_of_a_lesson(at: int) -> None:
     path = NOTEBOOKS[at]
     lesson = nbformat.read(path, as_version=4)
     nbformat.validate(lesson)
-    code, prose = code_of(lesson), prose_of(lesson)
+    cells = [cell for cell in lesson.cells if cell.cell_type == "code"]
+    texts = [cell.source for cell in lesson.cells if cell.cell_type == "markdown"]
+    code, prose = [cell.source for cell in cells], "\n\n".join(texts)
     trees = [python_of(source) for source in code]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     # it has no outputs, and assertions for its content; folded cells have a title
-    cells = [cell for cell in lesson.cells if cell.cell_type == "code"]
     assert all(not cell.outputs and cell.execution_count is None for cell in cells)
     assert sum(isinstance(node, ast.Assert) for node in nodes) >= 5
     for cell in cells:
@@ -71,9 +63,8 @@ def test_a_notebook_has_the_form_of_a_lesson(at: int) -> None:
     opening = lesson.cells[0].source
     assert re.match(r"# \S.*\n\n\*\*You will\*\* ", opening)
     assert "\n\n**You need** " in opening
-    last = [cell.source for cell in lesson.cells if cell.cell_type == "markdown"][-1]
     assert at == 0 or f"]({NOTEBOOKS[at - 1].name})" in opening
-    assert path == NOTEBOOKS[-1] or f"]({NOTEBOOKS[at + 1].name})" in last
+    assert path == NOTEBOOKS[-1] or f"]({NOTEBOOKS[at + 1].name})" in texts[-1]
     assert (code[0], code[-1]) == ("%load_ext nbddp", "%ddp stop")
     # it has exercises with folded answers, and a part in the wild
     assert prose.count("<details>") == prose.count("</details>") >= 2

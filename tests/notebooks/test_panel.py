@@ -143,6 +143,10 @@ def test_cell_of_half_a_second_shows_its_output_without_widgets(page: Notebook) 
 
 def test_cell_that_starts_ranks_announces_the_start_in_its_panel(page: Notebook) -> None:
     page.run("%ddp stop")
+    failed = page.run("%%ddp --nproc 2 --backend nccl\nrank")
+    assert "starting 2 ranks" in failed.displays[0]["text/html"]
+    assert failed.updates[-1] == EMPTY_OUTPUT
+    assert "nccl" in failed.text
     for magic, words in (
         ("%%ddp --nproc 3", "starting 3 ranks"),
         ("%%ddp --fresh --nproc 1", "restarting 1 rank"),
@@ -154,16 +158,6 @@ def test_cell_that_starts_ranks_announces_the_start_in_its_panel(page: Notebook)
         assert "starting" not in final(reply)["text/html"]
     with no_panel_opens(page):
         assert page.run("%%ddp\nrank").updates == []  # they are there
-
-
-def test_announced_start_is_removed_if_the_ranks_fail_to_start(page: Notebook) -> None:
-    page.run("%ddp stop")
-    reply = page.run("%%ddp --nproc 2 --backend nccl\nrank")
-    assert "starting 2 ranks" in reply.displays[0]["text/html"]
-    assert reply.updates[-1] == EMPTY_OUTPUT
-    assert "nccl" in reply.text
-    reply = page.run("%%ddp --nproc 2\nrank")
-    assert "starting 2 ranks" in reply.displays[0]["text/html"]
 
 
 def test_rich_output_is_shown_below_the_panel(page: Notebook) -> None:

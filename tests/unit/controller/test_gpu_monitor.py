@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from fake_nvml import FakeNvml, gpu
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller import gpu_monitor as room
@@ -18,6 +20,47 @@ from nbddp.ui.wording import format_gpu_facts, gpu_facts
 from nbddp.wire.messages import RankStatus, Ready
 
 GIB = 1 << 30
+MEMORY = "nvmlDeviceGetMemoryInfo"
+
+
+class FakeNvml:
+    """NVML as nvidia-ml-py has it: GPUs by UUID, each with what its functions return."""
+
+    class NVMLError(Exception):
+        """The error that every NVML function raises."""
+
+    def __init__(self, gpus: dict[str, dict[str, Any]], *, starts: bool = True) -> None:
+        self.gpus, self.starts = gpus, starts
+        self.asked: list[str] = []
+
+    def nvmlInit(self) -> None:  # noqa: N802 - NVIDIA's name
+        if not self.starts:
+            raise self.NVMLError("Driver Not Loaded")
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802 - NVIDIA's name
+        self.asked.append(uuid)
+        if uuid not in self.gpus:
+            raise self.NVMLError("Not Found")
+        return uuid
+
+    def __getattr__(self, name: str) -> Callable[[str], Any]:
+        def call(uuid: str) -> Any:
+            if name not in self.gpus[uuid]:
+                raise self.NVMLError("Not Supported")
+            return self.gpus[uuid][name]
+
+        return call
+
+
+def gpu(*, load: int, used: int, total: int, processes: dict[int, int | None]) -> dict[str, Any]:
+    listed = [SimpleNamespace(pid=p, usedGpuMemory=m) for p, m in processes.items()]
+    return {
+        MEMORY: SimpleNamespace(used=used, total=total),
+        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=load),
+        "nvmlDeviceGetComputeRunningProcesses": listed,
+    }
+
+
 BUSY = gpu(load=70, used=12 * GIB, total=16 * GIB, processes={11: 4 * GIB, 12: 5 * GIB, 99: GIB})
 
 
@@ -53,7 +96,7 @@ def test_memory_of_others_is_unknown_if_nvml_lists_none_of_our_processes(
 
 def test_a_mig_device_reports_only_its_memory() -> None:
     whole = gpu(load=0, used=GIB, total=5 * GIB, processes={})
-    nvml = FakeNvml({"MIG-a": {"memory": whole["memory"]}})
+    nvml = FakeNvml({"MIG-a": {MEMORY: whole[MEMORY]}})
     assert GpuMonitor(lambda: nvml).sample({"a": {11}}) == {"a": GpuUsage(used=GIB, total=5 * GIB)}
 
 
