@@ -6,6 +6,8 @@ The eight colours of a set can be told apart with every kind of colour blindness
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 INK = "#7b7b7b"  # has the same contrast to white as to #111
 ALERT = "#dd4444"  # for values that are not finite, and for ranks that died
 LETTERS = "ABCDEFGH"  # of compared runs; run A has the colour of rank 0
@@ -31,8 +33,12 @@ def rank_color(rank: int) -> str:
     >>> rank_color(0), rank_color(9)
     ('#5f87ff', '#af875f')
     """
-    number = terminal_color(rank) - 16  # 16 other colours precede the cube
-    return f"#{_LEVELS[number // 36]:02x}{_LEVELS[number // 6 % 6]:02x}{_LEVELS[number % 6]:02x}"
+    return f"#{bytes(cube_rgb(terminal_color(rank))).hex()}"
+
+
+def cube_rgb(color: int) -> Sequence[int]:
+    """Return red, green and blue of a colour in the terminal's cube, from 16 to 231."""
+    return [_LEVELS[(color - 16) // step % 6] for step in (36, 6, 1)]
 
 
 def rank_class(rank: int) -> str:

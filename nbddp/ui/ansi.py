@@ -14,6 +14,8 @@ from __future__ import annotations
 import re
 from html import escape
 
+from nbddp.charts.palette import cube_rgb
+
 _ESCAPE = re.compile(
     r"""\x1b(?:
             \[ ([0-9;]*) m                              # SGR: converted
@@ -137,11 +139,7 @@ def _indexed(number: int) -> _Color:
         return number
     if number >= 232:
         return _rgb(*[8 + 10 * (number - 232)] * 3)
-    return _rgb(*(_level((number - 16) // step % 6) for step in (36, 6, 1)))
-
-
-def _level(sixth: int) -> int:
-    return 55 + 40 * sixth if sixth else 0
+    return _rgb(*cube_rgb(number))
 
 
 def _rgb(red: int, green: int, blue: int) -> str:

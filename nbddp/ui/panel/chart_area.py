@@ -101,14 +101,11 @@ class ChartArea:
         self._names_toggle = toggle("Metrics", "Choose the metrics to draw")
         self._names = widgets.SelectMultiple(rows=VISIBLE_NAMES)
         self._names_toggle.layout.display = self._names.layout.display = "none"
-        for control, handler in (
-            (self._scales, self._update_choice),
-            (self._names, self._update_choice),
-            (self._highlight, self._update_classes),
-            (self._smooth, self._update_classes),
-            (self._names_toggle, self._show_names),
-        ):
-            control.observe(handler, "value")
+        for control in (self._scales, self._names):
+            control.observe(self._update_choice, "value")
+        for control in (self._highlight, self._smooth):
+            control.observe(self._update_classes, "value")
+        self._names_toggle.observe(self._show_names, "value")
         row = [self._scales, self._highlight, self._smooth, self._names_toggle]
         parts = [box(widgets.HBox, row, "nbddp-choice"), self._names, self.box]
         for part in parts:
@@ -142,7 +139,6 @@ def _dropdown(label: str, options: Sequence[tuple[str, object]]) -> widgets.Drop
     return widgets.Dropdown(
         description=label,
         options=options,
-        value=options[0][1],
         layout={"width": "auto"},
         style={"description_width": "auto"},
     )
