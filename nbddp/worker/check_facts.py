@@ -198,11 +198,10 @@ def _shapes(parameters: Sequence[torch.Tensor]) -> str:
 
 def _has_training_mode(model: nn.Module) -> bool:
     """Return whether the model behaves differently in training: it has batch norm or dropout."""
-    return any(
-        isinstance(each, nn.modules.batchnorm._BatchNorm)
-        or (isinstance(each, nn.modules.dropout._DropoutNd) and each.p > 0)
-        for each in islice(model.modules(), MAX_PARTS)
-    )
+    modules = list(islice(model.modules(), MAX_PARTS))
+    dropouts = [each for each in modules if isinstance(each, nn.modules.dropout._DropoutNd)]
+    has_norm = any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in modules)
+    return has_norm or any(each.p > 0 for each in dropouts)
 
 
 def _sample(parameters: list[nn.Parameter]) -> list[float]:
@@ -229,10 +228,9 @@ def _two_numbers(parameter: nn.Parameter) -> torch.Tensor:
 
 def _is_busy(parameters: list[nn.Parameter]) -> bool:
     """Return whether a GPU is still computing: reading from it could wait for other ranks."""
-    on_gpu = [each.device for each in parameters if each.device.type == "cuda"]
-    others = [each for each in parameters if each.device.type not in ("cpu", "cuda")]
-    return bool(others) or any(
-        not torch.cuda.current_stream(each).query() for each in dict.fromkeys(on_gpu)
+    devices = {each.device for each in parameters if each.device.type != "cpu"}
+    return any(
+        each.type != "cuda" or not torch.cuda.current_stream(each).query() for each in devices
     )
 
 

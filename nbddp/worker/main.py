@@ -334,9 +334,8 @@ class Rank:
         self._was_quit = isinstance(error, BdbQuit) and not self._interrupter.was_interrupted
         if error is not None:
             if not self._was_quit:  # else keep the exception that was debugged before
-                self._debuggers.keep_exception(
-                    error, is_interrupt=self._interrupter.was_interrupted
-                )
+                is_interrupt = self._interrupter.was_interrupted
+                self._debuggers.keep_exception(error, is_interrupt=is_interrupt)
             self._log.write_hidden(self._shell.format_error(error, is_whole=True))
             stuck_in = self._group.stuck_in
             failure = describe_failure(error, self._shell, stuck_in=stuck_in, at=at)
@@ -354,9 +353,8 @@ class Rank:
         self._sampler.begin_cell(command.cell)  # first: the next lines may free much memory, slowly
         self._stdin.begin_cell(command.answers)
         self._debuggers.begin_cell(command)
-        self._group.begin_cell(
-            command, may_request_input=may_request_input(command.source, self._shell.user_ns)
-        )
+        may_request = may_request_input(command.source, self._shell.user_ns)
+        self._group.begin_cell(command, may_request_input=may_request)
         self._metric_sink.begin_cell()
         log_and_track.begin_cell()
         clear_epochs()

@@ -168,9 +168,8 @@ class Debuggers:
             return
         self._stdin.check_supported(DEBUGGER)
         if self._stops_here is None:
-            self._stops_here = (
-                self._rank in self._break_ranks if self._break_ranks else self._claim_breakpoint()
-            )
+            is_named = self._rank in self._break_ranks
+            self._stops_here = is_named if self._break_ranks else self._claim_breakpoint()
         if self._stops_here:
             RankPdb().set_trace(sys._getframe(1))
 

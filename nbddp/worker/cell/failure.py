@@ -70,9 +70,8 @@ def describe_failure(
         stuck_in: the collective that the rank waited in when it was interrupted, if any.
         at: the time of the error.
     """
-    user_locations = [
-        each for each in _locations(error.__traceback__) if shell.is_cell_file(each.filename)
-    ]
+    locations = _locations(error.__traceback__)
+    user_locations = [each for each in locations if shell.is_cell_file(each.filename)]
     filename, line = user_locations[-1][:2] if user_locations else ("", 0)
     text = error_text(error)
     if not text and isinstance(error, AssertionError):
@@ -203,9 +202,8 @@ def _format_frames(
         if is_users or is_whole:
             for location, same in groupby(run):
                 count = len(list(same))
-                yield from [_format_frame(location, has_colors=has_colors)] * min(
-                    count, MAX_REPEATS
-                )
+                text = _format_frame(location, has_colors=has_colors)
+                yield from [text] * min(count, MAX_REPEATS)
                 if count > MAX_REPEATS:
                     yield f"    ... repeated {count - MAX_REPEATS} more times\n"
         else:

@@ -40,9 +40,8 @@ def may_request_input(source: str, namespace: Mapping[str, Any]) -> bool:
     code = _compile_cell(source) if words & (_BUILTINS | _ATTRIBUTES) else None
     user_names = set(namespace)
     if code:
-        user_names |= {
-            each.argval for each in dis.get_instructions(code) if each.opname == "STORE_NAME"
-        }
+        steps = dis.get_instructions(code)
+        user_names |= {each.argval for each in steps if each.opname == "STORE_NAME"}
     pending: list[Any] = [code, *(namespace[word] for word in words if word in namespace)]
     seen: set[int] = set()
     while pending:

@@ -241,27 +241,24 @@ class CellInterrupter:
             position, previous = self._position(), position
             cpu_time, before = main_thread.main_cpu_time(), cpu_time
             has_arrived = self._signals_handled > handled_before or not self._is_pending
-            is_transferring = (
-                self._is_transferring() and time.monotonic() < began + TRANSFER_TIMEOUT
-            )
-            if not has_acknowledged and (
-                has_arrived or is_transferring or cpu_time - before > BUSY_CPU_TIME
-            ):
+            seconds = time.monotonic() - began
+            is_transferring = self._is_transferring() and seconds < TRANSFER_TIMEOUT
+            is_computing = cpu_time - before > BUSY_CPU_TIME
+            if not has_acknowledged and (has_arrived or is_transferring or is_computing):
                 has_acknowledged = True  # the rank responds, so it need not be killed
                 self._acknowledge(cell)
             is_handling = has_arrived and not self._importing_since
-            if is_handling and time.monotonic() > began + REPEAT_TIMEOUT:
+            if is_handling and seconds > REPEAT_TIMEOUT:
                 return has_acknowledged
             if is_transferring:
                 continue
             waits_in_torch = "torch/distributed" in main_thread.main_frame().f_code.co_filename
             if not has_arrived or (position == previous and waits_in_torch):
                 rounds += 1
+                others_too = rounds >= OTHER_WAITS_AFTER and not has_arrived
                 with self._changed:
                     if self._is_in_cell:  # else new connections would be closed
-                        self._abort_waits(
-                            others_too=rounds >= OTHER_WAITS_AFTER and not has_arrived
-                        )
+                        self._abort_waits(others_too=others_too)
 
     def _on_sigint(self, _signum: int, frame: FrameType | None) -> None:
         self._signals_handled += 1

@@ -183,11 +183,8 @@ class RankShell(InteractiveShell):
             if error is not None and (is_exit or function.startswith("safe_")):  # in %run
                 raise error
             return
-        if (
-            error is not None
-            and caller_module.startswith("IPython.core.magics")
-            and function != "tb"
-        ):
+        is_magic = caller_module.startswith("IPython.core.magics") and function != "tb"
+        if error is not None and is_magic:
             raise error
         try:
             error = self._get_exc_info(exc_tuple)[1]

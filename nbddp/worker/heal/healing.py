@@ -93,21 +93,16 @@ class HealHandler:
                     "them from a rank with the same values, `%ddp restart --replay` restarts all "
                     "ranks and runs the cells again"
                 )
-        exclude = [
-            *self._preset_names,
-            *filter(SHELL_NAMES.fullmatch, self._namespace),
-            *command.exclude,
-        ]
+        shell_names = filter(SHELL_NAMES.fullmatch, self._namespace)
+        exclude = [*self._preset_names, *shell_names, *command.exclude]
         extra = self._shell.compile.sources, self._environment.capture()
         pickled = pickle_namespace(self._namespace, exclude=exclude, extra=extra)
         self._storages = pickled.storages
-        payload = payloads.put(
-            self._store, self._payload_key(f"names{command.request}"), pickled.data
-        )
+        key = self._payload_key(f"names{command.request}")
+        payload = payloads.put(self._store, key, pickled.data)
+        reasons = pickled.not_carried.items()
         # variables before parts of objects, because their whole value is missing
-        not_carried = sorted(
-            pickled.not_carried.items(), key=lambda each: not each[0].isidentifier()
-        )
+        not_carried = sorted(reasons, key=lambda each: not each[0].isidentifier())
         content: JsonDict = {
             "names": list(pickled.names),
             "bytes": len(pickled.data),

@@ -40,11 +40,8 @@ def set_rank_attributes(
     namespace: Mapping[str, Any], preset: set[str], paths: set[str]
 ) -> list[str]:
     """Set these attributes and items to this rank's number. Return the paths that changed."""
-    changed = [
-        each
-        for each in _attributes(namespace, preset)
-        if each.path in paths and not _has_own_number(each)
-    ]
+    attributes = [each for each in _attributes(namespace, preset) if each.path in paths]
+    changed = [each for each in attributes if not _has_own_number(each)]
     for each in changed:
         held = each.holder if isinstance(each.holder, dict) else vars(each.holder)
         held[each.key] = _number(each.key)  # works even if the class forbids setting attributes

@@ -139,9 +139,8 @@ def _traits_of_type(kind: type) -> _TypeTraits:
     package = kind.__module__.partition(".")[0]
     is_skipped = issubclass(kind, _SKIPPED_TYPES)
     # All references to an enum member share its attributes.
-    is_open = package not in _OPAQUE_PACKAGES and not issubclass(
-        kind, (Enum, Optimizer, types.ModuleType)
-    )
+    shares_attributes = issubclass(kind, (Enum, Optimizer, types.ModuleType))
+    is_open = package not in _OPAQUE_PACKAGES and not shares_attributes
     return _TypeTraits(
         may_be_plain=kind in PLAIN or issubclass(kind, (tuple, torch.device, np.generic)),
         has_parts=is_open or kind in DICTS or issubclass(kind, type),

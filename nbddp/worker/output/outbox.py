@@ -265,14 +265,11 @@ class Outbox:
         try:
             writer.put(message)
         except Exception as error:  # noqa: BLE001 - the thread continues after any error
-            what = with_article(type(message).__name__)
-            fallbacks: list[tuple[QueueWriter, msg.MessageFromRank]] = [
-                (self._writer, build_notice(f"{what} could not be sent: {error}"))
-            ]
+            what, reason = with_article(type(message).__name__), f"could not be sent: {error}"
+            fallbacks: list[tuple[QueueWriter, msg.MessageFromRank]] = []
+            fallbacks.append((self._writer, build_notice(f"{what} {reason}")))
             if isinstance(message, msg.CellEnded | Answer):
-                fallbacks.append(
-                    (writer, _without_content(message, f"it could not be sent: {error}"))
-                )
+                fallbacks.append((writer, _without_content(message, f"it {reason}")))
             for fallback_writer, fallback in fallbacks:
                 try:
                     fallback_writer.put(fallback)

@@ -85,21 +85,18 @@ class Migration:
         mine = self._find()
         has_any = bool(any(mine.values()) or self._not_moved)
         signatures = {kind: [*map(signature, objects)] for kind, objects in mine.items()}
-        gathered = gather_objects(
-            {"tries": may_migrate, "has any": has_any, "signatures": signatures}
-        )
+        own = {"tries": may_migrate, "has any": has_any, "signatures": signatures}
+        gathered = gather_objects(own)
         if not any(each["has any"] for each in gathered):
             return []
         others, self._not_moved = self._not_moved, []
         if all(each["tries"] for each in gathered):
             # keep the objects that all ranks have, in the order of rank 0
             for kind, objects in mine.items():
-                chosen = match_across_ranks(
-                    [each["signatures"][kind] for each in gathered], dist.get_rank()
-                )
-                self._not_moved += [
-                    (each, *_RANKS_DIFFER) for at, each in enumerate(objects) if at not in chosen
-                ]
+                of_kind = [each["signatures"][kind] for each in gathered]
+                chosen = match_across_ranks(of_kind, dist.get_rank())
+                unmatched = [each for at, each in enumerate(objects) if at not in chosen]
+                self._not_moved += [(each, *_RANKS_DIFFER) for each in unmatched]
                 mine[kind] = [objects[index] for index in chosen]
             self._move(mine)
         else:
@@ -139,9 +136,8 @@ class Migration:
         for name, value in self._namespace.items():
             is_group = isinstance(value, dist.ProcessGroup) and not _is_alive(value)
             if is_group and name[:1] != "_" and not _was_default(value):
-                self._not_moved.append(
-                    (value, "it was destroyed together with the default group", _MAKE_AGAIN)
-                )
+                reason = "it was destroyed together with the default group"
+                self._not_moved.append((value, reason, _MAKE_AGAIN))
         return {
             "models": models,
             "sharded": sharded,

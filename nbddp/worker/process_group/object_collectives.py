@@ -34,9 +34,8 @@ def gather_objects(value: Any) -> list[Any]:
     """
     data = json.dumps(value).encode()
     frame = (_LENGTH.pack(len(data)) + data)[:FRAME_BYTES]
-    frames = _all_gather_bytes(
-        frame.ljust(FRAME_BYTES, b"\0"), [FRAME_BYTES] * dist.get_world_size()
-    )
+    lengths = [FRAME_BYTES] * dist.get_world_size()
+    frames = _all_gather_bytes(frame.ljust(FRAME_BYTES, b"\0"), lengths)
     sizes = [_LENGTH.unpack_from(each)[0] for each in frames]
     space = FRAME_BYTES - _LENGTH.size
     texts = [each[_LENGTH.size :][:size] for each, size in zip(frames, sizes, strict=True)]

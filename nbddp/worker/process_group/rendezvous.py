@@ -125,9 +125,8 @@ class Rendezvous:
             if parameters is None or not self._is_ours(parameters, url):
                 yield from original(url, timeout=timeout, **options)
                 return
-            store = self._external_store(parameters, timeout) or self._own_store(
-                parameters, timeout
-            )
+            store = self._external_store(parameters, timeout)
+            store = store or self._own_store(parameters, timeout)
             yield store, parameters.rank, parameters.world_size
             raise RuntimeError("the ranks cannot repeat a rendezvous")
 
@@ -158,12 +157,9 @@ class Rendezvous:
         """
         if parameters.port != self._topology.master_port:
             with suppress(OSError):  # nothing listens there
-                socket.create_connection(
-                    (parameters.address, parameters.port), CONNECT_TIMEOUT
-                ).close()
-                return dist.TCPStore(
-                    parameters.address, parameters.port, parameters.world_size, timeout=timeout
-                )
+                address = parameters.address, parameters.port
+                socket.create_connection(address, CONNECT_TIMEOUT).close()
+                return dist.TCPStore(*address, parameters.world_size, timeout=timeout)
         return None
 
     def _own_store(self, parameters: RendezvousParameters, timeout: timedelta) -> dist.Store:

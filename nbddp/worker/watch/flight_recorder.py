@@ -48,12 +48,10 @@ def read_entries() -> Sequence[Entry]:
     """
     recorder: Any = torch._C._distributed_c10d  # type: ignore[attr-defined, unused-ignore]
     try:
-        if hasattr(recorder, "_dump_nccl_trace") and (
-            entries := _load_entries(
-                recorder._dump_nccl_trace(includeStackTraces=False), NCCL_OFFSET
-            )
-        ):
-            return entries
+        if hasattr(recorder, "_dump_nccl_trace"):
+            dump = recorder._dump_nccl_trace(includeStackTraces=False)
+            if entries := _load_entries(dump, NCCL_OFFSET):
+                return entries
         return _load_entries(recorder._dump_fr_trace(includeStackTraces=False), 0)
     except MemoryError:  # the cell has used all memory
         return []

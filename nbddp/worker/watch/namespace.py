@@ -52,10 +52,9 @@ def walk(namespace: Mapping[str, Any]) -> Iterator[Part]:
 def _parts(path: str, holder: Any) -> Iterable[Part]:
     if isinstance(holder, dict):
         items = [*islice(holder.items(), MAX_PARTS)]
-        simple = [
-            each for each in items if isinstance(each[0], (str, int)) and len(str(each[0])) < 40
-        ]
-        return (Part(f"{path}[{key!r}]", holder, key, value) for key, value in simple)
+        simple = (each for each in items if isinstance(each[0], (str, int)))
+        short = [each for each in simple if len(str(each[0])) < 40]
+        return (Part(f"{path}[{key!r}]", holder, key, value) for key, value in short)
     if isinstance(holder, (list, tuple)):
         first = islice(enumerate(holder), MAX_PARTS)
         return (Part(f"{path}[{at}]", holder, at, value) for at, value in first)

@@ -227,9 +227,8 @@ def build_merged_part(
 
 def _name_rows(metadata: Iterable[dict[str, Any]], command: SendTrace) -> None:
     """Name the processes "rank 1" and "rank 1, GPU 0", and sort them by rank."""
-    labels = {
-        each["pid"]: each["args"]["labels"] for each in metadata if each["name"] == "process_labels"
-    }
+    labelled = [each for each in metadata if each["name"] == "process_labels"]
+    labels = {each["pid"]: each["args"]["labels"] for each in labelled}
     title = f"rank {command.rank}" + (f" (node {command.node})" if command.node else "")
     for each in metadata:
         label = labels.get(each["pid"], "CPU")
@@ -264,9 +263,8 @@ def operator_times(averages: Iterable[Any], events: Iterable[Any]) -> dict[str, 
 def idle_time(events: Iterable[Any], whole: float) -> float:
     """Return the microseconds of ``whole`` without a collective or main-thread operator."""
     steps = {each.thread for each in events if each.name.startswith("ProfilerStep")}
-    busy = [
-        _interval(each) for each in events if each.thread in steps and not each.is_user_annotation
-    ]
+    operators = (each for each in events if not each.is_user_annotation)
+    busy = [_interval(each) for each in operators if each.thread in steps]
     for intervals in _collectives(events).values():
         busy += intervals
     return max(0.0, whole - _covered_time(busy))

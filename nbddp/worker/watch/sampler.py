@@ -111,9 +111,8 @@ class Sampler:
                     self._has_sampled = True
                     self._send(self.sample(cell))
                 elif beat % PERIODS_BETWEEN_CELLS == 0:
-                    self.sample_between_cells(
-                        is_due=beat % (PERIODS_BETWEEN_CELLS * SAMPLES_PER_STATUS) == 0
-                    )
+                    periods = PERIODS_BETWEEN_CELLS * SAMPLES_PER_STATUS
+                    self.sample_between_cells(is_due=beat % periods == 0)
             except (OSError, MemoryError):  # the cell has used up a limit of the process
                 logger.debug("could not sample this rank", exc_info=True)
 
@@ -243,9 +242,7 @@ def _has_changed(status: RankStatus, last_sent: RankStatus) -> bool:
     """Return whether a status between cells differs visibly from the last one sent."""
     sizes = ("memory", "gpu_memory", "gpu_reserved")
     pairs = [(getattr(status, name), getattr(last_sent, name)) for name in sizes]
-    return (
-        (status.cell, status.last_cell, status.asks)
-        != (last_sent.cell, last_sent.last_cell, last_sent.asks)
-        or abs(status.cpu - last_sent.cpu) > MIN_CHANGE
-        or any(abs(now - before) > before * MIN_CHANGE / 100 for now, before in pairs)
-    )
+    if any(abs(now - before) > before * MIN_CHANGE / 100 for now, before in pairs):
+        return True
+    facts, sent = ((each.cell, each.last_cell, each.asks) for each in (status, last_sent))
+    return facts != sent or abs(status.cpu - last_sent.cpu) > MIN_CHANGE
