@@ -93,7 +93,5 @@ def test_an_out_of_memory_message_is_shown_even_if_a_module_raises_on_inspection
             raise RuntimeError("not now")
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert (
-        describe_out_of_memory(torch.OutOfMemoryError("GPU 0 has no room"), [{"model": Odd()}])
-        == snapshot
-    )
+    error = torch.OutOfMemoryError("GPU 0 has no room")
+    assert describe_out_of_memory(error, [{"model": Odd()}]) == snapshot

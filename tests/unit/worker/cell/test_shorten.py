@@ -30,11 +30,8 @@ def test_pictures_and_values_within_the_limit_are_not_truncated() -> None:
 def test_a_truncated_value_names_the_pull_command_and_keeps_its_other_mime_types() -> None:
     text = "x" * MAX_TEXT + "y" * 8_900_002
     short = truncate_value(value(text))
-    assert short["data"] == {
-        "text/plain": "x" * MAX_TEXT
-        + "\n… 8,900,002 more characters; `%ddp pull _` fetches the value",
-        "text/html": text,
-    }
+    hint = "\n… 8,900,002 more characters; `%ddp pull _` fetches the value"
+    assert short["data"] == {"text/plain": "x" * MAX_TEXT + hint, "text/html": text}
     assert short["metadata"] == {"a": 1}
 
 
@@ -46,21 +43,16 @@ def test_truncated_values_that_differ_after_the_cut_are_in_different_groups() ->
 
 def test_a_truncated_display_has_a_hint_to_print_it() -> None:
     short = truncate_display({"text/plain": "x" * (MAX_TEXT + 1)})
-    assert short["text/plain"].endswith(
-        "\n… 1 more characters; print it instead, and the log has all of it"
-    )
+    hint = "\n… 1 more characters; print it instead, and the log has all of it"
+    assert short["text/plain"].endswith(hint)
 
 
 def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
     long = Failure(name="E", text="t" * 9_000_000, traceback="begin" + "x" * 9_000_000 + "end")
     short = truncate_failure(long)
-    assert short.text == (
-        "t" * MAX_MESSAGE
-        + "\n… 8,990,000 more characters; `sys.last_value` on the rank has all of it"
-    )
+    hint = "more characters; `sys.last_value` on the rank has all of it"
+    assert short.text == "t" * MAX_MESSAGE + f"\n… 8,990,000 {hint}"
     assert short.traceback.startswith("beginxxx")
     assert short.traceback.endswith("xxxend")
-    assert "\n… 8,900,008 more characters; `sys.last_value` on the rank has all of it\n" in (
-        short.traceback
-    )
+    assert f"\n… 8,900,008 {hint}\n" in short.traceback
     assert len(short.traceback) < MAX_TEXT + 200

@@ -237,9 +237,8 @@ def test_data_without_a_notification_is_found_sooner_in_a_cell_than_between_cell
         outbox.post(report(cell))
         assert wait_until(lambda cell=cell: outboxes.posted[-1:] == [report(cell)])
     checks = source.checks
-    assert not wait_until(
-        lambda: source.checks > checks + 1, timeout=4 * outbox_module.POLL_INTERVAL
-    )
+    period = outbox_module.POLL_INTERVAL
+    assert not wait_until(lambda: source.checks > checks + 1, timeout=4 * period)
 
 
 @pytest.mark.usefixtures("seldom")
@@ -311,9 +310,8 @@ def test_messages_that_cannot_be_encoded_are_reported_and_sending_continues(
     outboxes: Outboxes, snapshot: SnapshotAssertion
 ) -> None:
     failure = {"name": "ValueError", "text": "no", "traceback": object()}
-    outbox = outboxes.make(
-        FakeSource(wrote("a")), FakeSource(msg.EventReported(kind="mine", facts={"it": object()}))
-    )
+    event = msg.EventReported(kind="mine", facts={"it": object()})
+    outbox = outboxes.make(FakeSource(wrote("a")), FakeSource(event))
     outboxes.send(
         outbox,
         replace(report(1), result={"data": object()}, payload={"key": "k"}),
@@ -394,10 +392,8 @@ def test_ranks_send_at_common_times_less_often_if_many_and_a_first_line_at_once(
     now = 1000.013
     monkeypatch.setattr(outbox_module.time, "monotonic", lambda: now)
     one, other = outboxes.make(ranks=4), outboxes.make(ranks=4)
-    for mailed, period in (
-        (1, 0.4 * batch_period),
-        (outbox_module.SMALL_BATCH + 1, batch_period),
-    ):
+    large = outbox_module.SMALL_BATCH + 1
+    for mailed, period in ((1, 0.4 * batch_period), (large, batch_period)):
         due = one._next_due(0.0, mailed)
         assert due <= now
         while due <= now:  # which is soon
@@ -489,7 +485,5 @@ def test_an_interrupt_anywhere_in_a_cell_leaves_the_outbox_working(
         outbox._has_output = False  # else it is poked once alone
         outboxes.posted.clear()
         outbox.post(msg.EventReported(kind="after", facts={"place": places}))
-        assert wait_until(
-            lambda: any(isinstance(each, msg.EventReported) for each in outboxes.posted)
-        )
+        assert wait_until(lambda: msg.EventReported in map(type, outboxes.posted))
     assert places > 5

@@ -93,9 +93,8 @@ def assert_goes_on(source: Rank, other: Rank) -> None:
     other.model.load_state_dict(source.model.state_dict())
     for mine, theirs in zip(source.parts(), other.parts(), strict=True):
         bring(mine, theirs)
-    assert str([each.state_dict() for each in other.parts()]) == str(
-        [each.state_dict() for each in source.parts()]
-    )
+    states = [[each.state_dict() for each in rank.parts()] for rank in (source, other)]
+    assert str(states[0]) == str(states[1])
     source.train(2), other.train(2)
     for mine, theirs in zip(source.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)

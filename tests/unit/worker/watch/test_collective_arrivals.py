@@ -91,9 +91,8 @@ def test_the_recorder_is_read_after_a_short_cell_only_if_it_had_collectives_or_i
     rank.begin_cell(2, BEGAN)
     rank.add(1, 0.1)
     rank.end_cell(is_short=True)
-    monkeypatch.setattr(
-        collective_arrivals, "_count_all_started", dict
-    )  # a script made a group and ended it
+    # as after a script that made a group and ended it
+    monkeypatch.setattr(collective_arrivals, "_count_all_started", dict)
     rank.begin_cell(3, BEGAN)
     rank.add(1, 0.2)
     rank.end_cell(is_short=True)
@@ -173,10 +172,8 @@ def test_nccl_durations_are_reported_once_they_are_measured(rank: Rank) -> None:
     assert (second.kinds[second.durations[1]][0], second.durations[0]) == ("all_reduce", 1500)
     assert second.rows == []
     names = [third.kinds[kind][0] for kind in third.durations[1::2]]
-    assert dict(zip(names, third.durations[::2], strict=True)) == {
-        "all_reduce": 2000,
-        "all_gather": 250,
-    }
+    durations = dict(zip(names, third.durations[::2], strict=True))
+    assert durations == {"all_reduce": 2000, "all_gather": 250}
 
 
 def test_durations_of_dropped_recorder_entries_are_not_awaited(rank: Rank) -> None:

@@ -30,9 +30,8 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Record:
             assert not includeStackTraces
             return pickle.dumps({"entries": entries})
 
-        monkeypatch.setattr(
-            torch._C._distributed_c10d, f"_dump_{recorder}_trace", dump, raising=False
-        )
+        module = torch._C._distributed_c10d
+        monkeypatch.setattr(module, f"_dump_{recorder}_trace", dump, raising=False)
 
     return write
 

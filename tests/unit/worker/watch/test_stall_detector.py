@@ -56,9 +56,8 @@ def test_activity_of_other_threads_does_not_reset_the_stall_of_a_waiting_thread(
 
 
 def test_in_a_single_blocking_call_only_output_and_much_cpu_time_reset_the_stall() -> None:
-    assert (
-        stay(replace(HERE, switches=60, cpu=1.0 + 2 * THREAD_CPU), BlockingCall.ONE_EVENT) == 11.0
-    )
+    wakes = {"switches": 60, "cpu": 1.0 + 2 * THREAD_CPU}
+    assert stay(replace(HERE, **wakes), BlockingCall.ONE_EVENT) == 11.0
     assert stay(replace(HERE, cpu=1.0 + CHILD_CPU), BlockingCall.ONE_EVENT) == 0.0
     assert stay(replace(HERE, written=101), BlockingCall.ONE_EVENT) == 0.0
 
