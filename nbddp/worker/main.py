@@ -197,9 +197,8 @@ class Rank:
         self._notify_user(
             describe_shared_gpus(start.backend, self._group.backend, self._group.device, ranks)
         )
-        threading.Thread(
-            target=self._serve_control_queue, name="nbddp-control", daemon=True
-        ).start()
+        serve = self._serve_control_queue
+        threading.Thread(target=serve, name="nbddp-control", daemon=True).start()
         self._outbox.post(self._sampler.sample())
         self._sampler.start()
         self._report_ready()

@@ -79,9 +79,8 @@ def exit_with_kernel(kernel_pid: int) -> None:
     if hasattr(os, "pidfd_open"):
         with suppress(ProcessLookupError):
             sentinels.append(os.pidfd_open(kernel_pid))
-    threading.Thread(
-        target=_kill_with_kernel, args=(sentinels,), name="nbddp-watch", daemon=True
-    ).start()
+    watch = partial(_kill_with_kernel, sentinels)
+    threading.Thread(target=watch, name="nbddp-watch", daemon=True).start()
 
 
 def _kill_with_kernel(sentinels: list[int]) -> NoReturn:

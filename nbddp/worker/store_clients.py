@@ -105,9 +105,8 @@ class StoreClients:
             if prefix:
                 first = dist.PrefixStore(prefix, first)
             reports, *others = (clone(first) for _ in range(3))
-        commands, control, payloads = (
-            StoreClient(each, connections.protecting) for each in (first, *others)
-        )
+        protected = [StoreClient(each, connections.protecting) for each in (first, *others)]
+        commands, control, payloads = protected
         groups = StoreClient(first, connections.recording)
         groups.reconnect()
         return cls(commands, control, reports, payloads, groups, connections)

@@ -114,9 +114,8 @@ def _reset_process() -> None:
     # a .pyc stores its time in seconds, so it may hide an edit within the same second
     sys.dont_write_bytecode = True
     process_module: Any = multiprocessing.process
-    vars(process_module._current_process).update(
-        _name="MainProcess", _identity=(), _parent_pid=None
-    )
+    identity = {"_name": "MainProcess", "_identity": (), "_parent_pid": None}
+    vars(process_module._current_process).update(identity)
     process_module._parent_process, process_module._children = None, set()
     process_module._process_counter = itertools.count(1)
     for seed in (torch.default_generator.seed, random.seed, np.random.seed):

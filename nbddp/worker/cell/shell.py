@@ -81,11 +81,10 @@ class RankShell(InteractiveShell):
         self.displayhook.bundle = {}
         self._nested_errors.clear()
         with profiled(command) if command.trace else nullcontext() as self.profiler:
-            result: ExecutionResult = (
-                self._run_script(Script(**command.script))
-                if command.script
-                else super().run_cell(command.source, store_history=True)
-            )
+            if command.script:
+                result = self._run_script(Script(**command.script))
+            else:
+                result = super().run_cell(command.source, store_history=True)
             if result.success and self._nested_errors:
                 result.error_in_exec = self._nested_errors[0]
         error = result.error_before_exec or result.error_in_exec

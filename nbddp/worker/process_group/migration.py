@@ -202,10 +202,8 @@ class Migration:
             for obj, (text, reason) in zip(objects, gathered, strict=True)
         ]
         states = {id(obj): state for obj, (state, _) in zip(objects, tried, strict=True)}
-        reasons = [reason for _, reason in tried]
-        failures = [
-            reason if is_ok else _UNWANTED for reason, is_ok in zip(reasons, wanted, strict=True)
-        ]
+        pairs = zip(tried, wanted, strict=True)
+        failures = [reason if is_wanted else _UNWANTED for (_, reason), is_wanted in pairs]
         succeeded = self._without_failures(objects, failures)
         tensors = [each for model in models for each in _sent_tensors(model)]
         tensors += [each for obj in succeeded for each in object_state.tensors_in(states[id(obj)])]
@@ -236,9 +234,8 @@ class Migration:
         left = [
             each for each in self._not_moved if id(each[0]) in names or each[1:] != _RANKS_DIFFER
         ]
-        all_ranks = gather_objects(
-            [f"{_name(each, names)}: {reason}; {remedy}" for each, reason, remedy in left]
-        )
+        own = [f"{_name(each, names)}: {reason}; {remedy}" for each, reason, remedy in left]
+        all_ranks = gather_objects(own)
         lines = []
         if self._moved:
             moved = ", ".join(dict.fromkeys(_name(each, names) for each in self._moved))
