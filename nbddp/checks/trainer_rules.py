@@ -23,11 +23,8 @@ def _splits_model_in_rank(source: CellSource) -> Iterator[Hit]:
         if not (isinstance(given, ast.Constant) and given.value in _SPLIT):
             continue
         if source.is_cell or source.is_distributed:
-            yield (
-                call,
-                f'device_map="{given.value}" makes each rank split the model over all GPUs, so '
-                "that the ranks get into each other's way.",
-            )
+            split = f'device_map="{given.value}" makes each rank split the model over all GPUs'
+            yield call, f"{split}, so that the ranks get into each other's way."
 
 
 def _trainers(facts: GroupFacts) -> Iterator[tuple[int, str, dict[int, TrainerFacts]]]:
@@ -49,11 +46,9 @@ def _trains_alone(facts: GroupFacts) -> Iterator[Hit]:
         sizes = {each.world_size for each in by_rank.values()}
         if sizes != {facts.world_size}:
             size = min(sizes)
-            yield (
-                line,
-                f"{name} has world size {size} in a group of {facts.world_size} ranks: each rank "
-                f"{'trains alone, on all the data' if size == 1 else 'trains with some of them'}.",
-            )
+            sizes_text = f"world size {size} in a group of {facts.world_size} ranks"
+            effect = "alone, on all the data" if size == 1 else "with some of them"
+            yield line, f"{name} has {sizes_text}: each rank trains {effect}."
             return  # what it is made of, such as an Accelerator, has the same mistake
 
 
@@ -72,11 +67,9 @@ def _idle_gpu(facts: GroupFacts) -> Iterator[Hit]:
     idle = [rank for rank, size in used.items() if size == 0]
     if trains and idle and max(used.values()) > USED:
         busiest = max(used, key=lambda rank: used[rank])
-        yield (
-            _training_line(facts),
-            f"the GPU of {format_ranks(idle)} holds nothing, and that of rank {busiest} has held "
-            f"{format_bytes(used[busiest])}.",
-        )
+        other = f"that of rank {busiest} has held {format_bytes(used[busiest])}"
+        line = _training_line(facts)
+        yield line, f"the GPU of {format_ranks(idle)} holds nothing, and {other}."
 
 
 @rule("ND221")
