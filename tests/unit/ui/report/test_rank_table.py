@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from pages import BIG, Page, cells, column, ranks, readable, titles
 
 from nbddp.record.rank_monitor import LoopProgress
@@ -136,27 +135,21 @@ def test_a_sparkline_is_placed_before_the_text_of_its_column() -> None:
 
 
 def test_the_table_of_many_ranks_shows_failed_ranks_and_counts_the_rest() -> None:
-    page = table(group(MAX_ROWS))
-    assert column(page, "rank") == [str(rank) for rank in range(MAX_ROWS)]
-    assert "more" not in page.text
-    many = change(group(128), 100, state="ValueError: no", is_healthy=False, is_first_cause=True)
-    many = change(many, 90, state="interrupted", is_healthy=False)
-    waiting = [replace(each, state="waiting") if each.is_healthy else each for each in many]
-    page = table(change(waiting, 80, state="running"))
-    assert column(page, "rank") == [str(rank) for rank in [*range(MAX_ROWS - 3), 80, 90, 100]]
-    assert "96 more ranks" in page.text
+    def shown(known: Sequence[RankSnapshot]) -> list[int]:
+        return [int(text.split()[0]) for text in column(table(known), "rank")]
 
-
-@given(st.sets(st.integers(0, 99)), st.sets(st.integers(0, 99)))
-def test_every_cause_has_a_row_while_there_is_room(causes: set[int], ill: set[int]) -> None:
-    many = [
-        replace(ONE, rank=rank, is_healthy=rank not in causes | ill, is_first_cause=rank in causes)
-        for rank in range(100)
-    ]
-    shown = {int(text) for text in column(table(many), "rank")}
-    assert len(shown) == MAX_ROWS
-    assert causes <= shown or shown <= causes
-    assert causes | ill <= shown or shown <= causes | ill
+    assert shown(group(MAX_ROWS)) == [*range(MAX_ROWS)]
+    assert "more" not in table(group(MAX_ROWS)).text
+    many = group(128, state="waiting")
+    running = change(many, *range(80, 120), state="running")
+    assert shown(running) == [*range(80, 80 + MAX_ROWS)]
+    slow = change(running, 127, lag=StragglerLag(0.3, 10.0))
+    assert shown(slow) == [*range(80, 79 + MAX_ROWS), 127]
+    ill = change(slow, *range(40, 80), state="interrupted", is_healthy=False)
+    assert shown(ill) == [*range(40, 40 + MAX_ROWS)]
+    failed = change(ill, 126, state="ValueError: no", is_healthy=False, is_first_cause=True)
+    assert shown(failed) == [*range(40, 39 + MAX_ROWS), 126]
+    assert "96 more ranks" in table(failed).text
 
 
 # ---- ranks of several nodes
