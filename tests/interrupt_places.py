@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from nbddp import CellInterruptedError
-
 # After these instructions CPython checks for pending signals (``CHECK_EVAL_BREAKER`` in its
 # ceval.c; the names of 3.10 to 3.13).
 LOOKED_AFTER = ("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
@@ -37,14 +35,16 @@ class Stop:
         return self
 
 
-def interrupted_at(place: int, act: Callable[[], object]) -> bool:
-    """Make a call, interrupted at one of its places. Return whether it has that place."""
+def interrupted_at(place: int, act: Callable[[], object], *errors: type[BaseException]) -> bool:
+    """Make a call, interrupted at one of its places. Return whether it has that place.
+
+    It ends then with KeyboardInterrupt or with one of these errors.
+    """
     stop, before = Stop(place), sys.gettrace()
     try:
         sys.settrace(stop)
         act()
-    # a Condition's wait can raise "cannot release un-acquired lock"
-    except (KeyboardInterrupt, CellInterruptedError, RuntimeError):
+    except (KeyboardInterrupt, *errors):
         assert stop.was_sent
     finally:
         sys.settrace(before)
@@ -54,6 +54,7 @@ def interrupted_at(place: int, act: Callable[[], object]) -> bool:
 def interrupted_everywhere(act: Callable[[], object]) -> Iterator[int]:
     """Repeat a call, interrupted at its first place, its second, and so on to its last."""
     place = 0
-    while interrupted_at(place, act):
+    # a Condition's wait can raise "cannot release un-acquired lock"
+    while interrupted_at(place, act, RuntimeError):
         yield place
         place += 1

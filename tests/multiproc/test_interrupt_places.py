@@ -13,6 +13,7 @@ from drivers.ranks import Ranks, WarmLauncher
 from interrupt_places import interrupted_at
 from notebook import Notebook
 
+from nbddp import CellInterruptedError
 from nbddp.controller.session import Session
 
 pytestmark = [
@@ -33,7 +34,7 @@ def interrupt_start(launcher: WarmLauncher, place: int) -> bool:
         group.run("kept = rank", quiet=True)
 
     try:
-        has_place = interrupted_at(place, start)
+        has_place = interrupted_at(place, start, CellInterruptedError)
         if not group.is_live:
             group.start()
         group.assert_works()
