@@ -259,7 +259,7 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 COUNTS = pytest.mark.parametrize(
     "count",
     [
-        pytest.param(5, id="short"),
+        pytest.param(10, id="short"),
         pytest.param(STEPS // 4, marks=pytest.mark.soak, id="long"),
     ],
 )
