@@ -40,6 +40,7 @@ def test_slow_rank_is_marked_and_memory_is_shown_as_curves(notebook: LabNotebook
     notebook.begin(1)
     notebook.await_text(1, r"^2 ↓ slow", timeout=60)
     assert re.search(r"4 running .*slowest 2|\d (running|waiting) .*slowest 2", notebook.text(1))
+    notebook.await_text(1, r"rank 2 .*\bwait")
     mark = output(notebook).locator(".nbddp-ranks [title^='slow: ']")
     assert mark.count() == 1, "and no other rank is"
     assert re.fullmatch(WHY, mark.get_attribute("title") or "")

@@ -178,6 +178,14 @@ def test_rich_output_is_shown_below_the_panel(page: Notebook) -> None:
     assert reply.text == "[rank 1]\n[ranks 0-1]\n"
 
 
+def test_findings_are_shown_in_the_record_and_by_ddp_check(page: Notebook) -> None:
+    html = final(page.run("%%ddp\ntorch.save({}, 'model.pt')"))["text/html"]
+    assert "1 possible mistake found" in html
+    assert "every rank writes &#x27;model.pt&#x27;" in html
+    [checked] = page.run("%ddp check").displays
+    assert "every rank writes &#x27;model.pt&#x27;" in checked["text/html"]
+
+
 def test_failure_is_shown_in_the_record_and_in_one_line_below(page: Notebook) -> None:
     reply = page.run("%%ddp\nif rank == 1: raise ValueError('<b>no</b>')\ndist.barrier()")
     assert reply.status == "error"
