@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
-from typing import Any
 
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 
-from nbddp.record.event_log import RunEvent
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.ui.ansi import strip
@@ -148,28 +146,6 @@ def ranks(rank: int) -> st.SearchStrategy[RankSnapshot]:
         is_healthy=st.booleans(),
         is_first_cause=st.booleans(),
     )
-
-
-_RANKS = st.integers(0, 200)
-_FACTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
-    "start": st.fixed_dictionaries({"attempt": st.integers(1, 9)}),
-    "start failed": st.fixed_dictionaries({"reason": TEXT}),
-    "interrupt": st.just({}),
-    "restart asked": st.just({}),
-    "kill asked": st.fixed_dictionaries({"rank": _RANKS}),
-    "failure": st.fixed_dictionaries({"rank": _RANKS, "what": TEXT}),
-    "exit": st.fixed_dictionaries({"rank": _RANKS, "how": TEXT}),
-    "no progress": st.fixed_dictionaries({"text": TEXT.map(lambda text: f"no progress {text}")}),
-    "ready": st.just({}),
-    "<b>checkpoint</b>": st.fixed_dictionaries({"rank": _RANKS, "path": TEXT, "<i>": TEXT}),
-}
-
-
-def _event(kind: str) -> st.SearchStrategy[RunEvent]:
-    return st.builds(RunEvent, st.floats(0, 2e9), st.just(kind), _FACTS[kind])
-
-
-EVENTS = st.sampled_from(sorted(_FACTS)).flatmap(_event)
 
 
 def titles(table: Page) -> list[str]:

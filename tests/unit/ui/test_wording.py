@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from pages import EVENTS
 
 import nbddp
 from nbddp.lifecycle.group_state import GroupState
@@ -110,11 +108,6 @@ def test_the_wording_cases_cover_every_recorded_event_and_its_facts() -> None:
     for kind, arguments in calls:
         if "**" not in arguments:
             assert {*re.findall(r"\b(\w+)=", arguments)} == {*known[kind]}, kind
-
-
-@given(EVENTS)
-def test_every_event_except_ready_has_a_description(event: RunEvent) -> None:
-    assert bool(describe_event(event)) == (event.kind != "ready")
 
 
 # ---- numbers
