@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
 
-from nbddp.record.rank_monitor import LoopProgress
-from nbddp.record.snapshot import RankSnapshot
 from nbddp.ui.ansi import strip
 
 _TAGS = {"br", "code", "details", "div", "img", "li", "pre", "small", "span", "style", "summary"}
@@ -93,8 +90,6 @@ class Page(HTMLParser):
         return [known[name] for _, known in self.tags if name in known]
 
 
-# hypothesis needs minutes to shrink a whole group; it is readable unshrunk
-BIG = settings(max_examples=50, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 TEXT = st.one_of(
     st.text(max_size=30),
     st.text(alphabet="<>&\"'=/ -!;#x\x1b[1m\r\n\0", max_size=20),
@@ -117,35 +112,6 @@ TEXT = st.one_of(
         ]
     ),
 )
-NAMES = TEXT.map(lambda text: f"x{text}")
-COUNTS = st.integers(0, 10**9)
-SECONDS = st.floats(0, 1e7, allow_subnormal=False)
-BARS = st.builds(LoopProgress, TEXT, COUNTS, COUNTS, SECONDS)
-
-
-def ranks(rank: int) -> st.SearchStrategy[RankSnapshot]:
-    """Return a rank in any state."""
-    return st.builds(
-        RankSnapshot,
-        rank=st.just(rank),
-        state=TEXT | st.sampled_from(["running", "waiting", "done"]),
-        pid=COUNTS,
-        device=TEXT,
-        line=st.integers(0, 999),
-        code=TEXT,
-        seconds=SECONDS,
-        collective=st.just("") | TEXT.map(lambda text: f"all_reduce #7 {text}") | NAMES,
-        step=st.none() | st.floats(0, 1e12),
-        steps_per_second=SECONDS,
-        cpu=st.floats(0, 1e4),
-        memory=st.integers(0, 2**45),
-        gpu=st.sampled_from(["", "NVIDIA T4", "<b>"]),
-        gpu_memory=st.integers(0, 2**45),
-        progress_bars=st.lists(BARS, max_size=3).map(tuple),
-        is_alive=st.booleans(),
-        is_healthy=st.booleans(),
-        is_first_cause=st.booleans(),
-    )
 
 
 def titles(table: Page) -> list[str]:

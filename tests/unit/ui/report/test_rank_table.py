@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from pages import BIG, Page, cells, column, ranks, readable, titles
+from pages import TEXT, Page, cells, column, readable, titles
 
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import GpuUsage, RankSnapshot
@@ -60,16 +60,15 @@ def change(known: Sequence[RankSnapshot], *who: int, **facts: Any) -> list[RankS
 # ---- a row for each rank
 
 
-@BIG
-@given(ranks(3))
-def test_a_row_has_all_facts_of_its_rank_escaped(each: RankSnapshot) -> None:
+@given(TEXT)
+def test_rows_and_grids_have_all_facts_of_their_ranks_escaped(text: str) -> None:
+    bar = LoopProgress(text, 1, 4, 2.0)
+    facts = {"state": text, "node": text, "code": text, "gpu": text, "collective": f"#7 {text}"}
+    each = replace(ONE, line=3, progress_bars=(bar,), **facts)
     page = table([each])
-    assert page.holds(each.state)
-    assert page.holds(each.collective)
+    assert all(map(page.holds, [*facts.values(), format_progress_bar(bar)]))
     assert len(cells(page)) == 1
-    assert page.holds(each.code) or not each.line
-    for bar in each.progress_bars:
-        assert page.holds(format_progress_bar(bar, is_active=each.is_active))
+    assert Page(grid([each])).holds(text)
 
 
 @pytest.mark.parametrize(
