@@ -37,8 +37,8 @@ class ClosedError(RuntimeError):
 class EventThread:
     """A thread that owns state: only this thread may use it.
 
-    It has an event loop of asyncio, for timers and exits, and queues of calls. The loop runs one
-    queued call at a time, so that many messages do not delay timers.
+    It has an event loop of asyncio for timers and exits of processes, and two queues of calls.
+    Between two queued calls the loop runs what is due, so that many messages delay no timer.
 
     >>> thread = EventThread("demo")
     >>> thread.run(max, 2, 3)
@@ -99,13 +99,13 @@ class EventThread:
         The function may judge ranks that were silent. If the process was stopped when the function
         was due, no message could be read, so the function is postponed once.
         """
-        due = self._loop.time() + seconds
+        due, work = self._loop.time() + seconds, partial(_run, partial(act, *args, **kwargs))
 
         def run_or_postpone() -> None:
             if self._loop.time() - due > STALL:
-                self._loop.call_later(STALL_GRACE, _run, lambda: act(*args, **kwargs))
+                self._loop.call_later(STALL_GRACE, work)
             else:
-                _run(lambda: act(*args, **kwargs))
+                work()
 
         self._loop.call_later(seconds, run_or_postpone)
 
