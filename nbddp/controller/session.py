@@ -31,12 +31,7 @@ from nbddp.record.heal.heal_report import Healed
 from nbddp.record.push_store import PushRecord, PushStore
 from nbddp.record.replay_log import ReplayLog
 from nbddp.record.snapshot import Snapshot, build_snapshot
-from nbddp.sigint import (
-    Future,
-    InterruptCount,
-    sigint_handler,
-    wait_for_result,
-)
+from nbddp.sigint import Future, InterruptCount, sigint_handler, wait_for_result
 from nbddp.wire.messages import CancelRequest, InputReply
 from nbddp.wire.request_messages import Answer, Request
 

@@ -18,14 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import (
-    forkserver,
-    popen_forkserver,
-    process,
-    reduction,
-    resource_tracker,
-    util,
-)
+from multiprocessing import forkserver, popen_forkserver, process, reduction, resource_tracker, util
 from multiprocessing.context import set_spawning_popen
 from pathlib import Path
 from typing import Any
