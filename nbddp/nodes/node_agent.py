@@ -395,6 +395,7 @@ def node_facts(nproc: int) -> dict[str, Any]:
         "nproc": nproc,
         "cores": cores_here(),
         "gpus": count_gpus(),
+        "pid": os.getpid(),
         "python": platform.python_version(),
         "versions": {"nbddp": nbddp.__version__},
         "order": int(os.environ.get("SLURM_NODEID", sys.maxsize)),  # position among the nodes
