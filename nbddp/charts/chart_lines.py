@@ -261,9 +261,8 @@ def is_log(lines: Sequence[ChartLine], scale: AxisScale) -> bool:
     numbers = _finite(end for line in lines for end in (line.low, line.high))
     if scale is AxisScale.LINEAR or not (numbers > 0).any() or (numbers < 0).any():
         return False
-    return scale is AxisScale.LOG or any(
-        wants_log(_finite([line.values]).tolist()) for line in lines
-    )
+    values = (_finite([line.values]).tolist() for line in lines)
+    return scale is AxisScale.LOG or any(map(wants_log, values))
 
 
 def mean_line(lines: Sequence[ChartLine]) -> ChartLine:

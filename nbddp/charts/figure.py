@@ -212,9 +212,8 @@ def _draw_arrivals(ax: Axes, timeline: Timeline, ranks: Sequence[int], scale: fl
     waited = [collective for collective in timeline.meetings if collective.total_wait]
     waited.sort(key=lambda collective: -collective.total_wait)
     for collective in waited[:MAX_ARRIVALS]:
-        waiting = [
-            rows[rank] for rank, wait in collective.wait_seconds.items() if wait and rank in rows
-        ]
+        waits = collective.wait_seconds.items()
+        waiting = [rows[rank] for rank, wait in waits if wait and rank in rows]
         if waiting and collective.last_rank in rows:
             ends = [*waiting, rows[collective.last_rank]]
             at = (collective.at - timeline.span[0]) * scale

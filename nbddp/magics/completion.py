@@ -99,9 +99,8 @@ class Completion:
 
     def _is_for_ranks(self, text: str, row: int) -> bool:
         first = text.partition("\n")[0]
-        return (row > 0 and first.startswith(CELL.prog)) or (
-            self._auto.is_on and not first.startswith("%%")
-        )
+        is_in_cell = row > 0 and first.startswith(CELL.prog)
+        return is_in_cell or (self._auto.is_on and not first.startswith("%%"))
 
     def _complete_name(self, code: str, line: str) -> Matches:
         if not line.strip():

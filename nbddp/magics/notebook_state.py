@@ -415,11 +415,8 @@ def check_unchanged(asked: GroupSpec, current: GroupSpec, *, gone: Sequence[int]
     Raises:
         RequestError: an option differs; the message says which, and how to restart.
     """
-    changed = [
-        name
-        for name in _START_OPTIONS
-        if name != "name" and getattr(asked, name) != getattr(current, name)
-    ]
+    names = [name for name in _START_OPTIONS if name != "name"]
+    changed = [name for name in names if getattr(asked, name) != getattr(current, name)]
     if changed:
         options = ", ".join(f"{name} {_format_value(getattr(current, name))}" for name in changed)
         flags = " ".join(f"--{name} {_format_value(getattr(asked, name))}" for name in changed)

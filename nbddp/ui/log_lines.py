@@ -246,9 +246,8 @@ def _format_second(at: int) -> str:
 def _html_tag(ranks: tuple[int, ...], mark: str) -> str:
     color = rank_color(ranks[0])
     kind = f"nbddp-tag {rank_class(ranks[0])}"
-    return (
-        f'<span class="{kind}" style="color:{color}">{to_html(format_rank_tag(ranks, mark))}</span>'
-    )
+    text = to_html(format_rank_tag(ranks, mark))
+    return f'<span class="{kind}" style="color:{color}">{text}</span>'
 
 
 def _span(kind: str, text: str) -> str:

@@ -230,10 +230,8 @@ class CommDispatcher:
         if self._interceptor is not None and not (is_wanted and self._interceptor.is_on_top):
             self._remove_interceptor(self._interceptor)
         if is_wanted and self._interceptor is None:
-            comms = self._kernel.comm_manager.comms.copy()
-            self._control_ids |= {
-                key for key, each in comms.items() if each.target_name == CONTROL_TARGET
-            }
+            comms = self._kernel.comm_manager.comms.copy().items()
+            self._control_ids |= {key for key, each in comms if each.target_name == CONTROL_TARGET}
             self._interceptor = StreamInterceptor(self._kernel, self._intercept)
         if not is_wanted and self._thread is not None:
             self._queue.put(None)

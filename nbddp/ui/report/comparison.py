@@ -84,10 +84,8 @@ def _charts(comparison: Comparison, over: XAxis, scale: AxisScale, *, is_smooth:
 
 
 def _curves(comparison: Comparison, name: str) -> str:
-    rows = [
-        [letter, block_characters(midpoints(run.coarse_curve(name)))]
-        for letter, run in zip(LETTERS, comparison.runs, strict=False)
-    ]
+    runs = zip(LETTERS, comparison.runs, strict=False)
+    rows = [[letter, block_characters(midpoints(run.coarse_curve(name)))] for letter, run in runs]
     return "\n".join([name, *align_columns(rows)])
 
 
