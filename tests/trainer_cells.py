@@ -73,12 +73,15 @@ def train():
 DPO = f"""{LANGUAGE_MODEL}
 from trl import DPOConfig, DPOTrainer
 
-def train():
+def make_trainer(**options):
     pairs = [{{"prompt": "the cat", "chosen": text, "rejected": text[::-1]}} for text in TEXTS]
-    trainer = DPOTrainer(
-        make_model(), make_model(), args=DPOConfig(**COMMON, use_cpu=True),
+    return DPOTrainer(
+        make_model(), make_model(), args=DPOConfig(**{{**COMMON, "use_cpu": True, **options}}),
         train_dataset=Dataset.from_list(pairs), processing_class=make_tokenizer(),
     )
+
+def train():
+    trainer = make_trainer()
     trainer.train()
     return trainer.model
 """
@@ -89,12 +92,15 @@ from trl import GRPOConfig, GRPOTrainer
 def reward_length(completions, **options):
     return [float(len(set(each.split()))) for each in completions]
 
-def train():
-    settings = dict(num_generations=2, max_completion_length=8, max_steps=3, use_cpu=True)
-    trainer = GRPOTrainer(
-        make_model(), reward_length, args=GRPOConfig(**{{**COMMON, **settings}}),
+def make_trainer(**options):
+    settings = dict(num_generations=2, max_completion_length=8, max_steps=6, use_cpu=True)
+    return GRPOTrainer(
+        make_model(), reward_length, args=GRPOConfig(**{{**COMMON, **settings, **options}}),
         train_dataset=Dataset.from_dict({{"prompt": TEXTS}}), processing_class=make_tokenizer(),
     )
+
+def train():
+    trainer = make_trainer()
     trainer.train()
     return trainer.model
 """
@@ -209,7 +215,7 @@ CELLS = {
     "Trainer": (TRAINER, {"loss", "grad_norm", "learning_rate", "epoch", "eval_loss"}, 8),
     "SFTTrainer with LoRA": (SFT_WITH_LORA, {"loss", "learning_rate"}, 8),
     "DPO": (DPO, {"loss", "rewards/margins"}, 8),
-    "GRPO": (GRPO, {"reward"}, 3),
+    "GRPO": (GRPO, {"reward"}, 6),
     "PEFT": (PEFT, {"loss"}, 3),
     "Accelerate": (ACCELERATE, {"loss"}, 3),
     "Lightning": (LIGHTNING, {"loss", "val_loss", "learning_rate", "epoch"}, 8),

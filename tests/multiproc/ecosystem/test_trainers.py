@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from drivers.ranks import MakeRanks, Ranks
 from notebook import Notebook
 from processes import wait_until
-from trainer_cells import CELLS
+from trainer_cells import CELLS, LANGUAGE_MODEL
 
+trl = pytest.importorskip("trl")
+load_file = pytest.importorskip("safetensors.torch").load_file
 pytestmark = [pytest.mark.multiproc, pytest.mark.ecosystem, pytest.mark.timeout(300)]
 
 SAVE = """
@@ -27,10 +31,20 @@ def train_with_torchrun(source: str, folder: Path, threads: int) -> None:
     script.write_text(
         f"import os\nfolder, rank = {str(folder)!r}, os.environ['RANK']\n{source}\n{SAVE}"
     )
+    run_torchrun([str(script)], folder, threads)
+
+
+def run_torchrun(command: list[str], folder: Path, threads: int) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     env = {**os.environ, "OMP_NUM_THREADS": str(threads), "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(
-        [*torchrun, str(script)], env=env, timeout=200, text=True, capture_output=True, check=False
+        [*torchrun, *command],
+        cwd=folder,
+        env=env,
+        timeout=200,
+        text=True,
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
 
@@ -90,7 +104,7 @@ class Die(TrainerCallback):
 WEIGHTS = "[each.detach() for each in trainer.model.parameters()]"
 
 
-@pytest.mark.parametrize("name", ["Trainer", "SFTTrainer with LoRA"])
+@pytest.mark.parametrize("name", ["Trainer", "SFTTrainer with LoRA", "DPO", "GRPO"])
 def test_healed_trainer_resumes_to_the_weights_of_an_undisturbed_run(
     group: Ranks, name: str
 ) -> None:
@@ -109,6 +123,19 @@ def test_healed_trainer_resumes_to_the_weights_of_an_undisturbed_run(
     group.run("trainer.train(resume_from_checkpoint=True)")
     for weights in group.pull(WEIGHTS):
         assert all(map(torch.equal, weights, expected))
+
+
+@pytest.mark.parametrize("name", ["PEFT", "Accelerate", "Fabric"])
+def test_training_after_a_heal_has_the_weights_of_an_undisturbed_run(
+    group: Ranks, name: str
+) -> None:
+    group.run(CELLS[name][0])
+    weights = "[each.detach() for each in train().parameters()]"
+    expected = group.evaluate(weights)[0]
+    group.failure_of("nbddp.faults.at(step=2, rank=1, kind='kill')\ntrain()")
+    group.heal(rerun=True)
+    for each in group.evaluate(weights):
+        assert all(map(torch.equal, each, expected))
 
 
 def test_trainer_that_is_not_made_again_after_a_heal_fails_at_once(group: Ranks) -> None:
@@ -221,3 +248,33 @@ def test_interrupted_trainer_trains_again_to_the_same_weights(group: Ranks, name
     assert group.finish(cell).verdict.is_interrupt
     for each in group.evaluate(weights):
         assert all(map(torch.equal, each, expected))
+
+
+def test_script_of_trl_has_the_weights_and_files_of_torchrun(group: Ranks, folder: Path) -> None:
+    names: dict[str, Any] = {}
+    exec(LANGUAGE_MODEL, names)
+    names["make_model"]().save_pretrained("tiny")
+    names["make_tokenizer"]().save_pretrained("tiny")
+    Path("texts").mkdir()
+    rows = [json.dumps({"text": text}) for text in names["TEXTS"]]
+    Path("texts/train.jsonl").write_text("\n".join(rows))
+    options = {
+        "--model_name_or_path": "tiny",
+        "--dataset_name": "texts",
+        "--max_steps": "4",
+        "--logging_steps": "2",
+        "--seed": "1",
+        "--report_to": "none",
+    }
+    arguments = ["--use_cpu", *(word for option in options.items() for word in option)]
+    script = str(Path(trl.__file__).parent / "scripts" / "sft.py")
+    result = group.run_script(script, *arguments, "--output_dir", "ours")
+    assert result.is_ok
+    run_torchrun([script, *arguments, "--output_dir", "theirs"], folder, threads=1)
+    ours, theirs = (
+        {path.name: path for path in Path(name).iterdir() if path.is_file()}
+        for name in ("ours", "theirs")
+    )
+    assert ours.keys() == theirs.keys()
+    first, second = (load_file(each["model.safetensors"]) for each in (ours, theirs))
+    assert all(torch.equal(first[name], second[name]) for name in second)
