@@ -128,6 +128,10 @@ def _deciding_tests(outer: ast.AST) -> list[ast.expr]:
             return [test]
         case ast.BoolOp(values=tests) | ast.FunctionDef(decorator_list=tests):
             return tests
+        case ast.Match(subject=subject):
+            return [subject]
+        case ast.match_case(guard=ast.expr() as guard):
+            return [guard]
     return []
 
 

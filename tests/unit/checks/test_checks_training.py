@@ -182,6 +182,8 @@ def test_saving_under_any_kind_of_rank_condition_is_accepted() -> None:
     assert_no_findings(
         save + "if rank == 0:\n    save(1)\n",
         save + "if args.is_master:\n    save(1)\n",
+        save + "match rank:\n    case 0:\n        save(1)\n",
+        save + "match mode:\n    case 'x' if rank == 0:\n        save(1)\n",
         "torch.save(model.state_dict(), f'{rank}.pt')\n",
         "path = f'{rank}.pt'\ntorch.save(model, path)\n",
         "torch.save(model, folder / 'x.pt')\n",  # of another cell
