@@ -43,7 +43,6 @@ else:
             "threading.Thread(target=die).start(); input('dying? ')",
         )
     ),
-    *["'a cell below'"] * 12,
 ]
 BREAK, NAME, AFTER, KEEP, ALONE, ALONE_IN_DEBUGGER, DYING = range(1, 8)
 OPEN = ".jp-OutputArea-stdin-item:not(.jp-OutputArea-stdin-hiding)"  # JupyterLab 4.4 and newer
