@@ -145,7 +145,7 @@ class Page(Notebook):
         return model, self.block(f"with live.serve(b):\n block(lambda: {until})\n{then}")
 
     def block(self, source: str) -> str:
-        """Begin a cell, and wait until it waits."""
+        """Begin a cell, and wait until it is blocked."""
         cell = self.begin(source)
         self.says(cell, "blocked")
         return cell
