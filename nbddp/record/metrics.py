@@ -353,9 +353,14 @@ class MetricStore:
         )
 
     def names(self) -> list[str]:
-        """Return the names of the metrics in the order of their first reports, speeds last."""
+        """Return the names of the metrics in the order of their first reports.
+
+        Speeds and epochs come last, because the first ones are drawn.
+        """
         with self._lock:
-            return sorted(self._series, key=lambda name: name.endswith("_per_second"))
+            return sorted(
+                self._series, key=lambda name: name == "epoch" or name.endswith("_per_second")
+            )
 
     def series(self, name: str) -> dict[int, MetricSeries]:
         """Return the series of each rank that reported this metric, in order of rank."""

@@ -7,6 +7,7 @@ Transformers gives each Trainer the callbacks of ``transformers.trainer.DEFAULT_
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
@@ -14,6 +15,9 @@ from transformers.trainer_callback import TrainerCallback
 from nbddp.checks.facts import TrainerFacts
 from nbddp.train.log_and_track import length_of
 from nbddp.trainers.reporting import StepReporter, add_trainer, report
+
+# what a training or an evaluation has cost as a whole
+_COSTS = re.compile(r"_runtime$|_steps_per_second$|^total_flos$")
 
 
 class NbddpCallback(TrainerCallback):  # type: ignore[misc]
@@ -48,7 +52,8 @@ class NbddpCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Report metrics."""
-        report(logs or {}, state.global_step)
+        values = {name: value for name, value in (logs or {}).items() if not _COSTS.search(name)}
+        report(values, state.global_step)
 
     def on_prediction_step(
         self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **_: Any

@@ -97,7 +97,7 @@ class Healed:
         ranks = self._on_which_ranks(why)
         cell = self.cells.get(name)
         if cell and why == KEEPS_RANK:
-            return f"; cell [{cell}] makes it: `%ddp heal --rerun` runs that cell again {ranks}"
+            return f"; cell [{cell}] makes it, on all ranks (`%ddp heal --rerun`)"
         if not name.isidentifier():  # a part of a carried object
             return f"; make it again, {ranks}"
         return f"; a line of cell [{cell}] makes it: run that line again {ranks}" if cell else ""

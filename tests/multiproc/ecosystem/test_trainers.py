@@ -115,7 +115,7 @@ def test_healed_trainer_resumes_to_the_weights_of_an_undisturbed_run(
     group.run(f"trainer = make_trainer({saves}, output_dir='again')")
     group.failure_of(f"{DIE}\ntrainer.add_callback(Die)\ntrainer.train()")
     healed = group.heal(rerun=True)
-    assert "cell [3] makes it: `%ddp heal --rerun`" in str(healed)
+    assert "cell [3] makes it, on all ranks (`%ddp heal --rerun`)" in str(healed)
     assert group.pull("trainer.state.is_world_process_zero, trainer.args.process_index") == [
         (True, 0),
         (False, 1),
@@ -171,7 +171,7 @@ def test_healed_lightning_trainer_resumes_to_the_weights_of_an_undisturbed_run(
     group.run(made.format("two"))
     group.failure_of(f"trainer.callbacks.append(Die())\ntrainer.fit(net, {data})")
     healed = group.heal(rerun=True)
-    assert "cell [2] makes it: `%ddp heal --rerun`" in str(healed)
+    assert "cell [2] makes it, on all ranks (`%ddp heal --rerun`)" in str(healed)
     assert group.pull("trainer.global_rank") == [0, 1]
     group.run(
         "from pathlib import Path\n[path] = Path('two').rglob('*.ckpt')\n"

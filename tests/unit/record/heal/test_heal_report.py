@@ -56,6 +56,6 @@ def test_the_heal_report_names_the_cells_that_make_trainers_again() -> None:
     )
     assert done.cells_to_rerun == (7,)
     [_, trainer, part, file] = done.lines()
-    assert "cell [7] makes it: `%ddp heal --rerun` runs that cell again on all ranks" in trainer
+    assert "cell [7] makes it, on all ranks (`%ddp heal --rerun`)" in trainer
     assert part.endswith("make it again, on all ranks")
     assert "--rerun" not in file
