@@ -17,7 +17,9 @@ install_all() {
     there=(cloudpickle ipykernel ipython ipywidgets jupyter_client matplotlib nbclient nbconvert
         nbformat notebook numpy psutil scikit-learn tqdm)
     "$here/pip" install -qq --disable-pip-version-check -c "$list" "${there[@]}"
-    "$here/python" -c 'import sys; sys.path.insert(0, "binder"); import install; install.ensure_torch()'
+    "$here/python" -c 'import sys; sys.path.insert(0, "binder")
+import install
+sys.exit(install.install_torch(install.TESTED_TORCH))'
     "$here/pip" install -qq --disable-pip-version-check -c "$list" "torch==$("$here/python" -c \
         'from importlib.metadata import version; print(version("torch"))')"
 
