@@ -97,9 +97,10 @@ class Listing:
     def curve_of(self, run: Summary) -> tuple[str, Pairs]:
         """Return the name and the curve of the run's first metric with more than one point.
 
-        The metrics with a column come first.
+        The metrics with a column come first, then losses.
         """
-        names = [*filter(run.curves.__contains__, self.metrics), *run.curves, ""]
+        losses = [name for name in run.curves if "loss" in name]
+        names = [*filter(run.curves.__contains__, self.metrics), *losses, *run.curves, ""]
         name = max(names, key=lambda metric: min(2, len(run.curves.get(metric, ()))))
         return name, run.curves.get(name, ())
 

@@ -12,7 +12,7 @@ from nbddp.errors import format_ranks
 from nbddp.formatting import format_bytes
 
 _SPLIT = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
-_TRAINING_CALLS = ("train", "fit", "prepare", "backward")
+_TRAINING_CALLS = ("train", "fit", "prepare", "setup", "backward")
 USED = 64 << 20  # bytes on a GPU that a training uses
 
 

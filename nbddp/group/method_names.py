@@ -16,6 +16,7 @@ _METHODS = (
     (r"`%ddp start` or a `%%ddp` cell", "`group.start()`"),
     (r"`%ddp (start|restart|stop|interrupt|heal)`", r"`group.\1()`"),
     (r"`%ddp kill (\d+)`", r"`group.kill(\1)`"),
+    (r"`%ddp heal --rerun`", "`group.heal(rerun=True)`"),
     (r"`%ddp heal --from R`", "`group.heal(donor=R)`"),
     (r"`%ddp run`", "`group.run_script()`"),
     (r"`%%ddp --ranks ([\d,]+)`", r"`group.run(..., ranks=[\1])`"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from dataclasses import replace
 
 from nbddp.controller.session import Session
 from nbddp.errors import CellInterruptedError, RequestError
+from nbddp.formatting import list_some
 from nbddp.group.display import TextDisplay
 from nbddp.group.push_pull import repeat_push
 from nbddp.lifecycle.refusals import NOT_HEALED
@@ -26,11 +28,12 @@ from nbddp.record.cell import CellHandle, CellRequest, CellResult, Purpose, Repl
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.notices import InputRequest
 from nbddp.record.push_store import PushRecord
-from nbddp.record.replay_log import describe_entries
+from nbddp.record.replay_log import assigned_names, describe_entries
 from nbddp.record.verdict import Verdict
 from nbddp.ui.frontend import View
 from nbddp.wire.messages import DEBUGGER, InputReply
 
+MAX_LISTED = 8  # names
 ENDED_BY_USER = "you ended it"
 NO_RETRIES = Retries()
 
@@ -172,13 +175,17 @@ class Recovery:
                 reason = f"it cannot be healed: {why}"
             else:
                 failures[-1] = failure
-                return self.rerun(healed)
+                return self.rerun(healed, request.source)
         if retries != NO_RETRIES:
             self._display.print_line(f"not started again: {reason}")
         return result
 
-    def rerun(self, healed: Healed) -> CellResult | None:
+    def rerun(self, healed: Healed, source: str | None = None) -> CellResult | None:
         """Run the cells that make trainers again: a heal cannot carry a trainer.
+
+        Args:
+            healed: the result of the heal.
+            source: the cell that needs the trainers; None for all of them.
 
         Return the result of the first cell that fails, or None.
         """
@@ -187,10 +194,17 @@ class Recovery:
             for entry in self._session.replay_log.entries
             if isinstance(entry, CellRequest)
         }
-        entries = [cells[number] for number in healed.cells_to_rerun if number in cells]
+        words = None if source is None else set(re.findall(r"\w+", source))
+        numbers = healed.cells_to_rerun(words)
+        entries = [cells[number] for number in numbers if number in cells]
         failed = self._replay(entries)
         if entries and failed is None:
-            self._display.print_line(f"ran again on all ranks: {describe_entries(entries)}")
+            names = sorted(set().union(*(assigned_names(entry.source) for entry in entries)))
+            done = f"ran again: {describe_entries(entries)}"
+            self._display.print_line(f"{done}; this has set {list_some(names, MAX_LISTED)}")
+        elif healed.trainers and not entries and words is None:
+            made = list_some(healed.trainers, MAX_LISTED)
+            self._display.print_line(f"no cell makes {made} alone: run its cell again")
         return failed
 
     def _heal(self, failure: AttemptFailure) -> Healed:

@@ -76,7 +76,11 @@ def _report_fabric(module: Any) -> None:
     def report_metrics(_fabric: Any, metrics: Values, step: Any = None) -> None:
         report(metrics, step)
 
+    def add_fabric(fabric: Any, *_: Any, **__: Any) -> None:
+        add_trainer("Fabric", TrainerFacts(world_size=fabric.world_size))
+
     _call_after(module.Fabric, "log_dict", report_metrics)
+    _call_after(module.Fabric, "setup", add_fabric)
 
 
 def _report_tensorboard(module: Any) -> None:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from nbddp.errors import format_ranks
 
 # as Python writes them ("file.py:3: UserWarning: text"), and torch's C++ code
-_WARNING = re.compile(r"^(?:\[rank\d+\]:\[W[^]]*\] |\S.*?: \w*)Warning: (.*)")
+_WARNING = re.compile(
+    r"^(?:\[rank\d+\]:\[W[^]]*\] |(?:<[^>]+>|Cell In\[\d+\]|/[^:]*|\S+\.py):\d+: \w*)Warning: (.*)"
+)
 
 
 MAX_REST = 4  # lines of a warning below its first
@@ -37,7 +39,7 @@ class RepeatedWarnings:
     >>> warnings.without_repeats(1, printed)
     ['done']
     >>> warnings.note()
-    'rank 1 printed 1 of these warnings, too'
+    'warnings of rank 1 that another rank had printed are only in the logs'
     """
 
     def __init__(self) -> None:
@@ -91,4 +93,4 @@ class RepeatedWarnings:
         if not self._repeats:
             return ""
         ranks = format_ranks(sorted(self._repeating_ranks))
-        return f"{ranks} printed {len(self._repeats):,} of these warnings, too"
+        return f"warnings of {ranks} that another rank had printed are only in the logs"

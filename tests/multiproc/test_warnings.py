@@ -172,5 +172,5 @@ def test_warning_about_a_call_of_nbddp_is_not_shown(make_group: MakeRanks, capsy
     group.run("dist.is_initialized();\ndist.is_initialized = asked")
     said = capsys.readouterr().out
     assert said.count("FutureWarning") == 1  # of the cell's own call, on each rank
-    assert "rank 1 printed 1 of these warnings, too" in said or "rank 0 printed 1" in said
+    assert "that another rank had printed are only in the logs" in said
     assert OURS not in said

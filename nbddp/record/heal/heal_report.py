@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from nbddp.errors import format_ranks
@@ -11,6 +12,15 @@ from nbddp.wire.request_messages import KEEPS_RANK, MADE_BY_ALL
 
 MAX_SHOWN_PLACES = 20  # paths in the report
 MAX_SHOWN_VALUES = 100  # values in the report
+
+
+def root_name(path: str) -> str:
+    """Return the variable at the start of a path.
+
+    >>> root_name("trainer.state['step']")
+    'trainer'
+    """
+    return re.split(r"\W", path, maxsplit=1)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +63,14 @@ class Healed:
         return self.fork + self.carry + self.meet
 
     @property
-    def cells_to_rerun(self) -> tuple[int, ...]:
-        """The prompt numbers of the cells that make trainers."""
-        numbers = {self.cells.get(name, 0) for name, why in self.left.items() if why == KEEPS_RANK}
-        return tuple(sorted(numbers - {0}))
+    def trainers(self) -> list[str]:
+        """The trainers of other libraries, which no heal can carry."""
+        return [name for name, why in self.left.items() if why == KEEPS_RANK]
+
+    def cells_to_rerun(self, names: Collection[str] | None = None) -> tuple[int, ...]:
+        """Return the prompt numbers of the cells that make trainers, or those with these names."""
+        wanted = (each for each in self.trainers if names is None or root_name(each) in names)
+        return tuple(sorted({self.cells.get(each, 0) for each in wanted} - {0}))
 
     def __str__(self) -> str:
         """Return the report as text."""
@@ -98,6 +112,6 @@ class Healed:
         cell = self.cells.get(name)
         if cell and why == KEEPS_RANK:
             return f"; cell [{cell}] makes it, on all ranks (`%ddp heal --rerun`)"
-        if not name.isidentifier():  # a part of a carried object
+        if not name.isidentifier() or why == KEEPS_RANK:  # a part of a carried object
             return f"; make it again, {ranks}"
         return f"; a line of cell [{cell}] makes it: run that line again {ranks}" if cell else ""

@@ -41,6 +41,8 @@ _NAMESPACE_ID = "the namespace"
 PROTOCOL = 5  # pickle protocol
 MIN_ARRAY_BYTES = 4096  # bytes; the memory of larger arrays is sent like that of tensors
 _LRU_CACHE = type(functools.lru_cache(print))
+# Accelerate's wrapper of a forward() in mixed precision, which refuses to be pickled
+_FP32_OUTPUTS = "accelerate.utils.operations.ConvertOutputsToFp32"
 # other people's trainers; a copy would act as the donor's rank
 _TRAINERS = {
     "transformers.trainer.Trainer",
@@ -202,8 +204,13 @@ def pickle_namespace(
                 {name: reason} if reason else _describe_missing(name, value, parts.missing)
             )
             broken.add(name)
+        trainers = {
+            name: Placeholder(_type_with_article(names[name]), "`%ddp heal --rerun`")
+            for name, reason in not_carried.items()
+            if reason == KEEPS_RANK and name in names
+        }
         names = {name: value for name, value in names.items() if name not in not_carried}
-        pickler, reason = _pickle_names(names, namespace, extra, broken)
+        pickler, reason = _pickle_names(names | trainers, namespace, extra, broken)
         if reason:
             raise pickle.PicklingError(reason)
     return PickledNamespace(pickler.file.getvalue(), pickler.storages, tuple(names), not_carried)
@@ -301,8 +308,8 @@ class Placeholder:
     With a lock that never blocks, or an empty queue, the user's code would fail without a reason.
     """
 
-    def __init__(self, what: str) -> None:
-        vars(self)["_what"] = what
+    def __init__(self, what: str, way_out: str = "make it again") -> None:
+        vars(self).update(_what=what, _way_out=way_out)
 
     def __repr__(self) -> str:
         """Return a description of the replaced object."""
@@ -310,7 +317,8 @@ class Placeholder:
 
     def _describe(self) -> str:
         what = vars(self).get("_what", "an object")
-        return f"{what} of another rank, which could not be carried here: make it again"
+        way_out = vars(self).get("_way_out", "make it again")
+        return f"{what} of another rank, which could not be carried here: {way_out}"
 
     def __getattr__(self, name: str) -> NoReturn:
         """Raise the error. Lookups by Python itself, such as ``__len__``, get the usual message."""
@@ -372,6 +380,8 @@ def _custom_reduce(obj: Any) -> Any:
         return weakref.ref, (_DeadReferent() if target is None else target,)
     if shared := _shared_dict(obj):
         return _make_sharing, (type(obj), shared), vars(obj).copy()
+    if f"{type(obj).__module__}.{type(obj).__qualname__}" == _FP32_OUTPUTS:
+        return type(obj), (obj.model_forward,)
     if isinstance(obj, DistributedDataParallel):
         state = {key: value for key, value in vars(obj).items() if key not in GROUP_ATTRIBUTES}
         return _make_unbound, (type(obj), state)

@@ -142,7 +142,26 @@ def test_trainer_that_is_not_made_again_after_a_heal_fails_at_once(group: Ranks)
     group.run(f"{CELLS['Trainer'][0]}\ntrainer = make_trainer()")
     group.failure_of(f"{DIE}\ntrainer.add_callback(Die)\ntrainer.train()")
     group.heal()
-    assert "'trainer' is not defined" in str(group.failure_of("trainer.train()"))
+    error = str(group.failure_of("trainer.train()"))
+    assert "a Trainer of another rank, which could not be carried here" in error
+    assert "`group.heal(rerun=True)`" in error
+    group.heal(rerun=True)  # the rank is already healed
+    group.run("trainer.train();")
+
+
+def test_automatic_heal_makes_only_the_trainers_of_the_cell_again(group: Ranks) -> None:
+    group.run(f"{CELLS['Trainer'][0]}\nfirst = make_trainer(output_dir='first')\nfirst.train();")
+    group.run("trainer = make_trainer(output_dir='new', save_strategy='steps', save_steps=2)")
+    resume = (
+        "from transformers.trainer_utils import get_last_checkpoint\n"
+        f"{DIE}\nif not get_last_checkpoint('new'): trainer.add_callback(Die)\n"
+        "trainer.train(resume_from_checkpoint=get_last_checkpoint('new'));"
+    )
+    before = len(group.read_lines("metrics.jsonl"))
+    group.run(resume, heal=1)
+    assert group.pull("first.state.global_step", rank=0) == 8
+    steps = [row["step"] for row in group.read_lines("metrics.jsonl")[before:]]
+    assert 0 < steps.count(1) <= 2 * 2  # once more only for the trainer that died in step 5
 
 
 def test_training_is_healed_and_resumed_without_the_user(group: Ranks) -> None:
@@ -195,8 +214,8 @@ def test_heal_command_makes_trainers_again(notebook: Notebook) -> None:
     assert notebook.run(made).status == "ok"
     notebook.run("%ddp kill 1")
     assert "`%ddp heal --rerun`" in notebook.run("%ddp heal").text
-    assert notebook.run("%%ddp --ranks 1\ntrainer").status == "error"
-    assert "ran again on all ranks: cell" in notebook.run("%ddp heal --rerun").text
+    assert "`%ddp heal --rerun`" in notebook.run("%%ddp --ranks 1\ntrainer.train()").traceback
+    assert "ran again: cell" in notebook.run("%ddp heal --rerun").text
     reply = notebook.run("%%ddp\nprint(trainer.args.process_index)\ntrainer.train();")
     assert reply.status == "ok", reply.traceback
     assert reply.lines(1)[0] == "1"
@@ -278,3 +297,23 @@ def test_script_of_trl_has_the_weights_and_files_of_torchrun(group: Ranks, folde
     assert ours.keys() == theirs.keys()
     first, second = (load_file(each["model.safetensors"]) for each in (ours, theirs))
     assert all(torch.equal(first[name], second[name]) for name in second)
+
+
+def test_accelerator_in_mixed_precision_goes_on_after_a_heal(group: Ranks) -> None:
+    group.run(f"{CELLS['Accelerate'][0]}\naccelerator = Accelerator(mixed_precision='bf16')")
+    group.run(
+        "model = make_model()\n"
+        "model, optimizer = accelerator.prepare(\n"
+        "    model, torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        ")\n"
+        "def step():\n"
+        "    loss = model(torch.ones(2, 4)).sum()\n"
+        "    accelerator.backward(loss)\n"
+        "    optimizer.step()\n"
+        "    return loss.dtype, model(torch.ones(2, 4)).tolist()\n"
+        "step()"
+    )
+    group.kill(1)
+    assert "not carried" not in str(group.heal())
+    first, second = group.evaluate("step()")
+    assert first == second

@@ -25,15 +25,26 @@ def test_warning_of_a_second_rank_is_left_out_and_noted(
     assert warnings.note() == ""
     assert list(warnings.without_repeats(2, [*second, "  b"])) == ["  b"]
     assert list(warnings.without_repeats(1, second)) == []
-    assert warnings.note() == "ranks 1-2 printed 1 of these warnings, too"
+    assert (
+        warnings.note()
+        == "warnings of ranks 1-2 that another rank had printed are only in the logs"
+    )
 
 
 @pytest.mark.parametrize(
-    "line", ["same", "Warning: low", "a.py:4: UserWarning: slow", "a.py:3: UserWarning: fast"]
+    "line",
+    [
+        "same",
+        "Warning: low",
+        "caught: UserWarning: slow",
+        "result: 42 a.py:3: UserWarning: slow",
+        "a.py:4: UserWarning: slow",
+        "a.py:3: UserWarning: fast",
+    ],
 )
 def test_other_lines_of_a_second_rank_are_shown(line: str) -> None:
     warnings = RepeatedWarnings()
-    warnings.without_repeats(0, [PYTHON[0], "same", "Warning: low"])
+    warnings.without_repeats(0, [PYTHON[0], *([] if line.startswith("a.py") else [line])])
     assert list(warnings.without_repeats(1, [line])) == [line]
 
 
@@ -58,5 +69,5 @@ def test_log_of_each_rank_keeps_its_warnings() -> None:
         log.write(rank, "\n".join([*PYTHON, f"end {rank}", ""]))
     log.note_repeated_warnings()
     assert [line.text for line in log.lines(1)] == [*PYTHON, "end 1"]
-    note = "rank 1 printed 1 of these warnings, too"
+    note = "warnings of rank 1 that another rank had printed are only in the logs"
     assert [line.text for line in log.lines()] == [*PYTHON, "end 0", "end 1", note]

@@ -54,7 +54,9 @@ def test_the_heal_report_names_the_cells_that_make_trainers_again() -> None:
         healed({"trainer": KEEPS_RANK, "net.trainer": KEEPS_RANK, "file": "open"}, {}),
         cells={"trainer": 7, "net.trainer": 0, "file": 3},
     )
-    assert done.cells_to_rerun == (7,)
+    assert done.trainers == ["trainer", "net.trainer"]
+    assert done.cells_to_rerun() == done.cells_to_rerun({"trainer", "x"}) == (7,)
+    assert done.cells_to_rerun({"net"}) == ()
     [_, trainer, part, file] = done.lines()
     assert "cell [7] makes it, on all ranks (`%ddp heal --rerun`)" in trainer
     assert part.endswith("make it again, on all ranks")
