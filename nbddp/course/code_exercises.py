@@ -1,4 +1,4 @@
-"""The exercises whose answer is a function or a program, or two values that depend on each other.
+"""The exercises whose answer is code, or two values that depend on each other.
 
 Each function takes the answer and returns a hint, or :data:`RIGHT`.
 """
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from nbddp.checks.checker import check_source
 from nbddp.checks.source import CellSource
 from nbddp.course.grading import NEEDS_FUNCTION, RIGHT, as_python_value, grade_number, needs_ranks
+from nbddp.course.own_classes import own_adam, own_ddp
 from nbddp.train import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather
@@ -274,4 +275,6 @@ CODE_EXERCISES: dict[str, Callable[..., str]] = {
     "10.2": _stop_together,
     "12.3": _ranks_of_a_machine,
     "14.1": _refuse_stale_gradients,
+    "16.1": own_ddp,
+    "16.2": own_adam,
 }

@@ -1,0 +1,325 @@
+"""Assignments that are classes, on four ranks: right ones pass, each mistake has a hint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from drivers.ranks import Ranks
+from syrupy.assertion import SnapshotAssertion
+
+pytestmark = pytest.mark.multiproc
+RANKS = 4
+PARTS = """
+from contextlib import contextmanager
+from torch import nn
+
+class MyDDP(nn.Module):
+    def __init__(self, module, bucket_bytes):
+        super().__init__()
+        self.module = module
+        for each in self.shared():
+            dist.broadcast(each.detach(), 0)
+        self.buckets = self.buckets_of([*module.parameters()][::-1], bucket_bytes)
+        self.bucket_of = {p: i for i, bucket in enumerate(self.buckets) for p in bucket}
+        self.is_syncing = True
+        self.begin()
+        for p in module.parameters():
+            p.register_post_accumulate_grad_hook(self.is_ready)
+
+    def shared(self):
+        return [*self.module.parameters(), *self.module.buffers()]
+
+    def buckets_of(self, parameters, bucket_bytes):
+        buckets, size = [[]], 0
+        for p in parameters:
+            if size >= bucket_bytes:
+                buckets.append([])
+                size = 0
+            buckets[-1].append(p)
+            size += p.nbytes
+        return buckets
+
+    def begin(self):
+        self.missing = [len(bucket) for bucket in self.buckets]
+        self.sent = []
+
+    def forward(self, *args):
+        return self.module(*args)
+
+    def is_ready(self, p):
+        if not self.is_syncing:
+            return
+        self.missing[self.bucket_of[p]] -= 1
+        while len(self.sent) < len(self.buckets) and self.missing[len(self.sent)] == 0:
+            self.send(len(self.sent))
+
+    def reduce(self, flat):
+        return dist.all_reduce(flat, async_op=True)
+
+    def scale(self):
+        return 1 / world_size
+
+    def send(self, i):
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.buckets[i]]
+        flat = torch.cat([each.flatten() for each in grads]) * self.scale()
+        self.sent.append((i, flat, self.reduce(flat)))
+
+    def send_rest(self):
+        sent = {i for i, _, _ in self.sent}
+        for i in range(len(self.buckets)):
+            if i not in sent:
+                self.send(i)
+
+    def write(self, p, mean):
+        p.grad = mean.view_as(p)
+
+    def finish(self):
+        self.send_rest()
+        for i, flat, work in self.sent:
+            if work is not None:
+                work.wait()
+            bucket = self.buckets[i]
+            for p, mean in zip(bucket, flat.split([p.numel() for p in bucket])):
+                self.write(p, mean)
+        self.begin()
+
+    @contextmanager
+    def no_sync(self):
+        self.is_syncing = False
+        yield
+        self.is_syncing = True
+
+class FirstStepInOneBucket(MyDDP):  # as torch's
+    def __init__(self, module, bucket_bytes):
+        super().__init__(module, 10**9)
+        self.bucket_bytes, self.is_rebuilt = bucket_bytes, False
+
+    def begin(self):
+        if getattr(self, "is_rebuilt", True) is False:
+            self.is_rebuilt = True
+            self.buckets = self.buckets_of([*self.module.parameters()][::-1], self.bucket_bytes)
+            self.bucket_of = {p: i for i, bucket in enumerate(self.buckets) for p in bucket}
+        super().begin()
+
+class NoBroadcast(MyDDP):
+    def shared(self):
+        return []
+
+class NoBuffers(MyDDP):
+    def shared(self):
+        return [*self.module.parameters()]
+
+class Sum(MyDDP):
+    def scale(self):
+        return 1
+
+class DividedTwice(MyDDP):
+    def write(self, p, mean):
+        p.grad = mean.view_as(p) / world_size
+
+class NotWritten(MyDDP):
+    def write(self, p, mean):
+        pass
+
+class OnlyWeightsOfRankZero(MyDDP):
+    def scale(self):
+        return float(rank == 0)
+
+class OnlyOnce(MyDDP):
+    def begin(self):
+        if not hasattr(self, "missing"):
+            super().begin()
+
+class AtTheEnd(MyDDP):
+    def is_ready(self, p):
+        pass
+
+class Flat(MyDDP):
+    def buckets_of(self, parameters, bucket_bytes):
+        return [parameters]
+
+class Each(MyDDP):
+    def buckets_of(self, parameters, bucket_bytes):
+        return [[p] for p in parameters]
+
+class Blocking(MyDDP):
+    def reduce(self, flat):
+        dist.all_reduce(flat)
+
+class FirstLayersFirst(MyDDP):
+    def buckets_of(self, parameters, bucket_bytes):
+        return super().buckets_of(parameters[::-1], bucket_bytes)
+
+class UnevenBuckets(MyDDP):
+    def buckets_of(self, parameters, bucket_bytes):
+        half = super().buckets_of(parameters[:3], 10**9)
+        return half + super().buckets_of(parameters[3:], 1)
+
+class AsTheyComplete(MyDDP):
+    def is_ready(self, p):
+        if self.is_syncing:
+            self.missing[self.bucket_of[p]] -= 1
+            if self.missing[self.bucket_of[p]] == 0:
+                self.send(self.bucket_of[p])
+
+class NothingForTheRest(AsTheyComplete):
+    def send_rest(self):
+        pass
+
+class SendsAnyway(MyDDP):
+    @contextmanager
+    def no_sync(self):
+        yield
+
+class ForgetsTheFirst(MyDDP):
+    @contextmanager
+    def no_sync(self):
+        self.is_syncing = False
+        yield
+        self.is_syncing = True
+        self.module.zero_grad()
+
+class WithoutNoSync(MyDDP):
+    no_sync = property()
+
+class ShardedAdam:
+    def __init__(self, parameters, lr):
+        self.owners = self.owners_of([*parameters])
+        self.optimizer = torch.optim.Adam(self.mine(), lr=self.rate(lr))
+
+    def owners_of(self, parameters):
+        held, owners = [0] * world_size, {}
+        for p in sorted(parameters, key=lambda p: -p.numel()):
+            owners[p] = held.index(min(held))
+            held[owners[p]] += p.numel()
+        return owners
+
+    def mine(self):
+        return [p for p, owner in self.owners.items() if owner == rank]
+
+    def rate(self, lr):
+        return lr
+
+    def step(self):
+        self.optimizer.step()
+        for p, owner in self.owners.items():
+            dist.broadcast(p.detach(), owner)
+
+    def zero_grad(self):
+        for p in self.owners:
+            p.grad = None
+
+class FlatAdam:
+    def __init__(self, parameters, lr):
+        self.parameters = [*parameters]
+        self.sizes = [p.numel() for p in self.parameters]
+        self.size = -(-sum(self.sizes) // world_size)
+        self.shard = nn.Parameter(self.flat(self.parameters).clone())
+        self.optimizer = torch.optim.Adam([self.shard], lr=lr)
+
+    def flat(self, tensors):
+        flat = torch.cat([each.detach().flatten() for each in tensors])
+        flat = nn.functional.pad(flat, (0, world_size * self.size - len(flat)))
+        return flat[rank * self.size : (rank + 1) * self.size]
+
+    def step(self):
+        self.shard.grad = self.flat([p.grad for p in self.parameters])
+        self.optimizer.step()
+        shards = [torch.empty(self.size) for _ in range(world_size)]
+        dist.all_gather(shards, self.shard.detach())
+        pieces = torch.cat(shards)[: sum(self.sizes)].split(self.sizes)
+        for p, piece in zip(self.parameters, pieces):
+            p.detach().copy_(piece.view_as(p))
+
+    def zero_grad(self):
+        for p in self.parameters:
+            p.grad = None
+
+class NotSent(ShardedAdam):
+    def step(self):
+        self.optimizer.step()
+
+class AllFromRankZero(ShardedAdam):
+    def step(self):
+        self.optimizer.step()
+        for p in self.owners:
+            dist.broadcast(p.detach(), 0)
+
+class AnotherRate(ShardedAdam):
+    def rate(self, lr):
+        return 1e-3
+
+class ClearsOwn(ShardedAdam):
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+
+class Forgetful(ShardedAdam):
+    def step(self):
+        self.optimizer.state.clear()
+        super().step()
+
+class NotSharded(ShardedAdam):
+    def mine(self):
+        return [*self.owners]
+
+class InTurn(ShardedAdam):
+    def owners_of(self, parameters):  # with an even number of ranks, some get biases only
+        return {p: i % world_size for i, p in enumerate(parameters)}
+
+class Sgd(ShardedAdam):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr)
+        self.optimizer = torch.optim.SGD(self.mine(), lr=lr)
+
+class WithoutZeroGrad(ShardedAdam):
+    zero_grad = property()
+"""
+RIGHT = ['"16.1", MyDDP', '"16.1", FirstStepInOneBucket', '"16.2", ShardedAdam', '"16.2", FlatAdam']
+WRONG = [
+    '"16.1", lambda module, bucket_bytes: module',
+    '"16.1", torch.optim.Adam if rank == 0 else (lambda: None)',
+    '"16.1", type("Plain", (), {"__init__": lambda self, *given: None})',
+    '"16.1", NoBroadcast',
+    '"16.1", NoBuffers',
+    '"16.1", Sum',
+    '"16.1", DividedTwice',
+    '"16.1", NotWritten',
+    '"16.1", OnlyWeightsOfRankZero',
+    '"16.1", OnlyOnce',
+    '"16.1", AtTheEnd',
+    '"16.1", Flat',
+    '"16.1", Each',
+    '"16.1", Blocking',
+    '"16.1", FirstLayersFirst',
+    '"16.1", UnevenBuckets',
+    '"16.1", AsTheyComplete',
+    '"16.1", NothingForTheRest',
+    '"16.1", SendsAnyway',
+    '"16.1", ForgetsTheFirst',
+    '"16.1", WithoutNoSync',
+    '"16.2", 3',
+    '"16.2", NotSent',
+    '"16.2", AllFromRankZero',
+    '"16.2", AnotherRate',
+    '"16.2", ClearsOwn',
+    '"16.2", Forgetful',
+    '"16.2", NotSharded',
+    '"16.2", InTurn',
+    '"16.2", Sgd',
+    '"16.2", WithoutZeroGrad',
+]
+
+
+def test_check_answer_accepts_right_classes_and_names_the_mistake_of_wrong_ones(
+    make_group: Callable[..., Ranks], snapshot: SnapshotAssertion
+) -> None:
+    group = make_group(RANKS)
+    calls = ", ".join(f"repr(nbddp.check_answer({call}))" for call in (*RIGHT, *WRONG))
+    group.run(f"{PARTS}\nshown = [{calls}]", quiet=True).raise_for_failure()
+    first, *others = group.pull("shown")
+    assert others == [first] * (RANKS - 1)
+    assert first[: len(RIGHT)] == ["Right."] * len(RIGHT)
+    hints = dict(zip(WRONG, first[len(RIGHT) :], strict=True))
+    assert [each for each, hint in hints.items() if not hint.startswith("Not yet. ")] == []
+    assert hints == snapshot
