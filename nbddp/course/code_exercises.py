@@ -17,6 +17,7 @@ from nbddp.checks.checker import check_source
 from nbddp.checks.source import CellSource
 from nbddp.course.grading import NEEDS_FUNCTION, RIGHT, as_python_value, grade_number, needs_ranks
 from nbddp.course.own_classes import own_adam, own_ddp
+from nbddp.course.parallel_classes import column_parallel, my_fsdp, row_parallel
 from nbddp.train import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather
@@ -277,4 +278,7 @@ CODE_EXERCISES: dict[str, Callable[..., str]] = {
     "14.1": _refuse_stale_gradients,
     "16.1": own_ddp,
     "16.2": own_adam,
+    "17.1": my_fsdp,
+    "17.2": column_parallel,
+    "17.3": row_parallel,
 }
