@@ -18,7 +18,7 @@ def size_of(tensor):
 
 class Unit:
     def __init__(self, layer, fsdp):
-        self.parameters, self.fsdp = list(layer.parameters()), fsdp
+        self.layer, self.parameters, self.fsdp = layer, list(layer.parameters()), fsdp
         self.shapes = [each.shape for each in self.parameters]
         whole = torch.cat([each.detach().flatten() for each in self.parameters])
         each = -(-len(whole) // world_size)
@@ -120,6 +120,14 @@ class AllAtOnce(MyFSDP):
         for each in self.units:
             each.gather()
         return super().forward(x)
+
+
+class Prefetching(MyFSDP):
+    # gathers the next layer before a layer computes
+    def __init__(self, model):
+        super().__init__(model)
+        for unit, following in zip(self.units, self.units[1:]):
+            unit.layer.register_forward_pre_hook(lambda *_, unit=following: unit.gather())
 
 
 class NotGathered(MyFSDP):
@@ -232,6 +240,7 @@ def gathered(self, x):
 """
 RIGHT = [
     '"17.1", MyFSDP',
+    '"17.1", Prefetching',
     '"17.2", ColumnParallelLinear',
     '"17.3", RowParallelLinear',
 ]
