@@ -42,7 +42,8 @@ def check_wheel(path: Path) -> None:
         names = wheel.namelist()
         about = next(name for name in names if name.endswith(".dist-info/METADATA"))
         folder = about.rpartition("/")[0]
-        own = {f"{folder}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "licenses/LICENSE")}
+        own_files = ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")
+        own = {f"{folder}/{name}" for name in own_files}
         check_files(path.name, names, own | {n for n in kept_files() if n.startswith("nbddp/")})
         check_metadata(Metadata.from_email(wheel.read(about), validate=True))
     assert path.name.endswith("-py3-none-any.whl"), path.name
