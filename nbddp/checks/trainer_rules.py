@@ -49,7 +49,7 @@ def _trains_alone(facts: GroupFacts) -> Iterator[Hit]:
             sizes_text = f"world size {size} in a group of {facts.world_size} ranks"
             effect = "alone, on all the data" if size == 1 else "with some of them"
             yield line, f"{name} has {sizes_text}: each rank trains {effect}."
-            return  # what it is made of, such as an Accelerator, has the same mistake
+            return  # one such finding is enough for a cell
 
 
 @rule("ND219")

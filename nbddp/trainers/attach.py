@@ -15,7 +15,7 @@ from nbddp.trainers.reporting import add_trainer, enable, report
 
 Values = Mapping[str, Any]
 
-# libraries with trainers that report: what they call need not report again
+# these libraries report by themselves: their calls of the changed methods are not reported again
 _REPORTING = (
     "accelerate",
     "lightning",
@@ -107,6 +107,7 @@ def _call_after(owner: Any, name: str, act: Callable[..., None]) -> None:
 
 
 def _is_called_by_trainer() -> bool:
-    """Return whether a library that reports by itself has called the method."""
-    caller = sys._getframe(3).f_globals.get("__name__", "")  # below: act, call_and_act
+    """Return whether a library that reports by itself has called the changed method."""
+    caller_frame = sys._getframe(3)  # the frames in between are ours: act, call_and_act
+    caller = caller_frame.f_globals.get("__name__", "")
     return caller.partition(".")[0] in _REPORTING

@@ -30,7 +30,7 @@ def trainers_of_cell() -> dict[str, TrainerFacts]:
 
 
 def add_trainer(name: str, facts: TrainerFacts) -> None:
-    """Note that a trainer starts to train. Warn at once if it does not use the process group."""
+    """Record that a trainer starts to train. Warn at once if it does not use the process group."""
     _trainers[name] = facts
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if facts.world_size == 1 < ranks:

@@ -16,8 +16,8 @@ from nbddp.checks.facts import TrainerFacts
 from nbddp.train.log_and_track import length_of
 from nbddp.trainers.reporting import StepReporter, add_trainer, report
 
-# what a training or an evaluation has cost as a whole
-_COSTS = re.compile(r"_runtime$|_steps_per_second$|^total_flos$")
+# totals of a whole training or evaluation, which make no curve
+_TOTALS = re.compile(r"_runtime$|_steps_per_second$|^total_flos$")
 
 
 class NbddpCallback(TrainerCallback):  # type: ignore[misc]
@@ -30,16 +30,15 @@ class NbddpCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Show how far the training is."""
-        kind = type(args).__name__.replace("TrainingArguments", "Trainer")
-        size, gpus = args.world_size, args.n_gpu if args.n_gpu > 1 else 0
+        name = re.sub(r"(TrainingArguments|Config)$", "Trainer", type(args).__name__)
         asked = "FSDP" if args.fsdp else "DeepSpeed" if args.deepspeed else ""
         facts = TrainerFacts(
-            world_size=size,
-            gpus=gpus,
+            world_size=args.world_size,
+            gpus=args.n_gpu if args.n_gpu > 1 else 0,
             is_bf16=args.bf16,
             unused=asked if args.device.type == "cpu" else "",
         )
-        add_trainer(kind.replace("Config", "Trainer"), facts)
+        add_trainer(name, facts)
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self._training = StepReporter(
             "train", state.max_steps, first=state.global_step, samples=samples
@@ -52,7 +51,7 @@ class NbddpCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Report metrics."""
-        values = {name: value for name, value in (logs or {}).items() if not _COSTS.search(name)}
+        values = {name: value for name, value in (logs or {}).items() if not _TOTALS.search(name)}
         report(values, state.global_step)
 
     def on_prediction_step(
@@ -70,12 +69,15 @@ class NbddpCallback(TrainerCallback):  # type: ignore[misc]
         if self._evaluation:
             self._evaluation.close()
             self._evaluation = None
-        self.on_save(args, state, control)
+        self._skip_pause()
 
     on_predict = on_evaluate
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Leave the time for the checkpoint out of the speed."""
+        self._skip_pause()
+
+    def _skip_pause(self) -> None:
         if self._training:
             self._training.skip_pause()
 

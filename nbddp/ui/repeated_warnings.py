@@ -12,8 +12,6 @@ from nbddp.errors import format_ranks
 _WARNING = re.compile(
     r"^(?:\[rank\d+\]:\[W[^]]*\] |(?:<[^>]+>|Cell In\[\d+\]|/[^:]*|\S+\.py):\d+: \w*)Warning: (.*)"
 )
-
-
 MAX_REST = 4  # lines of a warning below its first
 
 
@@ -44,7 +42,6 @@ class RepeatedWarnings:
 
     def __init__(self) -> None:
         self._shown: dict[str, _Warning] = {}
-        self._repeats: set[str] = set()
         self._repeating_ranks: set[int] = set()
         self._current: dict[int, _Warning] = {}  # the warning that a rank's lines belong to
         self._rest_counts: dict[int, int] = {}  # how many of its lines have come
@@ -66,7 +63,6 @@ class RepeatedWarnings:
             self._current[rank], self._rest_counts[rank] = warning, 0
         if warning.rank == rank:
             return False
-        self._repeats.add(text)
         self._repeating_ranks.add(rank)
         return True
 
@@ -90,7 +86,7 @@ class RepeatedWarnings:
 
     def note(self) -> str:
         """Return a line that tells which ranks repeated warnings; empty if none did."""
-        if not self._repeats:
+        if not self._repeating_ranks:
             return ""
         ranks = format_ranks(sorted(self._repeating_ranks))
         return f"warnings of {ranks} that another rank had printed are only in the logs"
