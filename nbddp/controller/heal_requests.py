@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from nbddp.controller.controller_state import ControllerState
 from nbddp.controller.rank_processes import FailedRanks, try_each
 from nbddp.lifecycle import events as ev
-from nbddp.record.heal.heal_report import MAX_SHOWN_PLACES, MAX_SHOWN_VALUES, Healed, root_name
-from nbddp.record.replay_log import cell_that_assigned
+from nbddp.record.heal.heal_report import MAX_SHOWN_PLACES, MAX_SHOWN_VALUES, Healed
+from nbddp.record.replay_log import cell_that_assigned, root_name
 from nbddp.wire.messages import CancelRequest
 from nbddp.wire.request_messages import Answer, JoinGroup, SendNamespace
 

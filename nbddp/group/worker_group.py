@@ -368,9 +368,7 @@ class WorkerGroup:
             RequestError: the group cannot be healed; it has not changed.
             CellFailedError: a cell failed when it ran again.
         """
-        healed = self._group.last_healed
-        if not rerun or healed is None or self._group.life.gone:
-            healed = self._group.heal(ranks, donor=donor)
+        healed = self._group.heal(ranks, donor=donor, rerun=rerun)
         if rerun:
             failed = Recovery(self._group.session, TextDisplay()).rerun(healed)
             if failed is not None:

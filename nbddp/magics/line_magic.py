@@ -119,9 +119,9 @@ def _heal(notebook: NotebookState, args: Namespace) -> None:
     if notebook.group.scripts.dead_ranks and not notebook.group.life.gone:
         notebook.presenter.print_line(f"nbddp: {SCRIPT_RANKS_DIED}")
         return
-    healed = notebook.group.last_healed
-    if not args.rerun or healed is None or notebook.group.life.gone:
-        healed = notebook.heal(args.rank or (), donor=args.donor)
+    before = notebook.group.last_healed
+    healed = notebook.heal(args.rank or (), donor=args.donor, rerun=args.rerun)
+    if healed is not before:
         notebook.presenter.print_line(f"nbddp: {healed}")
     if args.rerun:
         notebook.rerun_after_heal(healed)

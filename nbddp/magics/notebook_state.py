@@ -343,10 +343,12 @@ class NotebookState:
         if failed is not None:
             failed.raise_for_failure()
 
-    def heal(self, ranks: Sequence[int] = (), *, donor: int | None = None) -> Healed:
+    def heal(
+        self, ranks: Sequence[int] = (), *, donor: int | None = None, rerun: bool = False
+    ) -> Healed:
         """Heal the group. If that is refused, the error also says what to do instead."""
         try:
-            return self.group.heal(ranks, donor=donor)
+            return self.group.heal(ranks, donor=donor, rerun=rerun)
         except RequestError as error:
             raise RequestError(with_way_out(str(error), self.group.life)) from None
 

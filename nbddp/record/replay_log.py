@@ -76,6 +76,15 @@ def assigned_names(source: str) -> set[str]:
     return {each.argval for each in dis.get_instructions(code) if each.opname in stores}
 
 
+def root_name(path: str) -> str:
+    """Return the variable at the start of a path.
+
+    >>> root_name("trainer.state['step']")
+    'trainer'
+    """
+    return re.split(r"\W", path, maxsplit=1)[0]
+
+
 def cell_that_assigned(name: str, entries: Sequence[ReplayEntry]) -> int:
     """Return the prompt number of the last cell that assigned a name; 0 if there is none.
 
@@ -85,7 +94,7 @@ def cell_that_assigned(name: str, entries: Sequence[ReplayEntry]) -> int:
     >>> cell_that_assigned("lock", cells), cell_that_assigned("x", cells)
     (4, 0)
     """
-    name = re.split(r"\W", name, maxsplit=1)[0]
+    name = root_name(name)
     for entry in reversed(entries):
         with suppress(SyntaxError):  # it contains a magic
             if isinstance(entry, CellRequest) and name in assigned_names(entry.source):

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from nbddp.errors import format_ranks
 from nbddp.formatting import format_bytes, list_some, plural
+from nbddp.record.replay_log import root_name
 from nbddp.wire.request_messages import KEEPS_RANK, MADE_BY_ALL
 
 MAX_SHOWN_PLACES = 20  # paths in the report
 MAX_SHOWN_VALUES = 100  # values in the report
-
-
-def root_name(path: str) -> str:
-    """Return the variable at the start of a path.
-
-    >>> root_name("trainer.state['step']")
-    'trainer'
-    """
-    return re.split(r"\W", path, maxsplit=1)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
