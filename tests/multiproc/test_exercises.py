@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from answers import assert_verdicts
 from drivers.ranks import Ranks
 from syrupy.assertion import SnapshotAssertion
 
@@ -121,12 +122,4 @@ WRONG = [
 def test_check_answer_returns_the_same_verdict_on_all_ranks(
     make_group: Callable[..., Ranks], snapshot: SnapshotAssertion
 ) -> None:
-    group = make_group(RANKS)
-    calls = ", ".join(f"repr(nbddp.check_answer({call}))" for call in (*RIGHT, *WRONG))
-    group.run(f"{PARTS}\nshown = [{calls}]", quiet=True).raise_for_failure()
-    first, *others = group.pull("shown")
-    assert others == [first] * (RANKS - 1)
-    assert first[: len(RIGHT)] == ["Right."] * len(RIGHT)
-    hints = dict(zip(WRONG, first[len(RIGHT) :], strict=True))
-    assert all(hint.startswith("Not yet. ") for hint in hints.values())
-    assert hints == snapshot
+    assert_verdicts(make_group(RANKS), PARTS, RIGHT, WRONG, snapshot)

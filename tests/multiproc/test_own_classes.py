@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from answers import assert_verdicts
 from drivers.ranks import Ranks
 from syrupy.assertion import SnapshotAssertion
 
@@ -314,12 +315,4 @@ WRONG = [
 def test_check_answer_accepts_right_classes_and_names_the_mistake_of_wrong_ones(
     make_group: Callable[..., Ranks], snapshot: SnapshotAssertion
 ) -> None:
-    group = make_group(RANKS)
-    calls = ", ".join(f"repr(nbddp.check_answer({call}))" for call in (*RIGHT, *WRONG))
-    group.run(f"{PARTS}\nshown = [{calls}]", quiet=True).raise_for_failure()
-    first, *others = group.pull("shown")
-    assert others == [first] * (RANKS - 1)
-    assert first[: len(RIGHT)] == ["Right."] * len(RIGHT)
-    hints = dict(zip(WRONG, first[len(RIGHT) :], strict=True))
-    assert [each for each, hint in hints.items() if not hint.startswith("Not yet. ")] == []
-    assert hints == snapshot
+    assert_verdicts(make_group(RANKS), PARTS, RIGHT, WRONG, snapshot)

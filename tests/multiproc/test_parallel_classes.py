@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from answers import assert_verdicts
 from drivers.ranks import Ranks
 from syrupy.assertion import SnapshotAssertion
 
@@ -218,15 +219,6 @@ def row(forward=None, **options):
     return type("Changed", (RowParallelLinear,), options | more)
 
 
-class WholeLinear(nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x):
-        return self.layer(x)
-
-
 class Frozen(ColumnParallelLinear):
     def forward(self, x):
         return F.linear(Copy.apply(x), self.weight.detach(), self.bias)
@@ -266,7 +258,7 @@ WRONG = [
     '"17.1", but(adds=False)',
     '"17.2", ColumnParallelLinear(nn.Linear(2, 4))',
     '"17.2", RowParallelLinear',
-    '"17.2", WholeLinear',
+    '"17.2", Whole',
     '"17.2", nn.Identity',
     '"17.2", column(f=staticmethod(lambda x: x))',
     '"17.2", column(lambda self, x: F.linear(self.f(x), self.weight))',
@@ -274,7 +266,7 @@ WRONG = [
     '"17.2", column(f=staticmethod(AddTwice.apply))',
     '"17.2", Frozen',
     '"17.3", RowParallelLinear(nn.Linear(4, 2))',
-    '"17.3", WholeLinear',
+    '"17.3", Whole',
     '"17.3", row(g=staticmethod(lambda x: x))',
     '"17.3", row(g=staticmethod(AddTwice.apply))',
     '"17.3", row(g=staticmethod(detached))',
@@ -288,12 +280,4 @@ WRONG = [
 def test_classes_of_fsdp_and_tensor_parallelism_get_a_verdict(
     make_group: Callable[..., Ranks], snapshot: SnapshotAssertion, ranks: int
 ) -> None:
-    group = make_group(ranks)
-    calls = ", ".join(f"repr(nbddp.check_answer({call}))" for call in (*RIGHT, *WRONG))
-    group.run(f"{CLASSES}\nshown = [{calls}]", quiet=True).raise_for_failure()
-    first, *others = group.pull("shown")
-    assert others == [first] * (ranks - 1)
-    assert first[: len(RIGHT)] == ["Right."] * len(RIGHT)
-    hints = dict(zip(WRONG, first[len(RIGHT) :], strict=True))
-    assert all(hint.startswith("Not yet. ") for hint in hints.values())
-    assert hints == snapshot
+    assert_verdicts(make_group(ranks), CLASSES, RIGHT, WRONG, snapshot)
