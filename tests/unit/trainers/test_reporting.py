@@ -40,9 +40,9 @@ def sink() -> Iterator[Recorder]:
     """Return the sink of trainers that report."""
     recorder = Recorder()
     log_and_track.set_sink(recorder)
-    reporting.enable()
+    reporting.begin_cell(is_enabled=True)
     yield recorder
-    reporting.enable(False)
+    reporting.begin_cell(is_enabled=False)
     log_and_track.set_sink(Sink())
 
 
