@@ -471,6 +471,8 @@ class Session:
                 if runtime is not None:
                     runtime.close()
                     self._executor.drop_runtime()
+                self.replay_log.set_pending((), clears_entries=True)
+                self._push_store.free()
 
     def _ensure_runtime(self) -> None:
         """Open the link and the threads, unless they are open and working."""

@@ -13,7 +13,7 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,12 @@ from nbddp.errors import RequestError
 
 
 class _PickleFile:
-    """An anonymous file; it is closed when no stored pickle refers to it."""
+    """An anonymous file."""
 
     def __init__(self, folder: Path | None) -> None:
-        file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - see finalize
-        self.fd = file.fileno()
+        with tempfile.TemporaryFile(dir=folder) as file:
+            self.fd = os.dup(file.fileno())
         self.end = 0
-        weakref.finalize(self, file.close)
 
     def append(self, data: bytes) -> StoredPickle:
         rest, at = memoryview(data), self.end
@@ -109,11 +108,16 @@ class PushRecord:
 
 
 class PushStore:
-    """Stores pushes. Starts a new file when no record refers to the last one. Thread-safe."""
+    """Stores pushes. Starts a new file when no record refers to the last one. Thread-safe.
+
+    The weak reference has no callback: one would run at any place of the main thread, and a SIGINT
+    that arrives in a callback is lost.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._files: weakref.WeakSet[_PickleFile] = weakref.WeakSet()  # at most one
+        self._fd = -1
+        self._file: Callable[[], _PickleFile | None] = lambda: None
 
     def add(
         self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes, folder: Path | None
@@ -125,11 +129,25 @@ class PushStore:
         targets = None if ranks is None else tuple(ranks)
         try:
             with self._lock:
-                file = next(iter(self._files), None) or _PickleFile(folder)
-                self._files.add(file)
+                file = self._file()
+                if file is None:
+                    self._close_file()
+                    file = _PickleFile(folder)
+                    self._fd, self._file = file.fd, weakref.ref(file)
                 return PushRecord(tuple(names), targets, file.append(data))
         except OSError as error:
             return PushRecord(tuple(names), targets, None, str(error.strerror))
+
+    def free(self) -> None:
+        """Free the disk space if no record refers to it."""
+        with self._lock:
+            if self._file() is None:
+                self._close_file()
+
+    def _close_file(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def pickle_values(values: Mapping[str, Any], numbers: Mapping[str, int]) -> bytes:
