@@ -13,8 +13,7 @@ from drivers.inside import imported
 from nbddp.controller import executor
 from nbddp.lifecycle import heal_steps, transitions
 from nbddp.magics import completion
-from nbddp.nodes import handshake, listener, node_agent
-from nbddp.nodes.engines import local
+from nbddp.nodes import handshake, listener, local_agents, node_agent
 from nbddp.record.waiting import hang_detector
 from nbddp.ui.panel import panel_view
 
@@ -29,7 +28,7 @@ LIMITS = {
     "notebook_silent_after": (node_agent, "SILENT_AFTER"),
     "agent_connects": (node_agent, "CONNECT_TIMEOUT"),
     "handshake": (handshake, "HANDSHAKE_TIMEOUT"),
-    "agent_exit_timeout": (local, "EXIT_TIMEOUT"),
+    "agent_exit_timeout": (local_agents, "EXIT_TIMEOUT"),
     "panel_opens_after": (panel_view, "OPEN_DELAY"),
     "completion_timeout": (completion, "TAB_TIMEOUT"),
     "help_timeout": (completion, "HELP_TIMEOUT"),

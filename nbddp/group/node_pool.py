@@ -16,9 +16,9 @@ from nbddp.errors import RequestError, format_ranks
 from nbddp.formatting import plural
 from nbddp.launch.local_launcher import Launcher
 from nbddp.lifecycle.events import LogCopyFailed, NodeJoined, NodeLost
-from nbddp.nodes.engines.local import SINGLE_NODE_OPTIONS, LocalAgents
 from nbddp.nodes.join_file import ORPHAN_TIMEOUT, JoinFile
 from nbddp.nodes.listener import Node, NodeListener
+from nbddp.nodes.local_agents import SINGLE_NODE_OPTIONS, LocalAgents
 from nbddp.nodes.node_connection import FrameType
 from nbddp.nodes.rejoin import SurvivingGroup
 from nbddp.nodes.remote_launcher import RemoteLauncher

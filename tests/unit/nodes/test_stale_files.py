@@ -15,7 +15,7 @@ from drivers.inside import imported
 from processes import wait_until
 
 from nbddp.nodes import stale_files
-from nbddp.nodes.engines.local import LocalAgents
+from nbddp.nodes.local_agents import LocalAgents
 from nbddp.nodes.stale_files import MAX_AGE, LockedPath, remove_stale_files
 
 

@@ -1,1 +1,0 @@
-"""Ways to start nodes, one module for each."""
