@@ -115,7 +115,6 @@ SHARED_NAMES = {  # one topic at several layers
     "comparison",
     "display",
     "run_list",
-    "run_script",
     "scaling",
     "stored_run",
     "sweep",

@@ -19,7 +19,7 @@ from nbddp.checks.registry import Finding
 from nbddp.checks.source import CellSource
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
-from nbddp.group.run_script import NOT_SCRIPTS, script_text
+from nbddp.group.find_script import NOT_SCRIPTS, script_text
 from nbddp.record.cell import CellHandle, CellRequest
 
 logger = logging.getLogger(__name__)

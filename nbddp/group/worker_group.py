@@ -14,10 +14,10 @@ from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.rank_requests import check_ranks
 from nbddp.errors import ArgumentError
 from nbddp.group.display import TextDisplay
+from nbddp.group.find_script import find_script
 from nbddp.group.method_names import with_method_names
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
-from nbddp.group.run_script import find_script
 from nbddp.group.scaling import ScalingStudy
 from nbddp.group.sweep import Sweep
 from nbddp.group.trace import collect_trace

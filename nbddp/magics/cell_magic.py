@@ -17,7 +17,7 @@ from nbddp.archive.sweep_grid import sweep_points
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.export.script import Omitted
-from nbddp.group.run_script import describe_syntax_error
+from nbddp.group.find_script import describe_syntax_error
 from nbddp.group.scaling import ScalingStudy
 from nbddp.group.sweep import Sweep
 from nbddp.group.trials import TrialRunner

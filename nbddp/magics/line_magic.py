@@ -13,7 +13,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 
 from nbddp.errors import RequestError
 from nbddp.export.script import PulledValue
-from nbddp.group.run_script import find_script
+from nbddp.group.find_script import find_script
 from nbddp.magics.commands.diagnose import check, set_trace_steps
 from nbddp.magics.commands.export import export
 from nbddp.magics.commands.nodes import manage_nodes

@@ -16,10 +16,10 @@ from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.group.checking import check_cell
 from nbddp.group.display import TextDisplay
+from nbddp.group.find_script import find_script
 from nbddp.group.node_pool import NodePool, NodesSpec
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery, show_cell
-from nbddp.group.run_script import find_script
 from nbddp.group.script_ranks import ScriptRanks
 from nbddp.group.trace import collect_trace
 from nbddp.launch.local_launcher import Launcher, LocalLauncher
