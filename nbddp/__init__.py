@@ -133,9 +133,9 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(ipython: InteractiveShell) -> None:
     """Register ``%ddp`` and ``%%ddp``, and start to preload in the background."""
-    import_module("nbddp.magics").load(ipython)
+    import_module("nbddp.magics.extension").load(ipython)
 
 
 def unload_ipython_extension(ipython: InteractiveShell) -> None:
     """Stop the worker group and remove the magics."""
-    import_module("nbddp.magics").unload(ipython)
+    import_module("nbddp.magics.extension").unload(ipython)

@@ -1,13 +1,112 @@
-"""``nbddp.timeline()``, and the attribute under which a shell keeps nbddp's extension."""
+"""nbddp's extension of a shell: register ``%ddp`` and ``%%ddp``; and ``nbddp.timeline()``."""
 
 from __future__ import annotations
 
-from IPython.core.getipython import get_ipython
+import sys
+from typing import Any, NoReturn
 
-from nbddp.errors import RequestError
+from IPython.core.error import UsageError
+from IPython.core.getipython import get_ipython
+from IPython.core.interactiveshell import InteractiveShell
+
+from nbddp.errors import CellFailedError, RequestError
+from nbddp.magics.cell_magic import CellMagics
+from nbddp.magics.completion import Completion
+from nbddp.magics.line_magic import LineMagics
+from nbddp.magics.notebook_state import NotebookState
 from nbddp.record.waiting.collective_timeline import Timeline
 
 ATTRIBUTE = "_nbddp"  # attribute of a shell: the extension that nbddp added
+_RANK_NAMES = ("nbddp", "rank", "local_rank", "world_size", "device", "dist")
+
+
+class _Extension:
+    """Everything that nbddp adds to one shell.
+
+    torch's libraries are loaded after ``%load_ext`` has returned. Loading them holds Python's lock
+    for long stretches, and would delay the reply to the cell with ``%load_ext``, even from a
+    background thread.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.notebook = NotebookState(shell)
+        shell.register_magics(CellMagics(self.notebook), LineMagics(self.notebook))
+        for name in ("%ddp", "%local"):  # IPython calls these if `%%ddp` is below the first line
+            shell.magics_manager.register_function(_refuse_below_first_line, "line", name)
+        shell.events.register("post_run_cell", _explain_rank_name)
+        self._load_ext = shell.magics_manager.magics["line"]["load_ext"]
+        shell.magics_manager.register_function(self._load_ext_again, "line", "load_ext")
+        self._debugger: Any = shell.debugger
+        shell.debugger = self._debug  # type: ignore[method-assign]
+        shell.input_transformers_cleanup.append(self.notebook.auto)
+        self._completion = Completion(self.notebook.group, self.notebook.auto)
+        self._completion.install(shell)
+        setattr(shell, ATTRIBUTE, self)
+        self.notebook.group.start_forkserver()
+        shell.events.register("post_run_cell", self._warm_up)
+
+    def _load_ext_again(self, name: str) -> None:
+        """Run ``%load_ext``. Ignore it for nbddp, which is loaded: *Run All* repeats the line."""
+        if name.strip() != "nbddp":
+            self._load_ext(name)
+
+    def _debug(self, force: bool = False) -> None:  # noqa: FBT001, FBT002 - IPython's
+        """Debug the last error, for ``%debug``; on its rank if a cell of the ranks failed."""
+        if force and isinstance(getattr(sys, "last_value", None), CellFailedError):
+            self.notebook.shell.run_line_magic("ddp", "debug")
+        else:
+            self._debugger(force=force)
+
+    def remove(self) -> None:
+        """Remove everything that was added, restore the shell's own magics, and end the group."""
+        shell = self.notebook.shell
+        shell.input_transformers_cleanup.remove(self.notebook.auto)
+        self._completion.remove(shell)
+        shell.debugger = self._debugger  # type: ignore[method-assign]
+        shell.events.unregister("post_run_cell", _explain_rank_name)
+        for kind, names in (("line", ("ddp", "%ddp", "%local")), ("cell", ("ddp", "local"))):
+            for name in names:
+                shell.magics_manager.magics[kind].pop(name, None)
+        shell.magics_manager.register_function(self._load_ext, "line", "load_ext")
+        self.notebook.group.close()
+
+    def _warm_up(self, *_result: object) -> None:
+        self.notebook.shell.events.unregister("post_run_cell", self._warm_up)
+        self.notebook.group.preload()
+
+
+def _explain_rank_name(result: Any) -> None:
+    """Print a hint after a notebook cell that uses a name that only the ranks have."""
+    name = getattr(result.error_in_exec, "name", None)
+    if isinstance(result.error_in_exec, NameError) and name in _RANK_NAMES:
+        print(  # noqa: T201 - for the user
+            f"nbddp: `{name}` is defined on the ranks, not in the notebook. Start the cell with "
+            "`%%ddp`"
+        )
+
+
+def _refuse_below_first_line(_line: str) -> NoReturn:
+    raise UsageError(
+        "`%%ddp` and `%%local` must be on the first line of a cell. Move the lines above the "
+        "command, comments included, below it"
+    )
+
+
+def load(shell: InteractiveShell) -> None:
+    """Register the magics, the completer and the auto mode, and start to preload."""
+    if getattr(shell, "is_rank", False):
+        print("nbddp: loaded in the notebook already; this is one of its ranks")  # noqa: T201
+        return
+    if getattr(shell, ATTRIBUTE, None) is None:
+        _Extension(shell)
+
+
+def unload(shell: InteractiveShell) -> None:
+    """Stop the group and remove everything that ``load`` registered."""
+    extension: _Extension | None = getattr(shell, ATTRIBUTE, None)
+    if extension is not None:
+        setattr(shell, ATTRIBUTE, None)
+        extension.remove()
 
 
 def timeline(last: int | None = None) -> Timeline:
