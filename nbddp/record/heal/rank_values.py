@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from nbddp.lifecycle.group_state import CellLife
 from nbddp.record.cell import CellHandle
-from nbddp.record.heal.evaluated import Device, evaluate_assignments
+from nbddp.record.heal.assignments import Device, evaluate_assignments
 from nbddp.record.replay_log import SET_IN_EACH_RANK
 from nbddp.topology import Topology
 from nbddp.wire.value_texts import DEVICE, plain_text, read_plain
