@@ -5,7 +5,7 @@ Each function takes the answer and returns a hint, or :data:`RIGHT`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from operator import index
 from typing import Any
 
@@ -162,11 +162,14 @@ def _leave_nan_out(is_left_out: Any) -> str:
 @needs_ranks
 def _shorten_to_fewest(shorten: Any) -> str:
     rank, last = this_rank.rank(), this_rank.world_size() - 1
-    mine = [[*range(4 if rank == longer else 3)] for longer in (last, 0)]
+    more = 3 + 2 * (last + 1)  # so many that also the mean over the ranks is more than 3
+    mine = [[*range(more if rank == longer else 3)] for longer in (last, 0)]
     given = [shorten([*batches]) for batches in mine]  # run both cases: each is a collective
-    got = [[*each] if isinstance(each, Iterable) else [] for each in given]
-    fewest = 3 if last else 4
-    if got == [batches[:fewest] for batches in mine]:
+    try:
+        got = [[*each] for each in given]
+    except TypeError:  # a number, or a tensor of one
+        return "Return this rank's batches themselves, not their number."
+    if got == [batches[:3] for batches in mine]:
         return RIGHT
     if got == mine:
         return "This rank would go on alone: all ranks must stop at the smallest number of batches."

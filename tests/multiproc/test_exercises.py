@@ -113,6 +113,8 @@ WRONG = [
     '"06.1", lambda batches: batches',
     '"06.1", lambda batches: shared(batches)[::-1]',
     '"06.1", lambda batches: None',
+    '"06.1", lambda batches: torch.tensor(nbddp.all_reduce(len(batches), "min"))',
+    '"06.1", lambda batches: batches[: nbddp.all_reduce(len(batches)) // world_size]',
     '"10.2", lambda loss: loss < 0.1',
     '"10.2", lambda loss: True',
     '"10.2", lambda loss: False',
