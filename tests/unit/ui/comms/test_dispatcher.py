@@ -1,6 +1,6 @@
 """Which kernel messages are taken, which thread answers them, and how the kernel is restored.
 
-``notebooks/test_live.py`` tests the same with the pages of a real kernel.
+``notebooks/test_live.py`` tests what only a real kernel and its page can show.
 """
 
 from __future__ import annotations
@@ -215,6 +215,33 @@ def test_serving_a_widget_includes_its_child_widgets() -> None:
     parts = [box, box.layout, box.children[0], inner, inner.layout, inner.style]
     assert {part.model_id for part in parts} <= comm_ids
     assert CommDispatcher(None).serve(closed).comm_ids == set()
+
+
+def test_widgets_added_or_served_twice_are_answered_until_their_last_serving_stops(
+    kernel: Kernel,
+) -> None:
+    one, two = Button(), Button()
+    first, *both = [kernel.live.serve(*each).start() for each in ((), (two,), (two,))]
+    first.add(one)
+    kernel.receive(click(one), click(two))
+    assert kernel.answered(lambda: one.presses and two.presses)
+    first.stop()
+    both[0].stop()
+    unserved = click(one)
+    kernel.receive(unserved, click(two))
+    assert kernel.answered(lambda: len(two.presses) == 2)
+    both[1].stop()
+    assert kernel.passed == [unserved]
+
+
+def test_a_waiting_cell_is_reported_as_busy_again_and_again(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_module, "BUSY_PERIOD", 0.0)
+    with kernel.live.serve():
+        for _ in range(3):
+            kernel.live.process_pending()
+    assert kernel.statuses == [("busy", "the cell")] * 3
 
 
 @tapped
