@@ -7,7 +7,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any
 
-PIECE = 64 << 10
+BUFFER = 8 << 20  # bytes that a connection holds while they are delayed
 
 
 class Link:
@@ -29,7 +29,9 @@ class Link:
         self._flows.set()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._server: asyncio.Server = self._call(asyncio.start_server(self._take, "127.0.0.1", 0))
+        self._server: asyncio.Server = self._call(
+            asyncio.start_server(self._take, "127.0.0.1", 0, limit=BUFFER)
+        )
         self.port = int(self._server.sockets[0].getsockname()[1])
 
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -59,7 +61,9 @@ class Link:
 
     async def _take(self, node: asyncio.StreamReader, to_node: asyncio.StreamWriter) -> None:
         try:
-            listener, to_listener = await asyncio.open_connection("127.0.0.1", self._listener)
+            listener, to_listener = await asyncio.open_connection(
+                "127.0.0.1", self._listener, limit=BUFFER
+            )
         except OSError:
             to_node.transport.abort()
             return
@@ -68,47 +72,30 @@ class Link:
         received = bytearray()
         self.received.append(received)
         await asyncio.gather(
-            self._pump(node, to_listener, received), self._pump(listener, to_node, None)
+            self._forward(node, to_listener, received), self._forward(listener, to_node)
         )
         self._writers -= both
         for writer in both:
             writer.transport.abort()
 
-    async def _pump(
+    async def _forward(
         self,
         source: asyncio.StreamReader,
         target: asyncio.StreamWriter,
-        received: bytearray | None,
-    ) -> None:
-        pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-        carrying = asyncio.ensure_future(
-            self._carry(pieces, target, is_to_listener=received is not None)
-        )
-        try:
-            while data := await source.read(PIECE):
-                if received is not None:
-                    received += data
-                pieces.put_nowait((self._loop.time() + self.delay, data))
-        except OSError:  # reset: the other side reads the end
-            pass
-        pieces.put_nowait((self._loop.time() + self.delay, b""))
-        await carrying
-
-    async def _carry(
-        self,
-        pieces: asyncio.Queue[tuple[float, bytes]],
-        target: asyncio.StreamWriter,
-        *,
-        is_to_listener: bool,
+        received: bytearray | None = None,
     ) -> None:
         data = b"-"
         while data:
-            at, data = await pieces.get()
-            await asyncio.sleep(max(0.0, at - self._loop.time()))
+            try:
+                data = await source.read(BUFFER)
+            except OSError:  # reset: the other side reads the end
+                data = b""
+            if received is not None:
+                received += data
+            await asyncio.sleep(self.delay)  # meanwhile, the source buffers what comes next
             await self._flows.wait()
-            if target.is_closing():
-                continue  # no listener; the source will close
-            self._pass_on(target, data, is_to_listener=is_to_listener)
+            if not target.is_closing():
+                self._pass_on(target, data, is_to_listener=received is not None)
         if not target.is_closing():
             target.close()
 
