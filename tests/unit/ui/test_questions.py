@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -165,39 +165,26 @@ def test_questions_are_refused_at_once_without_an_input_page() -> None:
 # ---- a terminal
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """A terminal as standard input, with the given text typed into it."""
-    master, slave = pty.openpty()
-    with os.fdopen(slave, "r") as stream:
-        monkeypatch.setattr("sys.stdin", stream)
-        yield lambda text: os.write(master, text.encode()) and None
-    os.close(master)
-
-
-def test_terminal_input_is_read_line_by_line(
-    terminal: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+def test_console_input_is_read_line_by_line_from_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    box = ConsoleInput()
-    box.show_prompt("[rank 0] ipdb> ", is_secret=False)
-    assert capsys.readouterr().out == "[rank 0] ipdb> "
-    assert box.poll() is None
-    terminal("p x")
-    assert box.poll() is None
-    terminal("\n")
-    assert box.poll() == "p x"
-    terminal("\x04")  # Ctrl-D
-    with pytest.raises(EOFError):
-        box.poll()
-    with pytest.raises(NoInputError):
-        box.show_prompt("Password: ", is_secret=True)
-
-
-def test_console_input_needs_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Path(os.devnull).open() as nothing:
-        monkeypatch.setattr("sys.stdin", nothing)
+    box, (keyboard, screen) = ConsoleInput(), pty.openpty()
+    with os.fdopen(screen) as terminal:
+        monkeypatch.setattr("sys.stdin", terminal)
+        box.show_prompt("[rank 0] ipdb> ", is_secret=False)
+        assert capsys.readouterr().out == "[rank 0] ipdb> "
+        for typed, line in ((b"", None), (b"p x", None), (b"\n", "p x")):
+            os.write(keyboard, typed)
+            assert box.poll() == line
+        os.write(keyboard, b"\x04")  # Ctrl-D
+        with pytest.raises(EOFError):
+            box.poll()
         with pytest.raises(NoInputError):
-            ConsoleInput().show_prompt("> ", is_secret=False)
+            box.show_prompt("Password: ", is_secret=True)
+    os.close(keyboard)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with pytest.raises(NoInputError):
+        box.show_prompt("> ", is_secret=False)
 
 
 @pytest.mark.parametrize("can_close", [True, False])

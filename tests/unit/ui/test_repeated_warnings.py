@@ -10,6 +10,7 @@ from nbddp.ui.repeated_warnings import RepeatedWarnings
 PYTHON = ["a.py:3: UserWarning: slow", "  load(x)"]
 LONG = ["a.py:3: UserWarning: slow", "Use another.", "  load(x)"]
 CPP = "[rank{}]:[W1126 11:30:3{}.81 reducer.cpp:1529] Warning: unused (function operator())"
+NOTE = "warnings of {} that another rank had printed are only in the logs"
 
 
 @pytest.mark.parametrize(
@@ -25,10 +26,7 @@ def test_warning_of_a_second_rank_is_left_out_and_noted(
     assert warnings.note() == ""
     assert list(warnings.without_repeats(2, [*second, "  b"])) == ["  b"]
     assert list(warnings.without_repeats(1, second)) == []
-    assert (
-        warnings.note()
-        == "warnings of ranks 1-2 that another rank had printed are only in the logs"
-    )
+    assert warnings.note() == NOTE.format("ranks 1-2")
 
 
 @pytest.mark.parametrize(
@@ -50,12 +48,9 @@ def test_other_lines_of_a_second_rank_are_shown(line: str) -> None:
 
 @pytest.mark.parametrize("warning", [PYTHON[0], CPP.format(0, 6)], ids=["python", "c++"])
 def test_lines_after_a_warning_without_a_line_of_code_are_shown(warning: str) -> None:
-    warnings = RepeatedWarnings()
-    assert [*warnings.without_repeats(0, [warning, "epoch 1", "epoch 2"])][1:] == [
-        "epoch 1",
-        "epoch 2",
-    ]
-    assert [*warnings.without_repeats(1, [warning, "epoch 1", "epoch 2"])] == ["epoch 1", "epoch 2"]
+    warnings, lines = RepeatedWarnings(), ["epoch 1", "epoch 2"]
+    assert [*warnings.without_repeats(0, [warning, *lines])] == [warning, *lines]
+    assert [*warnings.without_repeats(1, [warning, *lines])] == lines
 
 
 def test_warning_that_one_rank_repeats_is_shown_each_time() -> None:
@@ -69,5 +64,5 @@ def test_log_of_each_rank_keeps_its_warnings() -> None:
         log.write(rank, "\n".join([*PYTHON, f"end {rank}", ""]))
     log.note_repeated_warnings()
     assert [line.text for line in log.lines(1)] == [*PYTHON, "end 1"]
-    note = "warnings of rank 1 that another rank had printed are only in the logs"
-    assert [line.text for line in log.lines()] == [*PYTHON, "end 0", "end 1", note]
+    shown = [*PYTHON, "end 0", "end 1", NOTE.format("rank 1")]
+    assert [line.text for line in log.lines()] == shown

@@ -172,50 +172,42 @@ def shown(handle: CellHandle, view: TextView) -> Iterator[CellHandle]:
         showing.result(30)
 
 
-@pytest.fixture
-def going(screen: RecordingScreen) -> Iterator[CellHandle]:
-    """A cell of two ranks that is shown while it runs, and ends after the test."""
+LOAD = "[rank 0] \x1b[32mload"
+BELOW = f"{LOAD}\x1b[0m\n[rank 1] other\nnbddp: word\n"
+NEXT = "[rank 0] figure:\n[rank 0]\n[rank 0] next"
+# what comes while a line is unfinished, and then all that is shown
+UNFINISHED: dict[str, list[tuple[list[Notice], str]]] = {
+    "continued in place": [
+        ([Text(0, ".")], "[rank 0] ."),
+        ([Text(0, ".")], "[rank 0] .."),
+        ([Text(0, " done\nnext\n")], "[rank 0] .. done\n[rank 0] next\n"),
+    ],
+    "repeated in full below new output": [
+        ([Text(0, "\x1b[32mload")], LOAD),
+        ([Text(1, "other\n"), Word("word")], BELOW),
+        ([Text(0, "ed\n")], f"{BELOW}{LOAD}ed\n"),
+    ],
+    "ended by a display, and shown once at the end of the cell": [
+        ([Text(0, "figure:")], "[rank 0] figure:"),
+        ([display(0, FIGURE), Text(0, "next")], NEXT),
+        ([Text(1, "at last")], f"{NEXT}\n[rank 1] at last"),
+        ([], f"{NEXT}\n[rank 1] at last\n[rank 0] next\n"),
+    ],
+}
+
+
+@pytest.mark.parametrize("steps", UNFINISHED.values(), ids=UNFINISHED)
+def test_an_unfinished_line_is_shown(
+    screen: RecordingScreen, steps: list[tuple[list[Notice], str]]
+) -> None:
     with shown(begun(), TextView(screen)) as handle:
-        yield handle
-
-
-def test_an_unfinished_line_is_shown_and_continued_in_place(
-    screen: RecordingScreen, going: CellHandle
-) -> None:
-    for dots in (".", "..", "..."):
-        going.notice_queue.put(Text(0, "."))
-        assert wait_until(lambda dots=dots: screen.text == f"[rank 0] {dots}")
-        assert screen.visible == len(screen.outputs)
-    going.notice_queue.put(Text(0, " done\nnext\n"))
-    assert wait_until(lambda: screen.text == "[rank 0] ... done\n[rank 0] next\n")
-
-
-def test_new_output_goes_below_an_unfinished_line_and_the_line_is_repeated_in_full(
-    screen: RecordingScreen, going: CellHandle
-) -> None:
-    going.notice_queue.put(Text(0, "\x1b[32mload"))
-    assert wait_until(lambda: screen.text == "[rank 0] \x1b[32mload")
-    going.notice_queue.put(Text(1, "other\n"))
-    going.notice_queue.put(Word("word"))
-    below = "[rank 0] \x1b[32mload\x1b[0m\n[rank 1] other\nnbddp: word\n"
-    assert wait_until(lambda: screen.text == below)
-    going.notice_queue.put(Text(0, "ed\n"))
-    assert wait_until(lambda: screen.text == f"{below}[rank 0] \x1b[32mloaded\n")
-
-
-def test_an_unfinished_line_ends_with_a_display_and_is_shown_once_at_the_end_of_the_cell(
-    screen: RecordingScreen, going: CellHandle
-) -> None:
-    going.notice_queue.put(Text(0, "figure:"))
-    assert wait_until(lambda: screen.text == "[rank 0] figure:")
-    going.notice_queue.put(display(0, FIGURE))
-    going.notice_queue.put(Text(0, "next"))
-    shown = "[rank 0] figure:\n[rank 0]\n[rank 0] next"
-    assert wait_until(lambda: screen.text == shown)
-    going.notice_queue.put(Text(1, "at last"))
-    assert wait_until(lambda: screen.text == f"{shown}\n[rank 1] at last")
-    end(going)
-    assert wait_until(lambda: screen.text == f"{shown}\n[rank 1] at last\n[rank 0] next\n")
+        for notices, text in steps:
+            for notice in notices:
+                handle.notice_queue.put(notice)
+            if not notices:
+                end(handle)
+            assert wait_until(lambda text=text: screen.text == text)
+            assert wait_until(lambda: screen.visible == len(screen.outputs))
 
 
 def test_ranks_that_print_dots_at_once_show_few_unfinished_lines() -> None:
