@@ -20,7 +20,6 @@ def under(head: str, *texts: str) -> str:
 
 
 def rules_in(text: str, kinds: dict[str, str] | None = None, **options: Any) -> list[str]:
-    """Return the rules that report a finding."""
     return [each.rule for each in check_source(CellSource(text, kinds, **options))]
 
 

@@ -40,7 +40,6 @@ def when(condition: Callable[[], bool], act: Callable[[], object]) -> threading.
 
 
 def when_cell_runs(group: Ranks, act: Callable[[], object]) -> threading.Thread:
-    """Call a function on a thread as soon as the ranks run a cell."""
     return when(lambda: group.has_cell, act)
 
 

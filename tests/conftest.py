@@ -65,7 +65,6 @@ class BrowserInOneWorker(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> BrowserInOneWorker:
-    """Set the scheduler of ``pytest -n``."""
     return BrowserInOneWorker(config, log)
 
 

@@ -31,7 +31,6 @@ def ddp(line: str, **state: Any) -> str:
 
 
 def refused(line: str, **state: Any) -> str:
-    """Run a line that is refused, and return the reason."""
     with pytest.raises(UsageError) as caught:
         ddp(line, **state)
     return str(caught.value)

@@ -63,7 +63,6 @@ class FakeHandle:
         return self._pipe[0]
 
     def end(self, exitcode: int) -> None:
-        """End the process."""
         if self.exitcode is None:
             self.exitcode = exitcode
             if self._pipe is not None:
@@ -151,7 +150,6 @@ class FakeLauncher(Launcher):
         self.gate.set()
 
     def living(self) -> list[FakeHandle]:
-        """Return the running processes."""
         return [handle for handle in self.handles.values() if handle.exitcode is None]
 
 
@@ -199,7 +197,6 @@ class FakeLink:
         self.on_send(self.attempt, rank, command)
 
     def deliver(self, rank: int, message: Message, *, attempt: int | None = None) -> Envelope:
-        """Deliver a message of a rank."""
         number = self.attempt if attempt is None else attempt
         envelope = Envelope(rank, number, next(self._sequence), message)
         (self.urgent if isinstance(message, URGENT_MESSAGES) else self.envelopes).put(envelope)
@@ -285,7 +282,6 @@ class ManualEventThread(EventThread):
         self.run_all()
 
     def run_next(self) -> None:
-        """Run the next queued call."""
         (self.urgent_inbox or self.inbox).popleft()()
 
     def run_all(self) -> None:
@@ -314,12 +310,10 @@ class ManualEventThread(EventThread):
 
 
 def manual_runtime(link: FakeLink) -> Runtime:
-    """Return a runtime without threads."""
     return Runtime(link, ManualEventThread(), ManualEventThread())
 
 
 def with_threads(link: FakeLink) -> Runtime:
-    """Return a runtime with all threads."""
     return Runtime(link, EventThread("nbddp-session"), EventThread("nbddp-launch"))
 
 
@@ -353,7 +347,6 @@ def answer_commands(launcher: FakeLauncher, link: FakeLink) -> None:
 
 
 def ready(rank: int) -> Ready:
-    """Return the message of a rank that is ready."""
     return Ready(pid=1000 + rank, device="cpu", backend="gloo", host="here")
 
 

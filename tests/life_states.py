@@ -91,7 +91,6 @@ def interrupt(*ranks: int, rank_died: bool = False) -> ev.SendInterrupt:
 
 
 def after(life: Life, *events: ev.Event) -> Life:
-    """Return the life after all events."""
     for event in events:
         life, _ = advance(life, event)
     return life

@@ -36,7 +36,6 @@ LIMITS = {
 
 
 def limit(name: str) -> Any:
-    """Return the value of a limit."""
     module, constant = LIMITS[name]
     return getattr(module, constant)
 

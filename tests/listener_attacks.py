@@ -87,7 +87,6 @@ class Attackers:
         await self.send(b"")
 
     def attacks(self) -> list[Callable[[], Awaitable[None]]]:
-        """Return the attacks in turn."""
         cheap = [self.garbage, self.replayed, self.truncated, self.huge, self.bare_frame]
         return [self.another_key, *cheap, self.no_certificate, *cheap, self.silent, *cheap]
 

@@ -33,7 +33,6 @@ def on_ranks(world_size: int, make: Callable[[], Any], epochs: int = 1) -> list[
 
 
 def resumed(make: Callable[[], Loader], state: dict[str, Any] | None) -> Loader:
-    """Return a new loader that resumes from a state."""
     made = make()
     assert state is not None
     made.load_state_dict(state)
@@ -41,5 +40,4 @@ def resumed(make: Callable[[], Loader], state: dict[str, Any] | None) -> Loader:
 
 
 def samples_of(batches: Iterable[Any]) -> list[int]:
-    """Return the samples of all batches, in order."""
     return [int(index) for batch in batches for index in torch.as_tensor(batch).reshape(-1)]

@@ -22,7 +22,6 @@ ORPHAN_TIMEOUT = 20.0  # seconds that a node agent waits for a lost listener
 
 
 def is_process_running(process: psutil.Process) -> bool:
-    """Return whether a process runs and is no zombie."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -30,12 +29,10 @@ def is_process_running(process: psutil.Process) -> bool:
 
 
 def process_tree(process: psutil.Process) -> list[psutil.Process]:
-    """Return a process and all its descendants."""
     return [process, *process.children(recursive=True)]
 
 
 def all_ended(processes: list[psutil.Process], *, timeout: float = 40.0) -> bool:
-    """Wait until all these processes have ended. Return whether they have."""
     return wait_until(lambda: not any(map(is_process_running, processes)), timeout=timeout)
 
 
@@ -69,13 +66,11 @@ class OnNodes:
         return self.start_ranks()
 
     def start_ranks(self) -> Ranks:
-        """Start ranks on the connected nodes."""
         self.group.spec = self.nodes.fit(self.group.spec)
         self.group.start()
         return self.group
 
     def restart_ranks(self) -> Ranks:
-        """Restart the ranks on the connected nodes."""
         self.group.spec = self.nodes.fit(self.group.spec)
         self.group.restart()
         return self.group

@@ -24,8 +24,6 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass
 class Reply:
-    """The output of one cell."""
-
     status: str = ""
     text: str = ""
     error: str = ""

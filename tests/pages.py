@@ -86,7 +86,6 @@ class Page(HTMLParser):
         return strip(text) in self.all_text
 
     def values(self, name: str) -> list[str]:
-        """Return every value of an attribute."""
         return [known[name] for _, known in self.tags if name in known]
 
 

@@ -42,7 +42,6 @@ def init(**options):
 
 
 def run_folder(base: Path) -> Path:
-    """Return the folder of the only run in this folder."""
     [folder] = (base / ".nbddp" / "runs").iterdir()
     return folder
 

@@ -86,7 +86,6 @@ def facts_of(
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as JSON lines."""
     return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 

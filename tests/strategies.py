@@ -46,5 +46,4 @@ def of_kind(kind: type[Any]) -> st.SearchStrategy[Any]:
 
 
 def any_message() -> st.SearchStrategy[Message]:
-    """Return a strategy for messages of any class."""
     return st.one_of([of_kind(kind) for kind in KINDS])

@@ -80,7 +80,6 @@ def behaviours() -> dict[str, dict[str, list[str]]]:
 
 
 def functions_in(name: str) -> set[str]:
-    """Return the tests in a file."""
     nodes = ast.walk(ast.parse((TESTS / name).read_text()))
     functions = [each.name for each in nodes if isinstance(each, ast.FunctionDef)]
     return {f"{name}::{each}" for each in functions if each.startswith("test_")}

@@ -40,11 +40,9 @@ class Cables:
         return space
 
     def cut(self, space: str) -> None:
-        """Pull the cable out of the switch."""
         ip("link", "set", space, "down")
 
     def mend(self, space: str) -> None:
-        """Connect the cable to the switch again."""
         ip("link", "set", space, "up")
 
     @staticmethod
@@ -53,7 +51,6 @@ class Cables:
         return ("ip", "netns", "exec", space)
 
     def close(self) -> None:
-        """Remove the switch and all namespaces."""
         for space in self._spaces:
             subprocess.run(["ip", "link", "del", space], check=False, capture_output=True)
             subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)

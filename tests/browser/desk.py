@@ -92,7 +92,6 @@ class Desk:
         return nbformat.read(self.notebooks / name, as_version=4)
 
     def exported(self, name: str, **options: str) -> str:
-        """Return a saved notebook as nbconvert writes it to HTML."""
         html: str = HTMLExporter(**options).from_notebook_node(self.saved(name))[0]
         return html
 

@@ -60,7 +60,6 @@ def write_notebook(path: Path, *cells: str) -> None:
 
 
 def accessibility_problems(page: Page, *places: str, **options: Any) -> list[str]:
-    """Return the problems that axe-core finds in these elements."""
     from axe_playwright_python.sync_playwright import Axe  # absent where hosted pages are tried
 
     results: dict[str, Any] = (
@@ -167,7 +166,6 @@ class Lab:
         return found[0]
 
     def request(self, method: str, path: str, body: dict[str, str] | None = None) -> None:
-        """Ask the server to do something."""
         request = urllib.request.Request(
             self.url + path,
             method=method,
@@ -206,7 +204,6 @@ class Lab:
             context.close()
 
     def browser(self) -> Browser:
-        """The one browser, started when it is first needed."""
         if self._browser is None:
             self._playwright = sync_playwright().start()
             self._browser = self._playwright.chromium.launch(
@@ -216,8 +213,6 @@ class Lab:
 
 
 class LabNotebook:
-    """A notebook on the page."""
-
     def __init__(self, page: Page) -> None:
         self.page = page
         self.problems: list[str] = []
@@ -287,7 +282,6 @@ class LabNotebook:
         return place
 
     def _of_code_cells(self, make: str) -> list[str]:
-        """What JavaScript makes of the list of code cells."""
         code_cells = "panel.content.widgets.filter(c => c.model.type === 'code')"
         return list(self.js(f"return {code_cells}{make}"))
 
@@ -298,7 +292,6 @@ class LabNotebook:
         return self._of_code_cells(".map(c => c.outputArea.node.innerText)")
 
     def errors(self) -> list[str]:
-        """Return the errors of the code cells that failed."""
         return self._of_code_cells(
             ".flatMap(c => c.model.outputs.toJSON())"
             ".filter(o => o.output_type === 'error').map(o => `${o.ename}: ${o.evalue}`)"
@@ -319,7 +312,6 @@ class LabNotebook:
         return found[0]
 
     def button(self, label: str) -> Locator:
-        """Return a button of a panel by its label."""
         return self.page.locator("button.jupyter-button", has_text=re.compile(rf"^\s*{label}\s*$"))
 
     def press_twice(self, label: str) -> None:
@@ -352,7 +344,6 @@ class LabNotebook:
         self.page.wait_for_selector(f"{_FRONT} .jp-Cell", timeout=60_000)
 
     def await_js(self, condition: str, timeout: float = 60) -> None:
-        """Wait until this JavaScript returns true."""
         if not wait_until(lambda: bool(self.js(condition)), timeout=timeout):
             raise TimeoutError(condition)
 

@@ -174,6 +174,5 @@ def test_untrusted_notebook_shows_curves_and_coloured_failures(
 
 
 def hex_to_css(color: str) -> str:
-    """Return a hex colour in the notation of a browser."""
     red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
     return f"rgb({red}, {green}, {blue})"

@@ -62,7 +62,6 @@ def log(notebook: LabNotebook, cell: int = 1) -> Locator:
 
 
 def newest(notebook: LabNotebook) -> int:
-    """The newest step that is shown."""
     return max(map(int, re.findall(r"step (\d+) of", log(notebook).inner_text())))
 
 

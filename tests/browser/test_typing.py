@@ -57,14 +57,12 @@ def await_box(notebook: LabNotebook, prompt: str) -> Locator:
 
 
 def answer(notebook: LabNotebook, prompt: str, text: str) -> None:
-    """Type it into the box that the page shows, as a person does."""
     await_box(notebook, prompt).click()
     notebook.page.keyboard.type(text)
     notebook.page.keyboard.press("Enter")
 
 
 def names_are_kept(notebook: LabNotebook) -> None:
-    """Check that the ranks work and have their names."""
     notebook.run(AFTER)
     assert "kept 0 2.0" in notebook.text(AFTER)
     assert "kept 1 2.0" in notebook.text(AFTER)

@@ -253,7 +253,6 @@ class Ranks(WorkerGroup):
         return self.session.rank_monitor.last_step
 
     def straggler(self) -> Straggler | None:
-        """Return the straggler, if there is one."""
         return self.session.rank_monitor.collectives.straggler()
 
     def snapshot(self, handle: CellHandle | None = None) -> Snapshot:
@@ -279,7 +278,6 @@ class Ranks(WorkerGroup):
         return [json.loads(line) for line in (self.run_folder / name).read_text().splitlines()]
 
     def log(self, rank: int) -> Path:
-        """Return the log file of a rank."""
         return self.run_folder / f"rank{rank}.log"
 
     # ---- the store
@@ -296,7 +294,6 @@ class Ranks(WorkerGroup):
 
     @property
     def store(self) -> Any:
-        """Return the store of messages and values."""
         link: Any = self.session.require_link()
         return link._sender
 

@@ -104,7 +104,6 @@ class Page(Notebook):
         return "".join(each["text"] for each in self.of(request, "stream"))
 
     def says(self, request: str, text: str) -> None:
-        """Wait until a cell has printed this."""
         self.see(lambda: text in self.text(request))
 
     def await_end(self, request: str) -> None:

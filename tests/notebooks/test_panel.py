@@ -88,7 +88,6 @@ def no_panel_opens(page: Notebook) -> Iterator[None]:
 
 
 def has_panel(reply: Reply) -> bool:
-    """Whether the panel has opened."""
     return any(WIDGET in each for each in (*reply.displays, *reply.updates))
 
 

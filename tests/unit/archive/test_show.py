@@ -168,7 +168,6 @@ def rows_of_many(count: int, *, steps: tuple[int, ...] = (0, 1, 2)) -> Iterator[
 
 
 def numbers(text: str) -> list[str]:
-    """The metrics whose numbers are in a text."""
     return re.findall(r"^(\S+): .* at last ", text, re.MULTILINE)
 
 

@@ -58,11 +58,9 @@ class Typed:
         return WENT_WELL
 
     def line(self, line: str) -> None:
-        """Type a `%ddp`."""
         LineMagics(self.notebook).ddp(line)
 
     def cell(self, line: str) -> None:
-        """Run a `%%ddp` cell."""
         CellMagics(self.notebook).ddp(line, "x = 1")
 
 

@@ -29,7 +29,6 @@ def lines_of(*pieces: str, log: str = "the log", max_line: int = MAX_LINE) -> li
 
 
 def cut(text: str, places: list[int]) -> list[str]:
-    """The text in pieces, cut at these places."""
     edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
     return [text[begin:end] for begin, end in itertools.pairwise(edges)]
 

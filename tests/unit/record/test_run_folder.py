@@ -45,13 +45,11 @@ def base(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def said() -> list[str]:
-    """The messages to the user."""
     return []
 
 
 @pytest.fixture
 def begin(said: list[str]) -> Iterator[Begin]:
-    """Begins runs, and closes their records."""
     with ExitStack() as records:
         yield lambda *where: records.enter_context(closing(RunFolder(*where, notify=said.append)))
 

@@ -72,11 +72,9 @@ class Group:
             self.rank_monitor.add(rank, message, time.monotonic() - ago)
 
     def rank(self, rank: int, life: Life = RUNNING, **more: Any) -> RankSnapshot:
-        """A rank of the group in its cell."""
         return self.look(life, self.cell, **more).ranks[rank]
 
     def shows(self, *names: str, rank: int = 1) -> tuple[Any, ...]:
-        """The values shown for a running rank."""
         return tuple(getattr(self.rank(rank), name) for name in names)
 
 

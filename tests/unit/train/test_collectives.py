@@ -98,8 +98,6 @@ def test_all_reduce_accepts_torchs_reduce_ops(name: str) -> None:
 
 
 class Trainer:
-    """Has a method for rank 0."""
-
     def __init__(self) -> None:
         self.saved: list[int] = []
 

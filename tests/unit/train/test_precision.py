@@ -74,7 +74,6 @@ def train_plain(factor: float = 1.0, max_norm: float = float("inf")) -> tuple[to
 
 
 def assert_learns(amp: Precision, device: str, steps: int) -> None:
-    """The loss falls, and the weights stay whole."""
     model = model_and_optimizer()[0].to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, targets = (each.to(device) for each in batch(64))

@@ -45,7 +45,6 @@ class Stream(data.IterableDataset[Any]):
 
 
 def epochs_of(ours: Loader, epochs: int = 1) -> list[list[Any]]:
-    """The batches of each epoch."""
     return [[batch.tolist() for batch in ours] for _ in range(epochs)]
 
 

@@ -23,7 +23,6 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shows(request: Any) -> bool:
-    """Whether a kernel that was asked this shows widgets."""
     shell: Any = SimpleNamespace(kernel=SimpleNamespace(get_parent={"shell": request}.get))
     return supports_widgets(shell)
 

@@ -78,7 +78,6 @@ def test_the_timeline_covers_the_whole_cell_or_the_requested_last_steps() -> Non
 
 
 def heard(*told_by_ranks: Iterable[CollectiveArrivals]) -> CollectiveMatcher:
-    """The reports of each rank about a cell."""
     found = CollectiveMatcher()
     found.reset_for_cell(range(len(told_by_ranks)))
     for rank, told_of in enumerate(told_by_ranks):

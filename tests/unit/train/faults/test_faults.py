@@ -287,7 +287,6 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Time that only the test advances."""
     clock = Clock()
     monkeypatch.setattr(fault_actions, "time", clock)
     return clock
@@ -341,7 +340,6 @@ def test_clear_ends_slow(clock: Clock) -> None:
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> torch.nn.Sequential:
-    """Two layers, prepared."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
     monkeypatch.setattr(fault_actions, "prepared", lambda: [model])
     return model

@@ -22,7 +22,6 @@ class Panel:
         monkeypatch.setattr(module.time, "thread_time", lambda: self.spent)
 
     def look(self) -> None:
-        """As the view does when it is time."""
         if self.now >= self.next_draw:
             self.log.draw_if_changed((self.lines,), lambda: self._draw("log"))
             self.rest.draw_if_changed((self.news, self.choices), lambda: self._draw("rest"))
@@ -41,7 +40,6 @@ class Panel:
             self.look()
 
     def count(self, what: str) -> int:
-        """How often it was drawn."""
         return [each for each, _ in self.drawn].count(what)
 
 
