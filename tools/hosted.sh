@@ -32,7 +32,7 @@ sys.exit(install.install_torch(install.TESTED_TORCH))'
     echo "nbddp came alone, beside the packages of $list"
 
     "$here/pip" install -qq --disable-pip-version-check -c "$list" hypothesis playwright pytest \
-        pytest-timeout
+        pytest-timeout pytest-xdist syrupy
 }
 
 run_tests() {
