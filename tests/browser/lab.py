@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,10 @@ CHROMIUM_ARGS = [
     *("--disable-component-update", "--disable-sync", "--no-first-run"),
 ]
 SIZE = {"width": 1200, "height": 1000}
+SERVER = (
+    *("jupyterlab" if IS_LAB else "notebook", "--port=0", "--expose-app-in-browser"),
+    *("--IdentityProvider.token={token}", "--ServerApp.root_dir={folder}"),
+)
 # what Notebook 7 complains of by itself, with any notebook: it has neither of the two
 _OF_NOTEBOOK_7 = re.compile(r"404 \(Not Found\) \S*/lsp/status|undefined \(reading 'schema'\)")
 _IDLE = (
@@ -76,13 +80,17 @@ def accessibility_problems(page: Page, *places: str, **options: Any) -> list[str
 class Lab:
     """A JupyterLab server on loopback, with all its files in one folder.
 
-    ``browser`` is another's, which stays; without it there will be one of its own.
+    ``browser`` is another's, which stays; without it there will be one of its own. ``server`` is
+    the module of another server, with its options.
     """
 
-    def __init__(self, root: Path, *, browser: Browser | None = None) -> None:
+    def __init__(
+        self, root: Path, *, browser: Browser | None = None, server: Sequence[str] = SERVER
+    ) -> None:
         self.notebooks = root / "notebooks"
+        self.token = secrets.token_hex(16)
         self._root = root
-        self._token = secrets.token_hex(16)
+        self._command = [each.format(token=self.token, folder=self.notebooks) for each in server]
         self._browser = browser
         self._playwright: Playwright | None = None
 
@@ -91,11 +99,8 @@ class Lab:
         self._log = (self._root / "lab.log").open("w")
         self._server = subprocess.Popen(
             [
-                *(sys.executable, "-m", "jupyterlab" if IS_LAB else "notebook"),
-                *("--no-browser", "--allow-root"),
-                *("--ip=127.0.0.1", "--port=0", "--expose-app-in-browser"),
-                f"--IdentityProvider.token={self._token}",
-                f"--ServerApp.root_dir={self.notebooks}",
+                *(sys.executable, "-m", *self._command),
+                *("--no-browser", "--allow-root", "--ip=127.0.0.1"),
             ],
             env=self._environment(),
             stdout=self._log,
@@ -155,28 +160,28 @@ class Lab:
         found: list[str] = []
 
         def is_ready() -> bool:
-            for path in (self._root / "jupyter_runtime_dir").glob("jpserver-*.json"):
+            for path in (self._root / "jupyter_runtime_dir").glob("*server-*.json"):
                 with contextlib.suppress(ValueError):  # half written
                     found.append(str(json.loads(path.read_text())["url"]).rstrip("/"))
             return bool(found) or self._server.poll() is not None
 
         wait_until(is_ready, timeout=60)
         if not found:
-            raise RuntimeError(f"no JupyterLab:\n{(self._root / 'lab.log').read_text()}")
+            raise RuntimeError(f"no server:\n{(self._root / 'lab.log').read_text()}")
         return found[0]
 
     def request(self, method: str, path: str, body: dict[str, str] | None = None) -> None:
         request = urllib.request.Request(
             self.url + path,
             method=method,
-            headers={"Authorization": f"token {self._token}"},
+            headers={"Authorization": f"token {self.token}"},
             data=json.dumps(body).encode() if body else None,
         )
         urllib.request.urlopen(request, timeout=60).close()
 
     def address(self, name: str) -> str:
         place = "lab/tree" if IS_LAB else "notebooks"
-        return f"{self.url}/{place}/{name}?token={self._token}&reset"
+        return f"{self.url}/{place}/{name}?token={self.token}&reset"
 
     def open(self, name: str, *cells: str, scale: float = 1) -> AbstractContextManager[LabNotebook]:
         """Open a notebook, a new one if it has cells, in a page and with a kernel of its own."""
@@ -186,7 +191,7 @@ class Lab:
 
     def open_first_page(self) -> AbstractContextManager[LabNotebook]:
         """Open the page that the server itself leads to, which has to be a notebook."""
-        return self._open(f"{self.url}/?token={self._token}")
+        return self._open(f"{self.url}/?token={self.token}")
 
     @contextlib.contextmanager
     def _open(self, address: str, *, scale: float = 1) -> Iterator[LabNotebook]:

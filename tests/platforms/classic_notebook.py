@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-import signal
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from browser.conftest import NEEDS_CHROMIUM
-from browser.lab import CHROMIUM, CHROMIUM_ARGS, write_notebook
-from playwright.sync_api import Page, sync_playwright
+from browser.lab import SIZE, Lab, write_notebook
+from playwright.sync_api import Page
 from processes import free_port, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180), NEEDS_CHROMIUM]
@@ -31,41 +25,21 @@ import time
 for step in nbddp.track(range(2000)):
     nbddp.log(step=step, loss=1 / (step + 1))
     time.sleep(0.05)"""
+SERVER = ("notebook", "--NotebookApp.token={token}", "--notebook-dir={folder}")
 READY = "window.Jupyter?.notebook?.kernel?.is_connected()"
 OUTPUTS = "Jupyter.notebook.get_cells().map(cell => cell.output_area.element.text())"
-
-
-def answers(url: str) -> bool:
-    with suppress(OSError):
-        urllib.request.urlopen(url, timeout=5).close()
-        return True
-    return False
 
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[Page]:
     """A classic Notebook's page with one notebook, its kernel connected."""
-    write_notebook(tmp_path / "cells.ipynb", "%load_ext nbddp", LOOP, "%%ddp\nstep > 0")
-    port, token = free_port(), secrets.token_hex(16)
-    command = [
-        *(sys.executable, "-m", "notebook", "--no-browser", "--allow-root", "--ip=127.0.0.1"),
-        *(f"--port={port}", f"--NotebookApp.token={token}", f"--notebook-dir={tmp_path}"),
-    ]
-    server = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        assert wait_until(lambda: answers(f"{url}/api"), timeout=60), "it did not start"
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
-            page = browser.new_page(viewport={"width": 1200, "height": 1000})
-            page.goto(f"{url}/notebooks/cells.ipynb?token={token}")
-            page.wait_for_function(READY, timeout=60_000)
-            yield page
-            page.evaluate("() => new Promise(ended => Jupyter.notebook.kernel.kill(ended))")
-            browser.close()
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(30)
+    with Lab(tmp_path, server=[*SERVER, f"--port={free_port()}"]) as server:
+        write_notebook(server.notebooks / "cells.ipynb", "%load_ext nbddp", LOOP, "%%ddp\nstep > 0")
+        page = server.browser().new_page(viewport=SIZE)
+        page.goto(f"{server.url}/notebooks/cells.ipynb?token={server.token}")
+        page.wait_for_function(READY, timeout=60_000)
+        yield page
+        page.evaluate("() => new Promise(ended => Jupyter.notebook.kernel.kill(ended))")
 
 
 def await_text(page: Page, cell: int, pattern: str) -> None:
