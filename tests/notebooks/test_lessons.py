@@ -39,7 +39,9 @@ def names_of(tree: ast.Module) -> set[str]:
 
 
 def test_the_notebooks_are_numbered_without_a_gap() -> None:
-    assert [int(path.name[:2]) for path in NOTEBOOKS] == [*range(len(NOTEBOOKS))]
+    first = [path for path in NOTEBOOKS if path.name[2] != "b"]  # 01b is the second part of 01
+    assert [int(path.name[:2]) for path in first] == [*range(len(first))]
+    assert {path.name[:2] for path in NOTEBOOKS} == {path.name[:2] for path in first}
 
 
 @pytest.mark.parametrize("at", range(len(NOTEBOOKS)), ids=[path.stem for path in NOTEBOOKS])
