@@ -5,7 +5,10 @@ Each function takes the answer and returns a hint, or :data:`RIGHT`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from operator import index
 from typing import Any
 
@@ -18,6 +21,7 @@ from nbddp.checks.source import CellSource
 from nbddp.course.grading import NEEDS_FUNCTION, RIGHT, as_python_value, grade_number, needs_ranks
 from nbddp.course.own_classes import own_adam, own_ddp
 from nbddp.course.parallel_classes import column_parallel, my_fsdp, row_parallel
+from nbddp.course.training_functions import train_on_all_ranks
 from nbddp.train import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather
@@ -77,6 +81,42 @@ def _download_once(name_of: Any) -> str:
         return "The ranks got different names. `get` waits until a key exists."
     is_name = isinstance(got, str) and got.startswith("digits-")
     return RIGHT if is_name else "Return the name that `download` returns."
+
+
+def _missing_ranks(missing: Any) -> str:
+    if not callable(missing):
+        return NEEDS_FUNCTION
+    try:
+        found = _call_with_absent_ranks(missing, absent=(1, 3), seconds=1.0)
+        found += _call_with_absent_ranks(missing, late=2, seconds=20.0)
+    except dist.DistStoreError:
+        return "The wait ends with an error: catch it, and then look which keys exist."
+    for rank, right, given in found:
+        if not isinstance(given, Collection) or isinstance(given, str):
+            return "The function has to return ranks: a list, also if no rank is missing."
+        if rank in given:
+            return f"Rank {rank} calls the function, but finds itself missing: set a key first."
+        if sorted(given) == right:
+            continue
+        if 2 in given:
+            return "Rank 2 comes 0.3 s later, in time: wait for all keys before you look."
+        return "Return the ranks that have not come: those whose key does not exist."
+    return RIGHT
+
+
+def _call_with_absent_ranks(
+    missing: Any, *, seconds: float, absent: Sequence[int] = (), late: int = -1
+) -> list[tuple[int, list[int], Any]]:
+    """Call a function as four ranks with one store. Return each rank, what is right, the result."""
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=2))  # of calls without a timeout
+
+    def come(rank: int) -> tuple[int, list[int], Any]:
+        time.sleep(0.3 if rank == late else 0)
+        return rank, [*absent], missing(store, rank, 4, seconds)
+
+    with ThreadPoolExecutor(4) as pool:
+        return [*pool.map(come, (rank for rank in range(4) if rank not in absent))]
 
 
 @needs_ranks
@@ -268,7 +308,9 @@ CODE_EXERCISES: dict[str, Callable[..., str]] = {
     "01.1": _turn_right,
     "01.2": _ring_reduce_scatter,
     "01.4": _download_once,
+    "01.5": _missing_ranks,
     "02.2": _models_differ,
+    "02.5": train_on_all_ranks,
     "03.3": _next_bf16_above_one,
     "04.1": _begin_from_saved_state,
     "04.2": _checkpoints_found,

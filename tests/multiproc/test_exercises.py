@@ -12,7 +12,11 @@ from syrupy.assertion import SnapshotAssertion
 pytestmark = pytest.mark.multiproc
 RANKS = 4
 PARTS = """
+import copy
 import math
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 left, right = (rank - 1) % world_size, (rank + 1) % world_size
 
@@ -62,6 +66,39 @@ def spread(model):
 def seen_by_the_last(model):
     return spread(model) and rank == world_size - 1
 
+def train(model, train_set, test_set, *, seed=0, shuffle=True, tell=True, wrap=True, share=True):
+    own = DistributedSampler(train_set, seed=seed) if share else None
+    loader = DataLoader(train_set, batch_size=4, sampler=own)
+    wrapped = DistributedDataParallel(model) if wrap else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(2):
+        if share and tell:
+            own.set_epoch(epoch)
+        for inputs, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(wrapped(inputs), labels).backward()
+            optimizer.step()
+    return count(model, Subset(test_set, range(rank, len(test_set), world_size)))
+
+def count(model, samples):
+    batches = DataLoader(samples, batch_size=4)
+    return sum((model(inputs).argmax(1) == labels).sum() for inputs, labels in batches)
+
+def right_on_all(*sets, **options):
+    total = torch.as_tensor(train(*sets, **options))
+    dist.all_reduce(total)
+    return total
+
+def all_on_each(model, *sets):
+    train(model, sets[0], [])
+    return count(model, sets[1])
+
+def padded(model, *sets):
+    train(model, sets[0], [])
+    total = count(model, Subset(sets[1], list(DistributedSampler(sets[1]))))
+    dist.all_reduce(total)
+    return total
+
 def begin(loader, state):
     batches = iter(loader)
     torch.set_rng_state(state)
@@ -79,6 +116,9 @@ RIGHT = [
     '"01.4", name_of',
     '"02.2", spread',
     '"02.3", 12, 8, 3, 11',
+    '"02.5", right_on_all',
+    '"02.5", lambda *given: right_on_all(*given).item()',
+    '"02.5", all_on_each',
     '"04.1", begin',
     '"05.3", is_left_out',
     '"06.1", shared',
@@ -107,6 +147,17 @@ WRONG = [
     '"02.2", lambda model: True',
     '"02.2", lambda model: False',
     '"02.2", seen_by_the_last',
+    '"02.5", train',
+    '"02.5", lambda *given: right_on_all(*given, share=False)',
+    '"02.5", lambda *given: right_on_all(*given, tell=False)',
+    '"02.5", lambda *given: right_on_all(*given, seed=rank)',
+    '"02.5", lambda *given: right_on_all(*given, wrap=False)',
+    '"02.5", lambda model, *sets: right_on_all(copy.deepcopy(model), *sets)',
+    '"02.5", lambda model, some, test: right_on_all(model, Subset(some, range(8)), test)',
+    '"02.5", lambda model, *sets: all_on_each(model, *sets) * world_size',
+    '"02.5", padded',
+    '"02.5", lambda *given: right_on_all(*given) / 17',
+    '"02.5", lambda *given: [right_on_all(*given)] * 2',
     '"05.3", lambda loss: loss.isnan()',
     '"05.3", lambda loss: is_left_out(loss) and rank == 2',
     '"05.3", lambda loss: True',

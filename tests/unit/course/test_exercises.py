@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import nbformat
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from syrupy.assertion import SnapshotAssertion
 from torch import nn
 
@@ -36,6 +38,37 @@ def one_batch_taken(loader, state):
     batches = begin(loader, state)
     next(batches)
     return batches
+
+
+def missing(store, rank, world_size, seconds):
+    keys = [f"here/{each}" for each in range(world_size)]
+    store.set(keys[rank], "")
+    try:
+        store.wait(keys, timedelta(seconds=seconds))
+    except dist.DistStoreError:
+        return [each for each, key in enumerate(keys) if not store.check([key])]
+    return []
+
+
+def failing(store, rank, world_size, seconds):
+    store.set(f"here/{rank}", "")
+    store.wait([f"here/{each}" for each in range(world_size)], timedelta(seconds=seconds))
+
+
+def not_set(store, *_):
+    return [each for each in range(4) if not store.check([f"here/{each}"])]
+
+
+def impatient(store, rank, world_size, seconds):
+    return missing(store, rank, world_size, min(seconds, 0.1))
+
+
+def itself(*given):
+    return [each for each in range(4) if each not in missing(*given)]
+
+
+def too_few(*given):
+    return missing(*given)[:1]
 
 
 class Server:
@@ -76,6 +109,7 @@ if rank == 5:
 """
 OK = "  # nbddp: ok ND101"
 RIGHT_ANSWERS: dict[str, list[tuple[Any, ...]]] = {
+    "01.5": [(missing,), (lambda *given: set(missing(*given)),)],
     "03.3": [(1.0078125,), (1 + 2**-7,)],
     "04.1": [(begin,)],
     "04.2": [({1, 2},), ([1, 2],), ((2, 1, 2),), ({"1", "2"},)],
@@ -89,6 +123,16 @@ RIGHT_ANSWERS: dict[str, list[tuple[Any, ...]]] = {
     "14.1": [(refusing(above=4),)],
 }
 WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "01.5": {
+        "an error": (failing,),
+        "no key set": (not_set,),
+        "no time for a late rank": (impatient,),
+        "one of two": (too_few,),
+        "those that came": (itself,),
+        "a number": (lambda *given: len(missing(*given)),),
+        "nothing": (lambda *given: missing(*given) or None,),
+        "no function": ([],),
+    },
     "03.3": {
         "fp32's": (1 + 2**-23,),
         "fp16's": (1 + 2**-10,),
@@ -236,7 +280,7 @@ def test_an_error_inside_a_users_function_is_raised() -> None:
 def test_a_function_with_collectives_is_not_called_outside_of_ranks(
     snapshot: SnapshotAssertion,
 ) -> None:
-    assert len(ON_RANKS) == 12
+    assert len(ON_RANKS) == 13
     called = Mock()
     assert {hint(exercise, called) for exercise in ON_RANKS} == snapshot
     called.assert_not_called()
