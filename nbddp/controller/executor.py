@@ -14,7 +14,7 @@ from nbddp.controller.controller_state import ControllerState
 from nbddp.controller.heal_requests import HealRequests
 from nbddp.controller.message_handler import MessageHandler
 from nbddp.controller.rank_processes import FailedRanks, RankProcesses, short_error, start_error
-from nbddp.controller.run_recorder import WRITE_INTERVAL, known_facts
+from nbddp.controller.run_facts import WRITE_INTERVAL, known_facts
 from nbddp.controller.threads import Runtime
 from nbddp.errors import NbddpError, RequestError, StartError
 from nbddp.launch.local_launcher import Launcher

@@ -17,7 +17,7 @@ from nbddp.controller.executor import Executor
 from nbddp.controller.gpu_monitor import GpuMonitor
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.rank_processes import short_error
-from nbddp.controller.run_recorder import start_git_query
+from nbddp.controller.run_facts import start_git_query
 from nbddp.controller.threads import ClosedError, Runtime, on_thread, open_runtime
 from nbddp.errors import RequestError, StartError
 from nbddp.launch.local_launcher import Launcher, LocalLauncher

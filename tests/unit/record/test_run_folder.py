@@ -18,7 +18,7 @@ from typing import Any, cast
 import pytest
 
 from nbddp.checks.facts import RankFacts
-from nbddp.controller.run_recorder import samples_per_step
+from nbddp.controller.run_facts import samples_per_step
 from nbddp.errors import StartError
 from nbddp.record.event_log import EventLog
 from nbddp.record.run_folder import FORMAT, RunFolder, RunJson, read_facts

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nbddp.controller import run_recorder as origins
-from nbddp.controller.run_recorder import MAX_DIFF, git_origin, start_git_query
+from nbddp.controller import run_facts as origins
+from nbddp.controller.run_facts import MAX_DIFF, git_origin, start_git_query
 
 
 @pytest.fixture
