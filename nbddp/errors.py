@@ -1,4 +1,4 @@
-"""The errors of nbddp, and process exits in words.
+"""The errors of nbddp; exits of processes, lines of code and lists of ranks in words.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Format numbers, units and names."""
+"""Format counts, amounts of memory and lists of names."""
 
 from __future__ import annotations
 

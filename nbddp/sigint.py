@@ -1,4 +1,4 @@
-"""Keep an interrupt from breaking work: defer it, wait so that it gets through, import safely."""
+"""Handle SIGINT safely: defer it, let it end the wait for a future or for an import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about files and devices that ranks share."""
+"""Rules about files that several ranks write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about trainers of other libraries, such as those of Transformers and Lightning."""
+"""Rules about trainers of other libraries, and the GPUs and precisions that they use."""
 
 from __future__ import annotations
 

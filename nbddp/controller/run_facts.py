@@ -1,4 +1,4 @@
-"""Record what no event reports: devices, run totals, the global batch size, the code's origin."""
+"""Collect facts for ``run.json``: devices, totals, the global batch size, the state of git."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The assignments whose answer is a class: a set of tests that runs on all ranks together.
+"""The exercises of notebook 16: classes for DDP and sharded Adam, tested on all ranks.
 
 Each function takes the class and returns a hint to the first test that fails, or :data:`RIGHT`.
 All ranks run the same tests, because each of them communicates.

@@ -1,4 +1,4 @@
-"""Worker groups for scripts and tests, and the retries of cells after a failure."""
+"""The actions that scripts and magics share: run cells, retry, sweep, check, push and pull."""
 
 from nbddp.group.worker_group import WorkerGroup
 

@@ -1,4 +1,4 @@
-"""Check cells that have run, and scripts that have not."""
+"""Run the checks on a cell after its run, and on the file of a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Show cells and trials of a script as text."""
+"""Show cells and trials as text, for a script that uses a ``WorkerGroup``."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Start ranks on this machine: the notebook's, or a node."""
+"""Start ranks on this machine; the notebook and the agent of a node use it."""

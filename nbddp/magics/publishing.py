@@ -1,4 +1,4 @@
-"""Publish the runs of a notebook while they are going on."""
+"""``--publish``: publish the runs of a notebook from their start to their end."""
 
 from __future__ import annotations
 

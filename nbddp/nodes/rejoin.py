@@ -1,4 +1,4 @@
-"""Ranks on nodes that outlive their notebook, as the next notebook sees them."""
+"""Ranks on nodes that have survived their notebook, and how the next notebook takes them over."""
 
 from __future__ import annotations
 

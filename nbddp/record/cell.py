@@ -1,4 +1,4 @@
-"""One cell run: its request, its handle while it runs, its result, and where notices go."""
+"""A run of a cell: its request, its handle while it runs, its result; the router of notices."""
 
 from __future__ import annotations
 

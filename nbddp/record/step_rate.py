@@ -1,4 +1,4 @@
-"""Estimate the steps per second of a rank from recent marks."""
+"""Estimate the steps per second of a rank from the times of its recent steps."""
 
 from __future__ import annotations
 

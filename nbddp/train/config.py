@@ -1,4 +1,4 @@
-"""Settings of a run, such as the learning rate: recorded with the run and compared between runs."""
+"""``nbddp.config()``: record the settings of a run, such as the learning rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A DataLoader for each rank's part of the data; it can be resumed.
+"""``nbddp.loader()``: a DataLoader for each rank's part of the data; it can be resumed.
 
 Training data has by default a new order in each epoch, unless a sampler or a stream sets the order.
 """

@@ -1,4 +1,4 @@
-"""Reports of a training loop: numbers, progress and events.
+"""``nbddp.log()`` and ``nbddp.track()``: report numbers, progress and events of a training loop.
 
 They go to a sink. A rank of a worker group sets its own sink. Without one, as under torchrun,
 numbers and events go to the logger ``nbddp``.

@@ -1,4 +1,4 @@
-"""Mixed precision, gradient accumulation and clipping in one object, in the correct order."""
+"""``nbddp.precision()``: mixed precision, gradient accumulation and clipping in one object."""
 
 from __future__ import annotations
 

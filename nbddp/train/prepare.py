@@ -1,4 +1,4 @@
-"""Prepare a model for training on several ranks."""
+"""``nbddp.prepare()``: move a model to this rank's device and wrap it in DDP."""
 
 from __future__ import annotations
 

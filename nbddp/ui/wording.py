@@ -1,4 +1,4 @@
-"""Numbers, states and events in words, for text and for the panel."""
+"""Durations, rates, states and events in words, for text and for the panel."""
 
 from __future__ import annotations
 

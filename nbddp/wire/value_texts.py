@@ -1,4 +1,4 @@
-"""Short texts for comparing values between ranks.
+"""Short texts of plain values, to compare them between ranks and to restore them.
 
 The text of a plain value is an expression for it. The text of any other value is a fingerprint:
 different fingerprints mean different values, but different values may have equal fingerprints.

@@ -1,7 +1,7 @@
-"""Tasks of the forkserver besides forking: preload modules in parts, and clean up at exit.
+"""Preload modules in the forkserver, in parts between forks, and clean up at its exit.
 
-It preloads the modules that the first DDP model would import in every rank. Between two parts it
-serves, so that a start waits for one part at most. None of these imports touches CUDA.
+The modules are those that the first DDP model would import in every rank. Between two parts the
+forkserver serves, so that a start waits for one part at most. No import touches CUDA.
 """
 
 from __future__ import annotations

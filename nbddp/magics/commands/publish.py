@@ -1,4 +1,4 @@
-"""``%ddp publish`` and ``--publish``: send a run to trackio, W&B, TensorBoard or MLflow."""
+"""``%ddp publish``: send a run to a tracker; also the argument of ``--publish``."""
 
 from __future__ import annotations
 

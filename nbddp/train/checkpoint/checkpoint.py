@@ -1,4 +1,4 @@
-"""Checkpoints: the state that a run needs to continue, saved completely or not at all."""
+"""``nbddp.Checkpoint``: save the state that a run needs to continue, completely or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Injected faults: each fires once, on one rank, at one step, so experiments can be repeated."""
+"""``nbddp.faults``: arm faults; each fires once, on one rank, at one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small widgets for the panel, its log, its charts and its buttons."""
+"""Create and close the small widgets of a panel: HTML, boxes and toggle buttons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The combinations of a sweep or of a scaling study, in words and as a table."""
+"""The progress of a sweep or a scaling study: which of its runs succeeded, failed or remain."""
 
 from __future__ import annotations
 
