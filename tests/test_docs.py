@@ -164,6 +164,33 @@ def test_packages_page_names_every_package_and_its_picture_has_the_layers_of_pyp
     assert {name for row in rows for name in row} == packages
 
 
+def test_names_in_the_tables_of_packages_are_in_the_files_of_their_rows() -> None:
+    missing, found = [], 0
+    for row in PACKAGES.partition("\n## Where to make a change\n")[2].splitlines():
+        if not row.startswith("| "):
+            continue
+        words = re.findall(r"`([^`]+)`", row)
+        paths = [path for word in words if "/" in word or "." in word for path in files_of(word)]
+        text = "\n".join(path.read_text() for path in paths)
+        names = [word for word in words if re.fullmatch(r"[A-Z_a-z]\w*(\.\w+)?", word)]
+        names = [name for name in names if not name.endswith((".py", ".css", ".md", ".json"))]
+        found += len(names)
+        missing += [word for word in words if "*" in word and not files_of(word)]
+        missing += [name for name in names if not re.search(rf"\b{name.split('.')[-1]}\b", text)]
+    assert found > 15
+    assert missing == []
+
+
+def files_of(place: str) -> list[Path]:
+    """Return the files of a place in the tables of packages.md; empty if it names no place."""
+    folder = place.removesuffix("/")
+    return [
+        path
+        for found in (ROOT / "nbddp").glob(folder)
+        for path in (found.rglob("*.py") if found.is_dir() else [found])
+    ]
+
+
 def test_pages_for_developers_name_only_existing_files() -> None:
     text = "\n".join(page.read_text() for page in DEVELOPMENT)
     names = re.findall(r"`((?:nbddp|tests|tools|binder)/[\w/]+(?:\.\w+)?)`", text)
