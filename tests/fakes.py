@@ -183,6 +183,8 @@ class FakeLink:
     def create_sibling(self) -> FakeLink:
         return FakeLink()
 
+    def use_secret(self, secret: bytes) -> None: ...
+
     def open_attempt(self, attempt: int, world_size: int) -> None:  # noqa: ARG002 - as the real one
         self.attempt = attempt
 

@@ -1,8 +1,9 @@
-"""Check that no order of events and no fault in an action leaves a request pending.
+"""Check that no order of events and no fault in an action is a dead end.
 
 Hypothesis plays a user, ranks, a clock and faults against a session without a thread. The faults:
-the disk is full; a process cannot be started, watched or killed; no message can be sent. In the
-end it either stops the group or lets every process exit, and checks that no request is pending.
+the disk is full; a process cannot be started, watched or killed; no message can be sent. After
+each event it checks the life of the group. In the end it either stops the group or lets every
+process exit, and checks that no request is pending.
 """
 
 from __future__ import annotations
@@ -10,22 +11,28 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import FakeHandle, FakeLauncher, ManualEventThread, SilentLink, manual_runtime, ready
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from life_history import History
 
+from nbddp.controller import executor
 from nbddp.controller.group_spec import GroupSpec
+from nbddp.controller.rank_processes import RankProcesses
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError, StartError
-from nbddp.lifecycle.events import NodeJoined, NodeLost
-from nbddp.lifecycle.group_state import GroupState
+from nbddp.lifecycle import events as ev
+from nbddp.lifecycle.group_state import GroupState, Life
+from nbddp.lifecycle.transitions import advance
+from nbddp.nodes.rejoin import SurvivingGroup, SurvivingRank
 from nbddp.record import run_folder
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.sigint import Future
@@ -33,6 +40,7 @@ from nbddp.wire import messages as msg
 from nbddp.wire.envelope import Envelope
 from nbddp.wire.request_messages import Answer, Complete, JoinGroup, SendNamespace
 
+WORLD = st.integers(1, 3)
 RANK = st.integers(0, 2)
 NUMBER = st.integers(0, 9)
 FAILURE = {"name": "ValueError", "text": "no", "traceback": "ValueError: no", "at": 1.0}
@@ -91,6 +99,13 @@ class AnyOrder(RuleBasedStateMachine):
         self.cannot_connect = False
         self.stops_in_the_end = True
         self.heal_error = ""
+        self.unopened: dict[str, str] = {}
+        self.working: set[int] = set()
+        self.nodes = 0
+        self.history = History()
+        self.steps: list[tuple[ev.Event, Life, list[ev.Action]]] = []
+        self.patch.setattr(executor, "advance", self.advance)
+        self.patch.setattr(RankProcesses, "working_ranks", self.working_ranks)
         finish = CellHandle.finish
 
         def count(handle: CellHandle, *arguments: Any) -> object:
@@ -98,6 +113,23 @@ class AnyOrder(RuleBasedStateMachine):
             return finish(handle, *arguments)
 
         self.patch.setattr(CellHandle, "finish", count)
+
+    def advance(self, life: Life, event: ev.Event) -> tuple[Life, list[ev.Action]]:
+        """Record a step, because the executor handles errors that are raised here."""
+        changed, actions = advance(life, event)
+        self.steps.append((event, changed, actions))
+        return changed, actions
+
+    def working_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        return tuple(rank for rank in ranks if rank in self.working)
+
+    @invariant()
+    def the_life_has_no_dead_end(self) -> None:
+        for step in self.steps:
+            self.history.follow(*step)
+        self.steps.clear()
+        assert self.history.life == self.session.life
+        self.history.check()
 
     def make_runtime(self) -> Any:
         if self.cannot_connect:
@@ -150,20 +182,24 @@ class AnyOrder(RuleBasedStateMachine):
         self.actor.report_exit()
 
     @precondition(lambda self: self.is_open() and self.actor.due)
-    @rule(number=NUMBER)
-    def a_deadline_expires(self, number: int) -> None:
+    @rule(number=NUMBER, working=st.sets(RANK))
+    def a_deadline_expires(self, number: int, working: set[int]) -> None:
+        self.working = working
         self.actor.run_delayed(number % len(self.actor.due))
 
     # ---- the user
 
     @initialize(
-        world_size=st.integers(1, 3),
+        world_size=WORLD,
+        joins_group=st.booleans(),
         first_phase=st.sampled_from(["a heal", "a death", "a cell", "a group", "a start"]),
         is_stopped=st.booleans(),
     )
-    def reaches_a_first_phase(self, world_size: int, first_phase: str, is_stopped: bool) -> None:
+    def reaches_a_first_phase(
+        self, world_size: int, joins_group: bool, first_phase: str, is_stopped: bool
+    ) -> None:
         self.stops_in_the_end = is_stopped
-        self.starts_or_restarts(world_size)
+        self.starts_or_restarts(world_size, joins_group)
         if first_phase != "a start":
             self.ranks_work_normally()
         if first_phase == "a cell":
@@ -186,13 +222,42 @@ class AnyOrder(RuleBasedStateMachine):
         while self.is_open() and (self.actor.inbox or self.actor.urgent_inbox):
             self.turn(self.actor)
 
-    @rule(world_size=st.integers(1, 3))
-    def starts_or_restarts(self, world_size: int) -> None:
-        spec = GroupSpec(nproc=world_size)
-        if self.state is GroupState.OFF:
+    @rule(world_size=WORLD, joins_group=st.booleans(), is_refused=st.booleans())
+    def starts_or_restarts(
+        self, world_size: int, joins_group: bool, is_refused: bool = False
+    ) -> None:
+        spec = GroupSpec(nproc=world_size, joins_group=joins_group)
+        if self.state is GroupState.OFF or is_refused:
             self.make_request("start", self.session._request_start, spec, spec.start_event())
         else:
             self.make_request("restart", self.session.request_restart, spec)
+
+    @precondition(lambda self: self.is_open() and self.state is GroupState.OFF)
+    @rule(world_size=WORLD, ranks=st.sets(RANK, min_size=1))
+    def adopts_ranks_of_another_notebook(self, world_size: int, ranks: set[int]) -> None:
+        """Adopt ranks without a fault, because nbddp does not repair a failed rejoin."""
+        self.all_faults_are_repaired()
+        self.catch_up()
+        attempt = self.session.life.attempt + 1
+        adopted = [
+            Rank(attempt, rank, FakeHandle(obeys=False)) for rank in ranks if rank < world_size
+        ]
+        if self.state is GroupState.OFF and adopted:
+            survivors = SurvivingGroup(
+                ranks={
+                    each.rank: SurvivingRank(each.handle, {"incarnation": 0}) for each in adopted
+                },
+                set_store_port=lambda _port: None,
+                attempt=attempt,
+                world_size=world_size,
+                secret=b"",
+                folder=Path("gone"),
+                options={},
+            )
+            self.ranks.update({(attempt, each.rank): each for each in adopted})
+            self.session._executor.surviving_group = survivors
+            spec, event = GroupSpec(nproc=world_size), survivors.rejoin_event()
+            self.make_request("start", self.session._request_start, spec, event)
 
     @precondition(lambda self: self.is_open())
     @rule()
@@ -200,7 +265,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.make_request("stop", self.session.request_stop)
 
     @precondition(lambda self: self.is_open())
-    @rule(rank=RANK)
+    @rule(rank=st.integers(-1, 3))
     def requests_a_kill(self, rank: int) -> None:
         self.make_request("kill", self.session.request_kill, rank)
 
@@ -212,9 +277,10 @@ class AnyOrder(RuleBasedStateMachine):
             "heal", self.session.request_heal, gone if is_for_all else gone[:1], donor
         )
 
-    @rule(error=st.sampled_from(["", "", "no"]))
-    def the_outcome_of_heals_changes(self, error: str) -> None:
+    @rule(error=st.sampled_from(["", "", "no"]), is_not_opened=st.booleans())
+    def the_outcome_of_heals_changes(self, error: str, is_not_opened: bool) -> None:
         self.heal_error = error
+        self.unopened = {"x": error} if error and is_not_opened else {}
 
     @precondition(lambda self: self.is_open())
     @rule(rank=RANK)
@@ -225,16 +291,30 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.state in (GroupState.IDLE, GroupState.BROKEN))
     @rule(is_for_all=st.booleans(), needs_group=st.booleans(), is_elastic=st.booleans())
     def submits_a_cell(self, is_for_all: bool, needs_group: bool, is_elastic: bool) -> None:
-        ranks = None if is_for_all else tuple(self.session.life.alive)
-        request = CellRequest(source="x", ranks=ranks, needs_group=needs_group)
+        self.submits_a_cell_on_some_ranks(
+            None if is_for_all else self.session.life.alive, needs_group, is_elastic
+        )
+
+    @precondition(lambda self: self.session.life.alive)
+    @rule(
+        ranks=st.lists(RANK, min_size=1, unique=True),
+        needs_group=st.booleans(),
+        is_elastic=st.booleans(),
+    )
+    def submits_a_cell_on_some_ranks(
+        self, ranks: list[int] | None, needs_group: bool, is_elastic: bool
+    ) -> None:
+        chosen = None if ranks is None else tuple(ranks)
+        request = CellRequest(source="x", ranks=chosen, needs_group=needs_group)
         self.catch_up()
         with contextlib.suppress(RequestError):
             self.cells.append(self.session.submit(request, is_elastic=is_elastic))
 
     @rule(has_room=st.booleans())
     def a_node_joins(self, has_room: bool) -> None:
+        self.nodes += 1
         self.launcher.room = has_room
-        self.session.on_node_event(NodeJoined(name="far", nproc=1))
+        self.session.on_node_event(ev.NodeJoined(name=f"far{self.nodes}", nproc=1))
 
     @precondition(lambda self: self.living())
     @rule(numbers=st.sets(NUMBER), is_first=st.booleans())
@@ -246,7 +326,7 @@ class AnyOrder(RuleBasedStateMachine):
         if not is_first:
             self.actor.report_exit()
         ranks = tuple(each.rank for each in lost)
-        event = NodeLost(name="near", address="10.0.0.7", reason="no sign", ranks=ranks)
+        event = ev.NodeLost(name="near", address="10.0.0.7", reason="no sign", ranks=ranks)
         self.session.on_node_event(event)
 
     @rule()
@@ -300,7 +380,8 @@ class AnyOrder(RuleBasedStateMachine):
                 given = Answer(request=request, error=error, content=NAMES, payload=payload)
                 self.post(rank, given)
             case JoinGroup(request=request):
-                self.post(rank, Answer(request=request, error=self.heal_error))
+                content: dict[str, Any] = {"unopened": self.unopened}
+                self.post(rank, Answer(request=request, error=self.heal_error, content=content))
             case msg.Regroup() | msg.CancelRequest():
                 pass
 
@@ -309,12 +390,17 @@ class AnyOrder(RuleBasedStateMachine):
             self.post(rank, msg.InterruptAcknowledged(cell=rank.cell))
 
     @precondition(lambda self: self.living(lambda each: each.cell))
-    @rule(number=NUMBER, is_ok=st.booleans())
-    def reports_the_end_of_its_cell(self, number: int, is_ok: bool) -> None:
+    @rule(number=NUMBER, is_ok=st.booleans(), in_group=st.booleans(), sequence=st.integers(0, 1))
+    def reports_the_end_of_its_cell(
+        self, number: int, is_ok: bool, in_group: bool, sequence: int
+    ) -> None:
         busy = self.living(lambda each: each.cell)
         rank = busy[number % len(busy)]
         failure = {} if is_ok else FAILURE
-        self.post(rank, msg.CellEnded(cell=rank.cell, in_group=is_ok, failure=failure))
+        report = msg.CellEnded(
+            cell=rank.cell, in_group=in_group, sequence=sequence, failure=failure
+        )
+        self.post(rank, report)
         rank.cell = 0
 
     @precondition(lambda self: self.living())
@@ -467,7 +553,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def check_that_a_start_works(self) -> None:
         """Check that a group works after all faults are repaired."""
-        self.starts_or_restarts(2)
+        self.starts_or_restarts(2, joins_group=True)
         self.ranks_work_normally()
         assert self.state is GroupState.IDLE
         cell = self.session.submit(HELLO)
