@@ -18,6 +18,7 @@ pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 PAIR = "%%ddp --nproc 2\n"
+ONE = "%%ddp --nproc 2 --ranks 0\n"
 WORKS = "%%ddp\nassert kept == rank\ndist.barrier()"
 
 
@@ -56,12 +57,49 @@ def test_breakpoint_stops_the_first_rank_and_steps_through_the_cell(notebook: No
     assert statistics.median(reply.waits[1:]) < 2  # 20 to 40 ms on a quiet machine
 
 
-def test_interact_prints_results(notebook: Notebook) -> None:
-    source = f"{PAIR}def f(a):\n    b = a + 21\n    breakpoint()\n    return b\nf(0)"
-    reply = notebook.converse(source, "interact", "b * 2", "\x04", "!b = 9", "c")
-    assert reply.asked[1][0].endswith("] >>> ")
-    assert " 42\n" in reply.text
-    assert values(reply.text) == ["21", "9"]
+F = "def f(a):\n    b = a + 21\n    return b\n"
+NUMBERS = "x = 1\ny = 2\nx + y"
+SESSIONS = {  # a cell, what the user types, and words of the output
+    "interact": (
+        f"{F.replace('return', 'breakpoint(); return')}f(0)",
+        ["interact", "b * 2", "\x04", "!b = 9", "c"],
+        ["[rank 0] 42\n", "Out [rank 0] 9\n"],
+    ),
+    "debug": (
+        f"{F}breakpoint()\nx = f(1)\nx",
+        ["debug f(5)", "s", "c", "c"],
+        ["ENTERING RECURSIVE DEBUGGER", "Out [rank 0] 22\n"],
+    ),
+    "return": (f"{F}breakpoint()\nx = f(1)\nx", ["r"], ["Out [rank 0] 22\n"]),
+    "last line": ("x = 3\nbreakpoint()", ["p x * 7", "s"], ["--> 3 breakpoint()", " 21\n"]),
+    "condition": ("x = 3\nif x: breakpoint()", ["p x * 7", "s"], ["--> 3 if x: ", " 21\n"]),
+    "assignment": ("x = 3\ny = breakpoint()", ["p x * 7", "s"], ["--> 3 y = ", " 21\n"]),
+    "step": (
+        f"breakpoint()\nnbddp.log(step=1, loss=0.5)\n{NUMBERS}",
+        ["n", "s", "w", "s", "c"],
+        ["--> 4 x = 1", "--> 5 y = 2"],
+    ),
+    "set_trace of pdb": (
+        f"from pdb import set_trace\nset_trace()\n{NUMBERS}",
+        ["n", "n", "p x", "c"],
+        ["--> 5 y = 2", "Out [rank 0] 3\n"],
+    ),
+    "set_trace of IPython": (
+        f"from IPython.core.debugger import set_trace\nset_trace()\n{NUMBERS}",
+        ["n", "n", "p x", "c"],
+        ["--> 5 y = 2", "Out [rank 0] 3\n"],
+    ),
+}
+OTHERS_CODE = ("nbddp/", "nbddp:", "site-packages", "hidden", "run_ast_nodes", "StopIteration")
+
+
+@pytest.mark.parametrize("name", SESSIONS)
+def test_debugger_commands_stay_in_the_cell(notebook: Notebook, name: str) -> None:
+    source, typed, shown = SESSIONS[name]
+    reply = notebook.converse(f"{ONE}{source}", *typed)
+    assert (reply.status, len(reply.asked)) == ("ok", len(typed))
+    assert [words for words in shown if words not in reply.text] == []
+    assert [words for words in OTHERS_CODE if words in reply.text] == []
 
 
 def test_q_ends_the_cell_on_all_ranks_and_keeps_every_name(notebook: Notebook) -> None:
@@ -81,14 +119,22 @@ def test_interrupt_during_input_ends_the_cell_and_keeps_all_names(notebook: Note
 
 
 @pytest.mark.full
-def test_timeout_is_paused_while_the_debugger_is_open(notebook: Notebook) -> None:
+def test_waiting_in_the_debugger_uses_no_cpu_and_pauses_the_timeout(notebook: Notebook) -> None:
     notebook.run("%ddp restart --nproc 2 --timeout 5")
-    reply = notebook.converse(
-        "%%ddp\nbreakpoint()\ndist.barrier()\nrank",
-        lambda: (time.sleep(12), notebook.client.input("c")),
-    )
+    waiting = psutil.Process(pids(notebook)[0])
+    used: list[float] = []
+
+    def wait_and_continue() -> None:
+        before = sum(waiting.cpu_times()[:2])
+        time.sleep(12)
+        used.append(sum(waiting.cpu_times()[:2]) - before)
+        notebook.client.input("c")
+
+    source = "%%ddp --break-ranks 0\nbreakpoint()\ndist.barrier()\nrank"
+    reply = notebook.converse(source, wait_and_continue)
     assert reply.status == "ok"
     assert "no progress" not in reply.text
+    assert used[0] < 3
     late = notebook.run("%%ddp\nimport time\nif rank: time.sleep(60)\ndist.barrier()")
     assert late.status == "error", "the timeout holds again"
     notebook.run("%ddp restart --timeout 1800")
@@ -136,22 +182,6 @@ def test_input_without_an_input_box_fails_at_once(notebook: Notebook) -> None:
     assert notebook.run(WORKS).status == "ok"
 
 
-@pytest.mark.full
-def test_rank_waiting_for_input_uses_no_cpu(notebook: Notebook) -> None:
-    notebook.run(f"{PAIR}import os")
-    ranks = [psutil.Process(pid) for pid in pids(notebook)]
-    used: list[float] = []
-
-    def look() -> None:
-        before = sum(sum(each.cpu_times()[:2]) for each in ranks)
-        time.sleep(2)
-        used.append(sum(sum(each.cpu_times()[:2]) for each in ranks) - before)
-        notebook.client.input("x")
-
-    notebook.converse("%%ddp --ranks 0\ninput()", look)
-    assert used[0] < 0.5
-
-
 def test_reply_to_a_stale_input_box_answers_no_other_prompt(notebook: Notebook) -> None:
     """The rank of the box is killed; a late reply answers no prompt of another rank."""
     notebook.run(f"{PAIR}import os")
@@ -193,50 +223,6 @@ def test_debugger_opens_an_interrupted_rank_at_the_cell_line(notebook: Notebook)
     assert "[rank 1] ipdb> p step\n[rank 1] 3\n" in reply.text
     assert "'ab'" in reply.text
     assert reply.status == "ok"
-
-
-ONE = "%%ddp --nproc 2 --ranks 0\n"
-F = "def f(a):\n    b = a + 1\n    return b\n"
-
-
-def test_debugger_commands_debug_and_return_come_back_to_the_cell(notebook: Notebook) -> None:
-    debugs = f"{ONE}{F}breakpoint()\nx = f(1)\nprint(x)"
-    reply = notebook.converse(debugs, "debug f(5)", "s", "c", "c")
-    assert "ENTERING RECURSIVE DEBUGGER" in reply.text
-    assert reply.lines(0)[-1] == "2"
-
-    reply = notebook.converse(debugs, "r", "r", "c")
-    assert "Internal StopIteration" not in reply.text
-    assert "run_ast_nodes" not in reply.text
-    assert reply.lines(0)[-1] == "2"
-
-
-@pytest.mark.parametrize("last", ["breakpoint()", "if x: breakpoint()", "y = breakpoint()"])
-def test_a_breakpoint_on_the_last_line_stops_there(notebook: Notebook, last: str) -> None:
-    source = f"{ONE}x = 3\n{last}"
-    reply = notebook.converse(source, "p x * 7", "s")
-    assert f"----> 3 {last}" in reply.text
-    assert "[rank 0] 21\n" in reply.text
-    assert "nbddp" not in reply.text
-    assert (reply.status, len(reply.asked)) == ("ok", 2)
-
-
-def test_step_skips_functions_of_nbddp(notebook: Notebook) -> None:
-    source = f"{ONE}breakpoint()\nnbddp.log(step=1, loss=0.5)\nx = 1\ny = 2"
-    reply = notebook.converse(source, "n", "s", "w", "s", "c")
-    assert "----> 4 x = 1" in reply.text
-    assert "----> 5 y = 2" in reply.text
-    assert "nbddp/" not in reply.text
-    assert "hidden" not in reply.text
-
-
-@pytest.mark.parametrize("way_in", ["pdb", "IPython.core.debugger"])
-def test_every_set_trace_stops_in_the_cell(notebook: Notebook, way_in: str) -> None:
-    source = f"{ONE}from {way_in} import set_trace\nset_trace()\nx = 1\ny = 2\nprint(x + y)"
-    reply = notebook.converse(source, "n", "n", "p x", "c")
-    assert "----> 5 y = 2" in reply.text
-    assert "site-packages" not in reply.text
-    assert reply.lines(0)[-1] == "3"
 
 
 def test_breakpoints_can_be_turned_off(notebook: Notebook) -> None:
