@@ -23,7 +23,6 @@ from nbddp.group.recovery import Recovery, show_cell
 from nbddp.group.script_ranks import ScriptRanks
 from nbddp.group.trace import collect_trace
 from nbddp.launch.local_launcher import Launcher, LocalLauncher
-from nbddp.launch.memory import MemoryWatch
 from nbddp.lifecycle.group_state import Life
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, ReplayEntry
 from nbddp.record.event_log import RunEvent
@@ -243,10 +242,6 @@ class Ranks(WorkerGroup):
 
     def hang_after(self, seconds: float) -> None:
         self.session.rank_monitor.hangs.hang_after = seconds
-
-    def count_kills_in(self, counter: Path) -> None:
-        """Read the number of processes that the system killed for memory from this file."""
-        self.session._executor.messages._memory = MemoryWatch([counter], [])
 
     @property
     def last_step(self) -> float | None:

@@ -119,30 +119,6 @@ def test_death_is_reported_while_other_ranks_still_run(group: Ranks, folder: Pat
     handle.notice_queue.detach_reader()
 
 
-def test_report_mentions_memory_for_an_oom_kill_but_not_for_ddp_kill(
-    group: Ranks, folder: Path
-) -> None:
-    counter = folder / "vmstat"
-
-    def report_of(kill: str) -> str:
-        counter.write_text("oom_kill 0\n")
-        group.count_kills_in(counter)
-        source = f"import os, time\nif rank == 1:\n    {kill}\ndist.barrier()"
-        return group.failure_of(source).report
-
-    kill = f"open({str(counter)!r}, 'w').write('oom_kill 1'); os.kill(os.getpid(), 9)"
-    assert "memory" in report_of(kill).splitlines()[1]
-    group.restart()
-
-    def be_asked() -> None:
-        counter.write_text("oom_kill 1\n")
-        group.kill(1)
-
-    asking = when_cell_runs(group, be_asked)
-    assert "memory" not in report_of("time.sleep(60)")
-    asking.join()
-
-
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.full)])
 def test_kills_at_random_moments_lose_no_line(

@@ -83,22 +83,6 @@ def test_deleted_working_folder_does_not_break_the_next_start(
     shutil.rmtree(runs)
 
 
-def test_a_module_edited_on_disk_is_seen_after_a_restart(
-    make_group: MakeRanks, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    module = folder / "edited.py"
-    module.write_text("value = 1\n")
-    group = make_group(1)
-    group.run("import edited")
-    module.write_text("value = 22\n")
-    monkeypatch.setenv("SEEN_LATER", "yes")
-    group.restart()
-    group.run("import edited, os")
-    assert group.pull("(edited.value, os.environ['SEEN_LATER'])", rank=0) == (22, "yes")
-
-
 def test_changes_to_the_process_by_a_cell_do_not_break_the_next_cell(group: Ranks) -> None:
     for source in (
         "import os\nos.chdir('/')",

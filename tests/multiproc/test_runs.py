@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -106,32 +105,7 @@ def test_running_cell_is_recorded_and_an_interrupt_is_no_failure(
     assert 'aria-label="failure"' not in page
 
 
-def test_git_state_is_recorded_in_the_background(make_group: MakeRanks, folder: Path) -> None:
-    git = ["git", "-c", "user.name=Somebody", "-c", "user.email=a@example.org"]
-    subprocess.run([*git, "init", "-q", "-b", "main"], check=True, cwd=folder)
-    (folder / "train.py").write_text("lr = 0.1\n")
-    subprocess.run([*git, "add", "train.py"], check=True, cwd=folder)
-    subprocess.run([*git, "commit", "-q", "-m", "first"], check=True, cwd=folder)
-    (folder / "train.py").write_text("lr = 0.2\n")
-    group = make_group(1)
-    assert wait_until(lambda: "git" in read_facts(group.run_folder), timeout=30)
-    found = read_facts(group.run_folder)["git"]
-    assert (found["branch"], found["dirty"], found["changed"]) == ("main", True, ["train.py"])
-    assert "+lr = 0.2" in found["diff"]
-    group.run("x = 1")
-    assert facts_at_end(group)["git"] == found
-
-
 # ---- in a notebook
-
-
-def test_repeated_run_name_means_the_newest_run(notebook: Notebook, base: Path) -> None:
-    for loss in (1.0, 2.0):
-        cell = f"%%ddp --fresh --nproc 1 --name again\nnbddp.log(loss={loss})"
-        assert notebook.run(cell).status == "ok"
-    assert len(list((base / ".nbddp" / "runs").iterdir())) == 2
-    code = "import nbddp; print(nbddp.Run('again').metrics()['loss'])"
-    assert notebook.run(code).text == "[2.0]\n"
 
 
 @pytest.mark.full

@@ -132,22 +132,6 @@ if (lr, batch) == (0.3, 16) and not pathlib.Path("go_on").exists():
     assert "sweep of 6: 4 ok, 2 failed" in last.text  # another cell is another sweep
 
 
-def test_finished_combinations_are_skipped_unless_start_over(
-    notebook: Notebook, base: Path
-) -> None:
-    notebook.run(SETUP)
-    cell = "%%ddp --sweep lr=0.1,0.2\ntrain(lr, 1)"
-    notebook.run(cell)
-    assert len(swept(base)) == 2
-    assert len(table(notebook.run(cell))) == 2
-    assert len(swept(base)) == 2
-    assert notebook.run(cell.replace("0.2", "0.2 --start-over")).status == "ok"
-    assert len(list((base / ".nbddp" / "runs").glob("*lr*"))) == 4
-    notebook.run("%%ddp\nlr = 8")  # an earlier cell is another now
-    notebook.run(cell)
-    assert len(list((base / ".nbddp" / "runs").glob("*lr*"))) == 6
-
-
 def test_seeds_control_random_numbers_of_the_cell_and_earlier_cells(
     notebook: Notebook, base: Path
 ) -> None:
@@ -170,23 +154,15 @@ def test_seeds_control_random_numbers_of_the_cell_and_earlier_cells(
     assert all(one[name] != other[name] for name in ("weight", "drawn", "numpy", "seed_was"))
 
 
-def test_pushed_values_exist_in_each_run_of_a_sweep(notebook: Notebook, base: Path) -> None:
-    notebook.run("scale, lr = 10, 1")
-    reply = notebook.run(
-        "%%ddp --nproc 1 --push scale,lr --name first --sweep lr=1,2\nnbddp.log(x=scale * lr)"
-    )
-    assert reply.status == "ok", reply.traceback
-    rows = swept(base)
-    assert [facts["last"]["x"]["mean"] for facts in rows.values()] == [10, 20]
-    assert list(rows) == ["first-lr1", "first-lr2"]
-
-
 def test_changed_values_or_environment_begin_another_sweep(notebook: Notebook, base: Path) -> None:
-    cell = "%%ddp --nproc 1 --push scale --sweep lr=1,2 --env SHIFT={}\nimport os\n"
+    cell = "%%ddp --nproc 1 --push scale,lr --name {}{} --sweep lr=1,2 --env SHIFT={}\nimport os\n"
     cell += "nbddp.log(x=scale * lr + int(os.environ['SHIFT']))"
+    notebook.run("lr = 1")
     for scale, shift in ((10, 0), (20, 0), (20, 5), (20, 5)):
         notebook.run(f"scale = {scale}")
-        assert notebook.run(cell.format(shift)).status == "ok"
+        assert notebook.run(cell.format("s", scale, shift)).status == "ok"
+    lasts = {name: facts["last"]["x"]["mean"] for name, facts in swept(base).items()}
+    assert lasts == {"s10-lr1": 10, "s10-lr2": 20, "s20-lr1": 25, "s20-lr2": 45}
     assert len(list((base / ".nbddp" / "runs").glob("*lr*"))) == 6
 
 

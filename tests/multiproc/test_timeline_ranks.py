@@ -14,7 +14,6 @@ from drivers.ranks import MakeRanks, Ranks
 from notebook import Notebook
 from processes import wait_until
 
-from nbddp import CellFailedError
 from nbddp.record.cell import CellHandle
 from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.record.waiting.collective_timeline import Timeline
@@ -216,27 +215,6 @@ if rank == 1:
     raise ValueError("it goes another way")
 dist.barrier()
 """
-
-
-def test_timeline_draws_an_unfinished_collective_as_waiting(make_group: MakeRanks) -> None:
-    group = make_group(3)
-    with pytest.raises(CellFailedError):
-        group.run(APART.format(seconds=2))
-    line = group.timeline()
-    (last,) = line.unmet
-    assert (last.call.name, set(last.arrivals), last.missing, last.place) == (
-        "barrier",
-        {0, 2},
-        (1,),
-        (6, ""),
-    )
-    (ended,) = [each.at for each in group.events() if each.kind == "cell ended"]
-    first, other, _ = group.pull("went_on")
-    assert 2.0 + other - first - 0.05 <= line.waits[0, 1] <= ended - first + 0.05
-    assert line.lines["line 6"] == pytest.approx(line.waits[0, 1] + line.waits[2, 1], rel=0.1)
-    alone = "work = dist.all_reduce(torch.ones(1), async_op=True) if rank == 0 else None"
-    group.run(f"dist.barrier()\n{alone}")
-    assert group.timeline().unmet == (), "the cell went well: nobody waited for that"
 
 
 def test_timeline_of_a_script_equals_that_of_a_cell(group: Ranks, folder: Path) -> None:

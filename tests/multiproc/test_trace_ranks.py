@@ -112,35 +112,12 @@ def test_trace_has_memory_events_only_with_the_memory_option(shared_group: Ranks
     assert "[memory]" not in [each["name"] for each in document(trace.path)["traceEvents"]]
 
 
-def test_trace_without_its_steps_is_reported_and_leaves_no_file(shared_group: Ranks) -> None:
-    before = {*shared_group.run_folder.glob("traces/cell*")}
-    trace, result = run(shared_group, TRAIN.format(slow=0.0), 50, 60)
-    assert result.is_ok
-    assert "50 to 60" in shown(trace)
-    assert trace.path is None
-    assert {*shared_group.run_folder.glob("traces/cell*")} == before
-
-
 def test_loader_batches_count_as_steps_without_log_calls(shared_group: Ranks) -> None:
     loop = "for batch in nbddp.loader(range(80), 4):\n    dist.all_reduce(torch.ones(1))"
     trace, _ = run(shared_group, loop, 0, 2)
     assert trace.steps == [0, 2]
     names = [each["name"] for each in document(trace.path)["traceEvents"]]
     assert names.count("gloo:all_reduce") == 2 * 3
-
-
-def test_interrupted_cell_leaves_a_trace_of_its_steps(group: Ranks) -> None:
-    asked = TraceSteps(first=2, last=10**6)
-    source = TRAIN.format(slow=0.005).replace("range(12)", "range(10**6)")
-    handle = group.begin(source, trace=asked)
-    assert wait_until(lambda: (group.last_step or 0) > 5, timeout=30.0)
-    group.interrupt()
-    assert wait_until(lambda: handle.is_finished, timeout=30.0)
-    assert handle.result is not None
-    trace = group.trace(handle.result, asked)
-    assert trace.steps[0] == 2
-    assert trace.steps[1] > 5
-    assert len(document(trace.path)["traceEvents"]) > 50
 
 
 def test_trace_ends_when_the_cell_starts_its_own_profiler(group: Ranks) -> None:

@@ -26,6 +26,7 @@ from nbddp.archive.stored_run import StoredRun
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
+from nbddp.launch.memory import MemoryWatch
 from nbddp.lifecycle.events import InterruptAsked
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
@@ -418,6 +419,22 @@ def test_an_exit_is_handled_even_if_the_cleanup_fails(
     assert asked.done()
     assert stage.finish(handle).verdict is not None
     assert stage.state is GroupState.BROKEN
+
+
+@pytest.mark.parametrize("by_user", [False, True])
+def test_a_kill_is_explained_with_memory_unless_the_user_asked_for_it(
+    stage: Stage, tmp_path: Path, by_user: bool
+) -> None:
+    counter = tmp_path / "vmstat"
+    counter.write_text("oom_kill 0\n")
+    stage.executor.messages._memory = MemoryWatch([counter], [])
+    handle = stage.run()
+    counter.write_text("oom_kill 1\n")
+    stage.session.request_kill(1) if by_user else stage.launcher.handles[1, 1].end(-9)
+    stage.handle_all_events()
+    verdict = stage.finish(handle, 0).verdict
+    assert verdict is not None
+    assert ("ran out of memory" in verdict.report()) is not by_user
 
 
 def refuse_all(*_arguments: object) -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import subprocess
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import FakeLauncher, FakeLink, fake_session
+from processes import wait_until
 
 from nbddp.controller import run_facts as origins
+from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.run_facts import MAX_DIFF, git_origin, start_git_query
+from nbddp.record.run_folder import read_facts
 
 
 @pytest.fixture
@@ -90,13 +95,21 @@ def test_no_git_process_is_started_without_a_repository(
     start_git_query(tmp_path, pytest.fail)
 
 
-def test_the_git_query_runs_in_a_thread_of_its_own(tmp_path: Path, git: Callable[..., str]) -> None:
-    told, found = threading.Event(), []
+def test_git_facts_are_recorded_by_a_thread_of_their_own(
+    folder: Path, git: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
 
-    def tell(facts: dict[str, Any]) -> None:
-        found.append((threading.current_thread().name, facts["commit"]))
-        told.set()
+    def look(path: Path) -> dict[str, Any]:
+        found.append((threading.current_thread().name, path))
+        return git_origin(path)
 
-    start_git_query(tmp_path, tell)
-    assert told.wait(30)
-    assert found == [("nbddp-git", git("rev-parse", "HEAD"))]
+    monkeypatch.setattr(origins, "git_origin", look)
+    session = fake_session(FakeLauncher(), FakeLink())
+    session.start(GroupSpec(nproc=1))
+    assert session.event_log.path is not None
+    facts = partial(read_facts, session.event_log.path)
+    assert wait_until(lambda: "git" in facts())
+    assert facts()["git"]["commit"] == git("rev-parse", "HEAD")
+    assert found == [("nbddp-git", folder)]
+    session.close()

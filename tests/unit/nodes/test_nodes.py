@@ -9,7 +9,6 @@ import re
 import socket
 import ssl
 import stat
-from argparse import ArgumentTypeError
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +22,6 @@ from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
-from nbddp.magics.option_values import node_range
 from nbddp.nodes import handshake, log_sync
 from nbddp.nodes import listener as listener_module
 from nbddp.nodes.__main__ import main
@@ -472,10 +470,3 @@ def test_the_clock_offset_comes_from_the_shortest_round_trip() -> None:
     clock.add_round(20.0, 25.5, 20.8)  # ± 0.4
     assert clock.offset == pytest.approx(5.0)
     assert clock.error == pytest.approx(0.05)
-
-
-def test_node_ranges_are_parsed_as_by_torchrun() -> None:
-    assert [node_range(text) for text in ("2", "2:4")] == [(2, 2), (2, 4)]
-    for text in ("", "0", "4:2", "x", "1:", ":3", "-1"):
-        with pytest.raises(ArgumentTypeError, match="expected"):
-            node_range(text)
