@@ -67,14 +67,6 @@ def test_a_traceback_shows_the_cells_own_lines_under_the_editors_numbers(
     assert "nbddp/" not in reply.traceback
 
 
-def test_module_without_super_init_fails_the_cell_and_kills_no_rank(notebook: Notebook) -> None:
-    notebook.run(
-        "%%ddp --nproc 2\nclass Net(torch.nn.Module):\n    def __init__(self): pass\nnet = Net()"
-    )
-    assert "AttributeError" in notebook.run("%%ddp\nnet(1)").error
-    assert notebook.run("%%ddp\ndist.barrier()").status == "ok"
-
-
 def test_pasted_torchrun_code_can_init_the_process_group_repeatedly(notebook: Notebook) -> None:
     body = (
         "import os\ndist.init_process_group('gloo')\nx = torch.ones(1)\ndist.all_reduce(x)\n"
@@ -205,17 +197,6 @@ def test_torchs_frames_are_folded_and_the_log_has_the_whole_traceback(
     for rank in range(2):
         log = group.log(rank).read_text()
         assert log.index("before\n") < log.index("return F.linear(") < log.index("after\n")
-
-
-NEEDLE = "%%ddp --nproc 4\nsay = 'nee' + 'dle'; dist.barrier()\nraise ValueError(say)"
-
-
-def test_identical_errors_of_all_ranks_are_shown_once_as_text(notebook: Notebook) -> None:
-    reply = notebook.run(NEEDLE)
-    assert reply.text == ""
-    headline, *lines = reply.traceback.splitlines()
-    assert headline == "ranks 0-3: ValueError: needle, line 3"
-    assert [line for line in lines if "needle" in line] == ["ValueError: needle"]
 
 
 FAILS = {

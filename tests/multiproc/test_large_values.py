@@ -58,15 +58,6 @@ def test_nine_megabyte_error_fails_the_cell(notebook: Notebook) -> None:
     assert notebook.run(whole).text == "Out [ranks 0-1] (9000000, 7)\n"
 
 
-def test_out_and_push_carry_values_of_any_size(notebook: Notebook) -> None:
-    assert notebook.run("v = bytes(30_000_000)").status == "ok"
-    reply = notebook.run("%%ddp --nproc 2 --push v --out sizes --quiet\nv + bytes([rank])")
-    assert reply.status == "ok"
-    assert notebook.run("[(len(each), each[-1]) for each in sizes]").result == (
-        "[(30000001, 0), (30000001, 1)]"
-    )
-
-
 def test_output_flood_can_be_interrupted_and_the_page_names_the_log_file(
     notebook: Notebook,
 ) -> None:

@@ -134,17 +134,6 @@ def test_ranks_can_use_a_store_of_another_process(group: Ranks) -> None:
     del store
 
 
-def test_single_rank_groups_do_not_break_other_groups(group: Ranks) -> None:
-    run_bare(
-        group,
-        "for _ in range(50):\n"
-        "    dist.init_process_group('gloo')\n    dist.destroy_process_group()\n"
-        "    dist.init_process_group('gloo', rank=0, world_size=1)\n"
-        "    dist.destroy_process_group()",
-    )
-    group.run("dist.barrier()")
-
-
 def test_init_on_one_rank_does_not_break_later_cells(group: Ranks) -> None:
     with pytest.raises(CellFailedError, match="rank 0: "):
         run_bare(

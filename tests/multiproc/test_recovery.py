@@ -94,18 +94,6 @@ def test_replay_does_not_rearm_a_fault_that_fired(notebook: Notebook) -> None:
     assert "SIGKILL" in notebook.run(train).error
 
 
-def test_cell_with_max_restarts_recovers_in_a_notebook(notebook: Notebook) -> None:
-    notebook.run("%%ddp --nproc 2\nimport os, signal\nfrom pathlib import Path")
-    reply = notebook.run(
-        "%%ddp --max-restarts 1\nif rank == 1 and not Path('once').exists():\n"
-        "    Path('once').touch()\n    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
-    )
-    assert reply.status == "ok"
-    assert "\nOut [ranks 0-1] 2.0\nnbddp: " in reply.text
-    assert "%ddp restart" not in reply.text
-
-
 # quick when it runs for the first time, stuck in a collective when it runs again
 STUCK_AGAIN = """
 import os

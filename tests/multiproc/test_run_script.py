@@ -198,20 +198,6 @@ def test_forked_child_of_a_script_exits_normally(group: Ranks, write: Write, lin
     assert lines() == ["4"]
 
 
-def test_forkserver_of_a_script_ends_with_the_script(
-    group: Ranks, write: Write, lines: Lines
-) -> None:
-    write(
-        "import multiprocessing, os\n"
-        "if __name__ == '__main__':\n"
-        "    child = multiprocessing.get_context('forkserver').Process(target=os.getpid)\n"
-        "    child.start(); child.join(); print(child.exitcode)"
-    )
-    for _ in range(2):
-        group.run_script("work/script.py", ranks=[0])
-        assert lines() == ["0"]
-
-
 @pytest.mark.parametrize(
     "source",
     [
@@ -298,17 +284,20 @@ def test_script_gets_its_arguments_and_can_be_a_module(
     assert lines() == [str([str(path), "data", "--fast"])]
 
 
-def test_spawned_processes_of_a_script_can_unpickle_its_classes(group: Ranks, write: Write) -> None:
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_child_processes_of_a_script_can_unpickle_its_classes(
+    group: Ranks, write: Write, method: str
+) -> None:
     write(
         "import multiprocessing as mp\nclass Box: pass\n"
         "def work(queue, box):\n    queue.put(box if type(box) is Box else None)\n"
-        "if __name__ == '__main__':\n    context = mp.get_context('spawn')\n"
+        f"if __name__ == '__main__':\n    context = mp.get_context('{method}')\n"
         "    queue = context.Queue()\n"
         "    child = context.Process(target=work, args=(queue, Box()))\n    child.start()\n"
         "    assert type(queue.get(timeout=100)) is Box\n    child.join()"
     )
     for _ in range(2):
-        group.run_script("work/script.py")
+        group.run_script("work/script.py", ranks=[0])
 
 
 def test_pull_that_needs_the_process_group_fails_without_it(group: Ranks) -> None:

@@ -35,19 +35,6 @@ def test_bad_input_gets_a_one_line_error_and_starts_no_ranks(notebook: Notebook)
     assert "no worker group" in notebook.run("%ddp status").text
 
 
-def test_heal_that_fails_names_the_next_commands(notebook: Notebook) -> None:
-    notebook.run(
-        "%%ddp --nproc 2\nimport os\nclass Deadly:\n"
-        "    def __reduce__(self): return os._exit, (9,)\nit = Deadly()"
-    )
-    notebook.run("%ddp kill 1")
-    text = notebook.run("%ddp heal").text
-    for words in ("UsageError: ", "rank 1 ", " 9 ", "%ddp heal", "%ddp restart", "%%ddp --ranks 0"):
-        assert words in text
-    notebook.run("%%ddp --ranks 0\ndel it")
-    assert notebook.run("%ddp heal").status == "ok"
-
-
 def test_changed_options_do_not_discard_names(notebook: Notebook) -> None:
     notebook.run("%%ddp --nproc 2\nkept = 1")
     text = notebook.run("%%ddp --nproc 3\npass").text

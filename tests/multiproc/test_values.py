@@ -121,14 +121,13 @@ def test_many_pushes_do_not_grow_the_controllers_memory(make_group: MakeRanks) -
 
 
 class Deadly:
-    """A value that kills a rank while it is pickled."""
+    """A value that kills rank 1 while it is pickled."""
 
-    def __init__(self, group: Ranks, rank: int) -> None:
+    def __init__(self, group: Ranks) -> None:
         self._group = group
-        self._rank = rank
 
     def __reduce__(self) -> tuple[type[int], tuple[int]]:
-        self._group.kill(self._rank)
+        self._group.kill(1)
         return int, (7,)
 
 
@@ -153,7 +152,7 @@ def test_push_names_a_rank_that_died_before_sending_and_the_receivers(
     make_group: MakeRanks,
 ) -> None:
     group = make_group(3)
-    assert "SIGKILL" in failed_push(group, Deadly(group, 1))
+    assert "SIGKILL" in failed_push(group, Deadly(group))
     assert [group.pull("x", rank=rank) for rank in (0, 2)] == [7, 7]
     group.push({"y": 8})  # an earlier death is not reported again
     assert group.pull("y") == [8, 8]
