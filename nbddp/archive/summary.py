@@ -205,6 +205,7 @@ def describe_run_end(run: StoredRun, *, current: Path | None) -> str:
 def describe_unended(facts: Mapping[str, Any], *, began: float) -> str:
     """Tell whether the kernel of a run without an end is alive; ``began`` as ``time.time()``."""
     pid, host = facts.get("pid"), facts.get("host")
+    began = facts.get("taken_back", began)
     if not isinstance(pid, int) or host != platform.node():
         return UNKNOWN
     with suppress(psutil.Error, ValueError):

@@ -252,7 +252,14 @@ class Executor(ControllerState):
         self.active_runtime.link.use_secret(survivors.secret)
         folder = self.event_log.resume(survivors.folder, self._open_folder)
         ranks, size = sorted(survivors.ranks), survivors.world_size
-        self.event_log.record("taken back", attempt=survivors.attempt, ranks=ranks, world_size=size)
+        self.event_log.record(
+            "taken back",
+            attempt=survivors.attempt,
+            ranks=ranks,
+            world_size=size,
+            pid=os.getpid(),
+            at=time.time(),
+        )
         self.ranks = RankProcesses(
             survivors.attempt, self.active_runtime, self.launcher, self.messages
         )

@@ -142,6 +142,9 @@ class RunJson:
                 facts["restarts"] += "world_size" in facts  # a run may start with attempt 2
                 facts["world_size"] = event.get("world_size", 0)
                 facts.pop("ended", None)
+            case "taken back" if "pid" in event:
+                facts |= {"pid": event["pid"], "taken_back": event["at"]}
+                facts.pop("ended", None)
             case "start failed":
                 reason = str(event.get("reason", "")).partition("\n")[0]
                 facts |= {"outcome": f"start failed: {reason}", "interrupted": False}

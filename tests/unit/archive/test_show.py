@@ -35,7 +35,7 @@ from nbddp.archive.summary import (
 from nbddp.errors import RequestError
 from nbddp.magics import presenter
 from nbddp.record.metrics import MAX_NAMES
-from nbddp.record.run_folder import read_facts
+from nbddp.record.run_folder import RunJson, read_facts
 from nbddp.ui.report.blocks import Report
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.stored_run import SHOWN_METRICS, run_report
@@ -115,6 +115,13 @@ def test_a_new_process_with_the_pid_of_the_kernel_is_not_the_kernel(tmp_path: Pa
     run = StoredRun(failed_run(tmp_path, events=UNENDED, host=platform.node(), pid=os.getpid()))
     assert run.events[0].at < psutil.Process().create_time()
     assert describe_run_end(run, current=None) == KILLED
+
+
+def test_a_run_with_ranks_that_were_taken_back_runs_while_the_new_kernel_is_alive() -> None:
+    run = RunJson({"pid": 1, "host": platform.node(), "ended": "2027-01-15T08:00:00+0000"})
+    run.update("taken back", {"pid": os.getpid(), "at": time.time()})
+    assert "ended" not in run.facts
+    assert describe_unended(run.facts, began=100.0) == RUNNING
 
 
 # ---- as text, and as a record

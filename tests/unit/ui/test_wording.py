@@ -69,7 +69,7 @@ RECORDED: list[tuple[str, dict[str, Any]]] = [
     ("healed", HEALED),
     ("healed", HEALED | {"left": dict.fromkeys("abcdefghi", "open"), "more": {"": 2995}}),
     ("not healed", {"reason": "it was interrupted"}),
-    ("taken back", {"attempt": 1, "ranks": [0, 1], "world_size": 2}),
+    ("taken back", {"attempt": 1, "ranks": [0, 1], "world_size": 2, "pid": 9, "at": 1.0}),
     ("node", {"what": "node 1 is gone"}),
     ("stopped", {"attempt": 1}),
 ]
