@@ -1,4 +1,4 @@
-"""nbddp's extension of a shell: register ``%ddp`` and ``%%ddp``; and ``nbddp.timeline()``."""
+"""Add the magics, Tab completion and auto mode to a shell; also ``nbddp.timeline()``."""
 
 from __future__ import annotations
 
