@@ -261,6 +261,33 @@ def _stop_together(stops: Any) -> str:
     return RIGHT
 
 
+_FIVE_MISTAKES = {
+    3: "Does the second epoch have another order than the first?",
+    6: "Compare the gradient of four batches with that of one.",
+    8: "In which mode does the script test?",
+    9: "Which ranks' images does the printed accuracy count?",
+    11: "Which ranks write the file?",
+}
+_OTHER_MISTAKES = {
+    1: "All ranks call each collective of the script, also those in `backward()`.",
+    2: "A sampler divides the training data.",
+    4: "The sampler has the same seed on all ranks.",
+    5: "The training calls the wrapper. For saving, `model.module` is right.",
+    7: "The clipping is not too early, because there is no scaler.",
+    10: "The script counts images. It reports no mean of means.",
+    12: "The optimizer has the parameters of this model.",
+}
+
+
+def _five_mistakes(numbers: Any) -> str:
+    given = as_python_value(numbers)
+    if not isinstance(given, Collection) or not {*given} <= {*range(1, 13)}:
+        return "Give the numbers of the headings, from 1 to 12, as a set."
+    too_many = [hint for number, hint in _OTHER_MISTAKES.items() if number in given]
+    missing = [hint for number, hint in _FIVE_MISTAKES.items() if number not in given]
+    return next(iter([*too_many, *missing]), RIGHT)
+
+
 def _ranks_of_a_machine(mates: Any) -> str:
     if not callable(mates):
         return NEEDS_FUNCTION
@@ -319,6 +346,7 @@ CODE_EXERCISES: dict[str, Callable[..., str]] = {
     "06.2": _costs_more,
     "10.1": _silence_one_finding,
     "10.2": _stop_together,
+    "10.3": _five_mistakes,
     "12.3": _ranks_of_a_machine,
     "14.1": _refuse_stale_gradients,
     "16.1": own_ddp,

@@ -115,6 +115,7 @@ RIGHT_ANSWERS: dict[str, list[tuple[Any, ...]]] = {
     "04.2": [({1, 2},), ([1, 2],), ((2, 1, 2),), ({"1", "2"},)],
     "06.2": [(0.3, 1.2), (1.18, 10.36)],
     "10.1": [(LINES.format(OK, ""),), (LINES.format("  #nbddp: ok ND101, ND102", ""),)],
+    "10.3": [({3, 6, 8, 9, 11},), ([11, 9, 8, 6, 3],), (torch.tensor([3, 6, 8, 9, 11]),)],
     "12.3": [
         (lambda rank: range(rank // 8 * 8, rank // 8 * 8 + 8),),
         (lambda rank: torch.arange(64).view(8, 8)[rank // 8].tolist(),),
@@ -172,6 +173,14 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
         "other lines": ("dist.all_reduce(x)",),
         "no Python": ("if rank == 5",),
         "a number": (5,),
+    },
+    "10.3": {
+        **{f"without {each}": ({3, 6, 8, 9, 11} - {each},) for each in (3, 6, 8, 9, 11)},
+        **{f"and {each}": ({3, 6, 8, 9, 11, each},) for each in (1, 2, 4, 5, 7, 10, 12)},
+        "none": (set(),),
+        "a name": ({"ND210"},),
+        "a number": (3,),
+        "text": ("3",),
     },
     "12.3": {
         "a rank of each machine": (lambda rank: range(rank % 8, 64, 8),),
