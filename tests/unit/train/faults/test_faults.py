@@ -43,9 +43,9 @@ def arm(step: int, kind: str = "raise", **more: Any) -> None:
     at(step=step, rank=1, kind=kind, **more)
 
 
-def fire(kind: str) -> None:
-    arm(1, kind)
-    log(step=1)
+def fire(kind: str, step: int = 1) -> None:
+    arm(step, kind)
+    log(step=step)
 
 
 def log_and_fail(step: int) -> str:
@@ -130,18 +130,12 @@ def test_a_fault_without_a_target_says_so_and_stays_armed(
 # ---- when
 
 
-def test_a_fault_fires_once_after_the_metrics_of_its_step_were_reported(
-    sink: Recorder,
-) -> None:
+def test_a_fault_fires_after_the_metrics_of_its_step_were_reported(sink: Recorder) -> None:
     arm(2)
     log(step=0)
     log(step=1)
     assert log_and_fail(2) == "fault: raise@rank=1,step=2"
     assert sink.calls == [0, 1, 2, *fired_at("raise@rank=1,step=2", 2)]
-    arm(2)
-    for step in range(5):
-        log(step=step)
-    assert sink.calls[5:] == [0, 1, 2, 3, 4]
 
 
 def test_faults_that_are_due_fire_one_after_the_other_and_each_once(sink: Recorder) -> None:
@@ -308,10 +302,12 @@ def test_oom_raises_the_error_of_torch_and_allocates_nothing() -> None:
     torch.ones(10)
 
 
-def test_slow_delays_every_following_step(sink: Recorder, clock: Clock) -> None:
+def test_slow_delays_every_following_step_until_it_is_cleared(sink: Recorder, clock: Clock) -> None:
     arm(1, "slow", factor=3)
     for step, seconds in enumerate([5.0, 5.0, 1.0, 2.0, 0.5]):
         clock.log_after(seconds, step)
+    clear()
+    clock.log_after(1.0, step=5)
     assert clock.slept == [2.0, 4.0, 1.0]
     assert sink.calls.count("flush") == 1
 
@@ -325,14 +321,6 @@ def test_slow_does_not_delay_the_time_between_cells(clock: Clock) -> None:
     assert clock.slept == []
     clock.log_after(1, step=2)
     assert clock.slept == [1.0]
-
-
-def test_clear_ends_slow(clock: Clock) -> None:
-    arm(0, "slow")
-    log(step=0)
-    clear()
-    clock.log_after(1, step=1)
-    assert clock.slept == []
 
 
 # ---- nan
@@ -357,6 +345,8 @@ def test_a_nan_fault_changes_one_gradient_of_one_backward(model: torch.nn.Sequen
     assert poisoned(model) == []
     log(step=1)
     assert len(poisoned(model)) == 1
+    fire("nan", step=2)
+    clear()
     assert poisoned(model) == []
     assert all(not each._backward_hooks for each in model.parameters())
 
@@ -366,12 +356,6 @@ def test_nan_changes_an_existing_gradient(model: torch.nn.Sequential) -> None:
     model.register_parameter("unused", torch.nn.Parameter(torch.ones(1)))
     fire("nan")
     assert len(poisoned(model)) == 1
-
-
-def test_clear_cancels_a_nan_fault(model: torch.nn.Sequential) -> None:
-    fire("nan")
-    clear()
-    assert poisoned(model) == []
 
 
 # ---- skip
@@ -400,32 +384,26 @@ def test_a_skip_fault_omits_one_collective_and_then_restores_torchs_functions(
     fire("skip")
     assert dist.all_gather is not skips.all_gather
     assert gather_one() == 0.0
-    assert vars(skips) == {name: getattr(dist, name) for name in vars(skips)}
     assert gather_one() == 1.0
+    fire("skip", step=2)
+    assert dist.barrier is not skips.barrier
+    clear()
+    assert vars(skips) == {name: getattr(dist, name) for name in vars(skips)}
+    assert dist.distributed_c10d.barrier is skips.barrier
 
 
 @pytest.mark.usefixtures("skips")
-def test_a_skipped_asynchronous_collective_returns_completed_work() -> None:
+def test_skip_completes_an_asynchronous_collective_and_ends_with_its_process_group() -> None:
     fire("skip")
     work = dist.all_reduce(torch.ones(1), async_op=True)
     work.wait()
     assert work.is_completed()
-
-
-@pytest.mark.usefixtures("skips")
-def test_a_skip_fault_does_not_affect_a_later_process_group() -> None:
-    fire("skip")
+    fire("skip", step=2)
+    assert gather_one() == 0.0
+    fire("skip", step=3)
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     assert gather_one() == 1.0
-
-
-def test_clear_cancels_a_skip_fault(skips: SimpleNamespace) -> None:
-    fire("skip")
-    assert dist.barrier is not skips.barrier
-    clear()
-    assert dist.barrier is skips.barrier
-    assert dist.distributed_c10d.barrier is skips.barrier
 
 
 @pytest.fixture
