@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,91 +93,62 @@ def divided(**facts: Any) -> dict[str, Any]:
     return {"sampler": "dealt", **facts}
 
 
+Facts = dict[str, Any] | list[dict[str, Any]]  # of both ranks alike, or of each
+
+
+def example(
+    kind: type[Any], name: str, *facts: Facts, text: str = "", **options: Any
+) -> tuple[GroupFacts, ...]:
+    """Two ranks that have such a thing under one name, with wrong facts and with right ones."""
+    of_ranks = [each if isinstance(each, list) else [each] * 2 for each in facts]
+    return tuple(of_each(name, kind, each, text, **options) for each in of_ranks)
+
+
 STEP = "model(x).sum().backward()"
-TRAINER = "trainer.train()"
-OLD_GPU: dict[str, Any] = {"text": TRAINER, "has_bf16": False}
-EXAMPLES: dict[str, tuple[GroupFacts, GroupFacts]] = {
-    "ND201": (
-        of_each(
-            "train", LoaderFacts, [{"sampler": "random", "data": "a", "samples": 64}] * 2, TRAINS
-        ),
-        of_each("train", LoaderFacts, [divided(data="a", num_replicas=2)] * 2, TRAINS),
+UNUSED = {"ranks": 2, "with_gradient": 4, "without_gradient": 2, "unused": ["b"]}
+ON_GPU = {"ranks": 2, "device": "GPU-1"}
+SAMPLE = {"ranks": 2, "sample": [0.5], "shapes": "s"}
+loader = partial(example, LoaderFacts)
+trainer = partial(example, TrainerFacts, "Trainer", text="trainer.train()")
+# by rule, the facts in which it finds its mistake, and those in which it finds none
+EXAMPLES: dict[str, tuple[GroupFacts, ...]] = {
+    "ND201": loader(
+        "train",
+        {"sampler": "random", "data": "a", "samples": 64},
+        divided(data="a", num_replicas=2),
+        text=TRAINS,
     ),
-    "ND202": (
-        of_each("a", LoaderFacts, [divided(seed=seed, shuffles=True) for seed in (1, 2)]),
-        of_each("a", LoaderFacts, [divided(seed=1, shuffles=True)] * 2),
+    "ND202": loader(
+        "a", [divided(seed=seed, shuffles=True) for seed in (1, 2)], divided(seed=1, shuffles=True)
     ),
-    "ND203": (
-        of_each("a", LoaderFacts, [divided(num_replicas=2, sampler_rank=0)] * 2),
-        of_each("a", LoaderFacts, [divided(num_replicas=2, sampler_rank=rank) for rank in (0, 1)]),
+    "ND203": loader(
+        "a",
+        divided(num_replicas=2, sampler_rank=0),
+        [divided(num_replicas=2, sampler_rank=rank) for rank in (0, 1)],
     ),
-    "ND205": (
-        of_each("a", LoaderFacts, [divided(data=data, samples=9) for data in "ab"]),
-        of_each("a", LoaderFacts, [divided(data="a", samples=9)] * 2),
+    "ND205": loader(
+        "a", [divided(data=data, samples=9) for data in "ab"], divided(data="a", samples=9)
     ),
-    "ND206": (
-        of_each("train", LoaderFacts, [{"batches": batches} for batches in (4, 5)], TRAINS),
-        of_each("train", LoaderFacts, [{"batches": 4}] * 2, TRAINS),
+    "ND206": loader("train", [{"batches": 4}, {"batches": 5}], {"batches": 4}, text=TRAINS),
+    "ND207": example(ModelFacts, "m", [SAMPLE, SAMPLE | {"sample": [0.6]}], SAMPLE),
+    "ND208": example(
+        OptimizerFacts, "sgd", [{"rates": [rate]} for rate in (0.1, 0.2)], {"rates": [0.1]}
     ),
-    "ND207": (
-        of_each("m", ModelFacts, [{"ranks": 2, "sample": [n], "shapes": "s"} for n in (0.5, 0.6)]),
-        of_each("m", ModelFacts, [{"ranks": 2, "sample": [0.5], "shapes": "s"}] * 2),
-    ),
-    "ND208": (
-        of_each("sgd", OptimizerFacts, [{"rates": [rate]} for rate in (0.1, 0.2)]),
-        of_each("sgd", OptimizerFacts, [{"rates": [0.1]}] * 2),
-    ),
-    "ND209": (
-        of_each("m", ModelFacts, [{"ranks": 2, "device": "GPU-1"}] * 2),
-        of_each("m", ModelFacts, [{"ranks": 2, "device": f"GPU-{n}"} for n in "ab"]),
-    ),
-    "ND210": (
-        of_each("a", LoaderFacts, [divided(shuffles=True, epochs=[0, 0])] * 2),
-        of_each("a", LoaderFacts, [divided(shuffles=True)] * 2),
-    ),
+    "ND209": example(ModelFacts, "m", ON_GPU, [ON_GPU | {"device": f"GPU-{n}"} for n in "ab"]),
+    "ND210": loader("a", divided(shuffles=True, epochs=[0, 0]), divided(shuffles=True)),
     "ND212": (ranks_with({}, {}, threads=8), ranks_with({}, {}, threads=4)),
-    "ND213": (
-        of_each("train", LoaderFacts, [{"workers": 8}] * 2),
-        of_each("train", LoaderFacts, [{"workers": 4}] * 2),
+    "ND213": loader("train", {"workers": 8}, {"workers": 4}),
+    "ND214": example(ModelFacts, "model", {"ranks": 2, "is_nested": True}, {"ranks": 2}),
+    "ND215": example(OptimizerFacts, "adam", {"replaced_model": "model"}, {}, text="adam.step()"),
+    "ND216": example(ModelFacts, "model", UNUSED, {"ranks": 2, "with_gradient": 6}, text=STEP),
+    "ND217": loader(
+        "train", divided(shuffles=True, batch_size=32), divided(batch_size=32), text=TRAINS
     ),
-    "ND214": (
-        of_each("model", ModelFacts, [{"ranks": 2, "is_nested": True}] * 2),
-        of_each("model", ModelFacts, [{"ranks": 2}] * 2),
-    ),
-    "ND215": (
-        of_each("adam", OptimizerFacts, [{"replaced_model": "model"}] * 2, "adam.step()"),
-        of_each("adam", OptimizerFacts, [{}] * 2, "adam.step()"),
-    ),
-    "ND216": (
-        of_each(
-            "model",
-            ModelFacts,
-            [{"ranks": 2, "with_gradient": 4, "without_gradient": 2, "unused": ["b"]}] * 2,
-            STEP,
-        ),
-        of_each("model", ModelFacts, [{"ranks": 2, "with_gradient": 6}] * 2, STEP),
-    ),
-    "ND217": (
-        of_each("train", LoaderFacts, [divided(shuffles=True, batch_size=32)] * 2, TRAINS),
-        of_each("train", LoaderFacts, [divided(batch_size=32)] * 2, TRAINS),
-    ),
-    "ND218": (
-        of_each("Trainer", TrainerFacts, [{"world_size": 1}] * 2, TRAINER),
-        of_each("Trainer", TrainerFacts, [{"world_size": 2}] * 2, TRAINER),
-    ),
-    "ND219": (
-        of_each("Trainer", TrainerFacts, [{"world_size": 2, "gpus": 2}] * 2, TRAINER),
-        of_each("Trainer", TrainerFacts, [{"world_size": 2}] * 2, TRAINER),
-    ),
+    "ND218": trainer({"world_size": 1}, {"world_size": 2}),
+    "ND219": trainer({"world_size": 2, "gpus": 2}, {"world_size": 2}),
     "ND220": (gpus_with(1 << 30, 0), gpus_with(1 << 30, 1 << 20)),
-    "ND222": (
-        of_each("Trainer", TrainerFacts, [{"world_size": 2, "unused": "FSDP"}] * 2, TRAINER),
-        of_each("Trainer", TrainerFacts, [{"world_size": 2}] * 2, TRAINER),
-    ),
-    "ND221": (
-        of_each("Trainer", TrainerFacts, [{"world_size": 2, "is_bf16": True}] * 2, **OLD_GPU),
-        of_each("Trainer", TrainerFacts, [{"world_size": 2}] * 2, **OLD_GPU),
-    ),
+    "ND221": trainer({"world_size": 2, "is_bf16": True}, {"world_size": 2}, has_bf16=False),
+    "ND222": trainer({"world_size": 2, "unused": "FSDP"}, {"world_size": 2}),
 }
 
 
