@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from nbddp.publish.step_aggregator import STEP_TIMEOUT, AggregatedStep, StepAggregator
 
@@ -30,67 +31,32 @@ def points_of(rows: Iterable[Mapping[str, Any]], *begins: float) -> list[Aggrega
 
 # ---- steps of all ranks
 
-REPORTED: dict[str, tuple[list[Row], list[tuple[int, dict[str, float]]]]] = {
-    "mean, rank 0 and spread of several ranks": (
-        [row(3, rank, loss=value) for rank, value in enumerate((4.0, 1.0, 1.0))],
-        [(3, {"loss": 2.0, "loss/rank0": 4.0, "loss/min": 1.0, "loss/max": 4.0})],
-    ),
-    "one rank alone": (
-        [row(0, loss=0.1), row(1, loss=0.2)],
-        [(0, {"loss": 0.1}), (1, {"loss": 0.2})],
-    ),
-    "without rank 0": (
-        [row(0, 1, loss=1.0), row(0, 2, loss=3.0)],
-        [(0, {"loss": 2.0, "loss/min": 1.0, "loss/max": 3.0})],
-    ),
-    "a name that the user has given, like a spread": (
-        [row(0, 0, loss=0.0, **{"loss/min": 7.0}), row(0, 1, loss=1.0)],
-        [(0, {"loss": 0.5, "loss/rank0": 0.0, "loss/min": 7.0, "loss/max": 1.0})],
-    ),
-    "several names in several rows": (
-        [row(5, loss=1.0), row(5, accuracy=0.5)],
-        [(5, {"loss": 1.0, "accuracy": 0.5})],
-    ),
-    "steps that fall back": (
-        [row(step, loss=loss) for step, loss in ((0, 0.0), (1, 1.0), (0, 10.0), (1, 11.0))],
-        [(step, {"loss": loss}) for step, loss in ((0, 0.0), (1, 1.0), (0, 10.0), (1, 11.0))],
-    ),
-    "a step that a rank reports twice": (
-        [row(2, loss=1.0), row(2, loss=3.0)],
-        [(2, {"loss": 1.0}), (2, {"loss": 3.0})],
-    ),
-    "a count that goes on from a step": (
-        [row(7, loss=1.0), row(None, loss=2.0)],
-        [(7, {"loss": 1.0}), (8, {"loss": 2.0})],
-    ),
-    "without steps they are counted, and counted on in the next cell": (
-        [row(None, at=at, loss=at) for at in (1.0, 2.0, 11.0, 12.0)],
-        [(step, {"loss": loss}) for step, loss in enumerate((1.0, 2.0, 11.0, 12.0))],
-    ),
-    "a rank that died before its first step, and others in the next cell": (
-        [row(0, 1, loss=8.0), row(0, 2, at=11.0, loss=1.0), row(0, 1, at=11.1, loss=3.0)],
-        [(0, {"loss": 8.0}), (0, {"loss": 2.0, "loss/min": 1.0, "loss/max": 3.0})],
-    ),
+REPORTED: dict[str, list[Row]] = {
+    "several ranks": [row(3, rank, loss=value) for rank, value in enumerate((4.0, 1.0, 1.0))],
+    "one rank alone": [row(0, loss=0.1), row(1, loss=0.2)],
+    "without rank 0": [row(0, 1, loss=1.0), row(0, 2, loss=3.0)],
+    "a name like a spread": [row(0, 0, loss=0.0, **{"loss/min": 7.0}), row(0, 1, loss=1.0)],
+    "several names in several rows": [row(5, loss=1.0), row(5, accuracy=0.5)],
+    "steps that fall back": [row(step, loss=1.0 * at) for at, step in enumerate((0, 1, 0, 1))],
+    "a step that a rank reports twice": [row(2, loss=1.0), row(2, loss=3.0)],
+    "a count that goes on from a step": [row(7, loss=1.0), row(None, loss=2.0)],
+    "without steps, in two cells": [row(None, at=at, loss=at) for at in (1.0, 2.0, 11.0, 12.0)],
+    "a rank that died before its first step, and others in the next cell": [
+        *(row(0, 1, loss=8.0), row(0, 2, at=11.0, loss=1.0), row(0, 1, at=11.1, loss=3.0))
+    ],
+    "one value is no number": [row(0, 0, loss=math.nan), row(0, 1, loss=2.0)],
+    "infinite values": [row(0, 0, loss=math.inf), row(0, 1, loss=-math.inf)],
+    "one infinite value": [row(0, 0, loss=math.inf)],
 }
 
 
-@pytest.mark.parametrize("case", REPORTED)
-def test_reports_of_ranks_are_merged_by_step(case: str) -> None:
-    rows, expected = REPORTED[case]
-    found = points_of(rows, 0.5, 10.0)
-    assert [(each.step, dict(each.values)) for each in found] == expected
-    assert [each.cell for each in found] == sorted(int(each.time > 10) for each in found)
-
-
-def test_nonfinite_values_stay_nonfinite() -> None:
-    [nan] = points_of([row(0, 0, loss=math.nan), row(0, 1, loss=2.0)])
-    assert math.isnan(nan.values["loss"])
-    assert math.isnan(nan.values["loss/rank0"])
-    assert (nan.values["loss/min"], nan.values["loss/max"]) == (2.0, 2.0)
-    [infinite] = points_of([row(0, 0, loss=math.inf), row(0, 1, loss=-math.inf)])
-    assert math.isnan(infinite.values["loss"])
-    [alone] = points_of([row(0, 0, loss=math.inf)])
-    assert alone.values == {"loss": math.inf}
+def test_reports_of_ranks_are_merged_by_step(snapshot: SnapshotAssertion) -> None:
+    points = {name: points_of(rows, 0.5, 10.0) for name, rows in REPORTED.items()}
+    said = {
+        name: [f"step {each.step} of cell {each.cell}: {dict(each.values)}" for each in found]
+        for name, found in points.items()
+    }
+    assert said == snapshot
 
 
 # ---- while the run goes on

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_use import keeps_less_than
+from syrupy.assertion import SnapshotAssertion
 
 from nbddp.record.metrics import (
     MAX_BUCKETS,
@@ -62,58 +63,36 @@ def test_metrics_are_stored_by_name_and_rank() -> None:
     assert reported([(0, 1.0), (1, math.inf)]).last("loss") == {0: math.inf}
 
 
-CURVES: dict[str, tuple[list[Points], dict[str, Any]]] = {
-    "several values of one step": (
-        [[(0, 1.0), (0, 3.0), (1, 5.0), (1, 5.0), (1, 8.0)]],
-        {"mean": (2, 6), "low": (1, 5), "high": (3, 8), "last": 8, "steps": (0, 1)},
-    ),
-    "any whole number is a step": (
-        [[(-(10**400), 1.0), (0, 2.0), (10**400, 3.0), (10**500, 5.0)]],
-        {"steps": (-(2.0**53), 0, 2.0**53), "mean": (1, 2, 4)},
-    ),
-    "a loop that begins again": (
-        [[(0, 5.0), (1, 4.0), (2, 3.0), (0, 9.0), (1, 8.0), (0, 7.0)]],
-        {"mean": (5, 4, 3, 9, 8, 7), "steps": (0, 1, 2, 3, 4, 5), "resume_points": ()},
-    ),
-    "steps that are far apart": (
-        [[(step, 1.0) for _ in range(3) for step in (0, 10, 20)]],
-        {"steps": (0, 10, 20, 30, 40, 50, 60, 70, 80)},
-    ),
-    "a step that counts down": (
-        [[(step, step) for step in range(5, 0, -1)]],
-        {"steps": (5, 6, 7, 8, 9), "mean": (5, 4, 3, 2, 1)},
-    ),
-    "an attempt that goes on from a checkpoint": (
-        [[(0, 5.0), (1, 4.0), (2, math.nan), (3, 2.0)], [(2, 9.0), (3, 8.0)]],
-        {"mean": (5, 4, 9, 8), "nonfinite": (0, 0, 0, 0), "resume_points": (2,)},
-    ),
-    "an attempt that begins from the first step": (
-        [[(step, 1.0) for step in range(10 * MAX_BUCKETS)], [(0, 2.0), (1, 2.0), (2, 2.0)]],
-        {"steps": (0, 1, 2), "resume_points": (0,)},
-    ),
-    "restarts of which a later one went further back": (
-        [[(step, 1.0) for step in steps] for steps in (range(6), range(4, 8), (7, 8), (6, 7))],
-        {"steps": (0, 1, 2, 3, 4, 5, 6, 7), "resume_points": (4, 6)},
-    ),
-    "an attempt at loops that begin again": (
-        [[(0, 5.0), (1, 4.0), (0, 3.0), (1, 2.0)], [(0, 9.0), (1, 8.0), (0, 7.0)]],
-        {"mean": (5, 4, 3, 2, 9, 8, 7), "resume_points": (4,)},
-    ),
-    "an attempt that does no step again": (
-        [[(0, 5.0), (1, 4.0)], [(2, 3.0), (3, 2.0)]],
-        {"steps": (0, 1, 2, 3), "resume_points": (2,)},
-    ),
-    "a count that goes on from a step": (
-        [[(7, 1.0), (None, 2.0)], [(None, 3.0)]],
-        {"steps": (7, 8, 9), "resume_points": (9,)},
-    ),
+CURVES: dict[str, list[Points]] = {
+    "several values of one step": [[(0, 1.0), (0, 3.0), (1, 5.0), (1, 5.0), (1, 8.0)]],
+    "any whole number is a step": [[(-(10**400), 1.0), (0, 2.0), (10**400, 3.0), (10**500, 5.0)]],
+    "a loop that begins again": [[(0, 5.0), (1, 4.0), (2, 3.0), (0, 9.0), (1, 8.0), (0, 7.0)]],
+    "steps that are far apart": [[(step, 1.0) for _ in range(3) for step in (0, 10, 20)]],
+    "a step that counts down": [[(step, step) for step in range(5, 0, -1)]],
+    "an attempt that goes on from a checkpoint": [
+        *([(0, 5.0), (1, 4.0), (2, math.nan), (3, 2.0)], [(2, 9.0), (3, 8.0)])
+    ],
+    "an attempt that begins from the first step": [
+        *([(step, 1.0) for step in range(10 * MAX_BUCKETS)], [(0, 2.0), (1, 2.0), (2, 2.0)])
+    ],
+    "restarts of which a later one went further back": [
+        [(step, 1.0) for step in steps] for steps in (range(6), range(4, 8), (7, 8), (6, 7))
+    ],
+    "an attempt at loops that begin again": [
+        *([(0, 5.0), (1, 4.0), (0, 3.0), (1, 2.0)], [(0, 9.0), (1, 8.0), (0, 7.0)])
+    ],
+    "an attempt that does no step again": [[(0, 5.0), (1, 4.0)], [(2, 3.0), (3, 2.0)]],
+    "a count that goes on from a step": [[(7, 1.0), (None, 2.0)], [(None, 3.0)]],
 }
 
 
-@pytest.mark.parametrize(("attempts", "facts"), CURVES.values(), ids=CURVES)
-def test_metric_points_become_a_curve(attempts: list[Points], facts: dict[str, Any]) -> None:
+@pytest.mark.parametrize("attempts", CURVES.values(), ids=CURVES)
+def test_metric_points_become_a_curve(attempts: list[Points], snapshot: SnapshotAssertion) -> None:
     curve = curve_of(*attempts)
-    assert {name: getattr(curve, name) for name in facts} == facts
+    values = zip(curve.steps, curve.mean, curve.low, curve.high, strict=True)
+    said = [f"{step}: {mean}, {low} to {high}" for step, mean, low, high in values]
+    said += [f"last {curve.last}, not finite {sum(curve.nonfinite)}"]
+    assert [*said, f"resumed at {curve.resume_points}"] == snapshot
 
 
 def test_neighbouring_points_are_merged_only_beyond_the_bucket_limit() -> None:

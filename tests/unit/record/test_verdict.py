@@ -95,76 +95,48 @@ IN_GROUP = timed_out(collective=CALL, groups={"[0, 1]": 2})
 PEER_FAILED = "rank 0 failed in nbddp.on_main(load): OSError: no"
 FULL = "rank 0: the disk is full"
 KILLED = ProcessExit(-9, 9.0)
-BLAME: dict[str, tuple[Ranks, list[tuple[int, ...]]]] = {
-    "who failed first": ({0: ended("E", "b", at=11.0), 1: ended("E", "a")}, [(1,), (0,)]),
-    "the lower rank of two": ({1: ended("A", "a"), 0: ended("B", "b")}, [(0,), (1,)]),
-    "no interrupted rank": ({0: interrupted(at=0.5), 1: FAILED}, [(1,), (0,)]),
-    "no lost connection": ({0: closed(at=1.0), 1: KILLED, 2: closed(at=1.1)}, [(1,), (0, 2)]),
-    "the first of two deaths": ({0: KILLED, 1: ProcessExit(-11, 4.0)}, [(1,), (0,)]),
-    "the error before a death": ({0: FAILED, 1: KILLED}, [(0,), (1,)]),
-    "all with the same error": (dict.fromkeys(range(4), FAILED), [(0, 1, 2, 3)]),
-    "another text": ({0: FAILED, 1: ended("ValueError", "x")}, [(0,), (1,)]),
-    "another type": ({0: FAILED, 1: ended("KeyError", "no")}, [(0,), (1,)]),
-    "another line": ({0: FAILED, 1: ended("ValueError", "no", line=8)}, [(0,), (1,)]),
-    "another collective": (
-        {0: FAILED, 1: ended("ValueError", "no", collective="barrier #2")},
-        [(0,), (1,)],
-    ),
-    "two places to wait": (
-        {0: interrupted(), 1: FAILED, 2: interrupted(), 3: interrupted("barrier #8")},
-        [(1,), (0, 2), (3,)],
-    ),
-    "deaths of two kinds": ({0: KILLED, 1: KILLED, 2: ProcessExit(3, 9.5)}, [(0, 1), (2,)]),
-    "who told the others in on_main": (
-        {0: ended("OSError", "no", at=2.0), 1: ended("RuntimeError", PEER_FAILED, at=1.0)},
-        [(0,), (1,)],
-    ),
-    "who told the others in a checkpoint": (
-        {0: ended("CheckpointError", FULL, line=8), 1: ended("CheckpointError", FULL, at=1.0)},
-        [(0,), (1,)],
-    ),
-    "who was elsewhere": ({0: timed_out(), 1: elsewhere(), 2: timed_out(at=10.1)}, [(1,), (0, 2)]),
-    "the first timeout where all waited": (
-        {0: timed_out(), 1: interrupted("broadcast #7", at=9.0)},
-        [(0,), (1,)],
-    ),
-    "the timeout if the other came and went on": (
-        {0: timed_out(), 1: elsewhere(sequence=7)},
-        [(0,), (1,)],
-    ),
-    "who ended the cell without coming": (
-        {0: IN_GROUP, 1: ended(groups={"[0, 1]": 1}), 2: ended()},
-        [(1,), (0,)],
-    ),
-    "the timeout if the other came and ended the cell": (
-        {0: IN_GROUP, 1: ended(groups={"[0, 1]": 2})},
-        [(0,)],
-    ),
-    "who died and not who was elsewhere": (
-        {0: timed_out(), 1: elsewhere(), 2: KILLED},
-        [(2,), (0,), (1,)],
-    ),
-    "the cell that waited for a key": (
-        {0: ended("DistStoreError", STORE), 1: elsewhere()},
-        [(0,), (1,)],
-    ),
-    "a timeout of another kind": (
-        {0: ended("RuntimeError", "timeout of the file server"), 1: elsewhere()},
-        [(0,), (1,)],
-    ),
+TOLD = {0: ended("OSError", "no", at=2.0), 1: ended("RuntimeError", PEER_FAILED, at=1.0)}
+SAME_TEXT = {0: ended("CheckpointError", FULL, line=8), 1: ended("CheckpointError", FULL, at=1.0)}
+TWO_PLACES = {0: interrupted(), 1: FAILED, 2: interrupted(), 3: interrupted("barrier #8")}
+OF_A_FILE_SERVER = ended("RuntimeError", "timeout of the file server")
+IN_BARRIER = ended("ValueError", "no", collective="barrier #2")
+BLAME: dict[str, Ranks] = {
+    "who failed first": {0: ended("E", "b", at=11.0), 1: ended("E", "a")},
+    "the lower rank of two": {1: ended("A", "a"), 0: ended("B", "b")},
+    "no interrupted rank": {0: interrupted(at=0.5), 1: FAILED},
+    "no lost connection": {0: closed(at=1.0), 1: KILLED, 2: closed(at=1.1)},
+    "the first of two deaths": {0: KILLED, 1: ProcessExit(-11, 4.0)},
+    "the error before a death": {0: FAILED, 1: KILLED},
+    "all with the same error": dict.fromkeys(range(4), FAILED),
+    "the first, not another text": {0: FAILED, 1: ended("ValueError", "x")},
+    "the first, not another type": {0: FAILED, 1: ended("KeyError", "no")},
+    "the first, not another line": {0: FAILED, 1: ended("ValueError", "no", line=8)},
+    "the first, not another collective": {0: FAILED, 1: IN_BARRIER},
+    "who failed, not who waited in two places": TWO_PLACES,
+    "deaths of one kind before another": {0: KILLED, 1: KILLED, 2: ProcessExit(3, 9.5)},
+    "who told the others in on_main": TOLD,
+    "who told the others in a checkpoint": SAME_TEXT,
+    "who was elsewhere": {0: timed_out(), 1: elsewhere(), 2: timed_out(at=10.1)},
+    "the first timeout where all waited": {0: timed_out(), 1: interrupted("broadcast #7", at=9.0)},
+    "the timeout if the other came and went on": {0: timed_out(), 1: elsewhere(sequence=7)},
+    "who ended the cell without coming": {0: IN_GROUP, 1: ended(groups={"[0, 1]": 1}), 2: ended()},
+    "the timeout if the other came and ended": {0: IN_GROUP, 1: ended(groups={"[0, 1]": 2})},
+    "who died and not who was elsewhere": {0: timed_out(), 1: elsewhere(), 2: KILLED},
+    "the cell that waited for a key": {0: ended("DistStoreError", STORE), 1: elsewhere()},
+    "a timeout of another kind": {0: OF_A_FILE_SERVER, 1: elsewhere()},
 }
 
 
-@pytest.mark.parametrize("case", BLAME)
-def test_the_verdict_finds_the_ranks_that_failed_first(case: str) -> None:
-    ranks, groups = BLAME[case]
-    verdict = verdict_on(ranks)
-    assert [verdict.causes, *(others for others, _ in verdict.others)] == groups
-    assert verdict.first.rank == groups[0][0]
-    assert verdict.exited_ranks == tuple(
-        rank for rank in ranks if isinstance(ranks[rank], ProcessExit)
-    )
-    assert type(verdict.error()) is CellFailedError
+def test_the_verdict_finds_the_ranks_that_failed_first(snapshot: SnapshotAssertion) -> None:
+    found = {}
+    for name, ranks in BLAME.items():
+        verdict = verdict_on(ranks)
+        groups = [verdict.causes, *(others for others, _ in verdict.others)]
+        found[name] = f"first {verdict.first.rank}: " + ", then ".join(map(str, groups))
+        exited = [rank for rank, each in ranks.items() if isinstance(each, ProcessExit)]
+        assert verdict.exited_ranks == tuple(exited), name
+        assert type(verdict.error()) is CellFailedError, name
+    assert found == snapshot
 
 
 def test_there_is_no_verdict_if_all_ranks_succeeded() -> None:
@@ -344,9 +316,9 @@ IN_FULL: dict[str, Ranks] = {
     "all raise": {0: FAILED, 1: FAILED},
     "all are killed": {0: KILLED, 1: KILLED},
     "the user interrupts": {0: interrupted(), 1: elsewhere()},
-    "one is elsewhere": BLAME["who was elsewhere"][0],
-    "one has ended the cell": BLAME["who ended the cell without coming"][0],
-    "one tells the others": BLAME["who told the others in on_main"][0],
+    "one is elsewhere": BLAME["who was elsewhere"],
+    "one has ended the cell": BLAME["who ended the cell without coming"],
+    "one tells the others": TOLD,
     "a GPU is full": {
         0: interrupted(),
         1: ended("OutOfMemoryError", "no", memory="  cuda:0 has 15.0 GiB\n    this rank: 14"),
