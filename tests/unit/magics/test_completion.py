@@ -7,13 +7,13 @@ from unittest.mock import Mock
 
 import pytest
 from runs_on_disk import make_run
+from syrupy.assertion import SnapshotAssertion
 
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.completion import Completion
 from nbddp.magics.parser import CELL, COMMANDS
 from nbddp.sigint import Future
-from nbddp.train.faults.kinds import KINDS
 from nbddp.wire.request_messages import Complete
 
 
@@ -37,45 +37,24 @@ def completion(folder: Path) -> Completion:
     return Completion(group, AutoMode())
 
 
-@pytest.mark.parametrize(
-    ("line", "fitting"),
-    [
-        ("%ddp fa", "fault"),
-        ("%ddp nonsense ", ""),
-        ("%ddp help f", "fault"),
-        ("%ddp kill ", "0 1"),
-        ("%ddp check tr", ""),
-        ("%ddp run --kee", "--keep"),
-        ("%%ddp --sw", "--sweep"),
-        ("%%ddp --publish ", "trackio wandb tensorboard mlflow"),
-        ("%ddp publish w", "wandb"),
-        ("%ddp publish wandb ", "one two"),
-        ("%ddp publish wandb --", "--again"),
-        ("%%ddp --scale 1,2 --we", "--weak"),
-        ("%ddp run train.py --k", ""),
-        ("%ddp run -m pack.train --nproc ", ""),
-        ("%ddp kill 0 ", ""),
-        ("%ddp fault ", " ".join(KINDS)),
-        ("%ddp fault --rank ", "0 1"),
-        ("%ddp fault --rank=", "0 1"),
-        ("%ddp fault --rank 1 s", "segfault stop slow skip"),
-        ("%ddp fault kill --rank 1 ", "--step --factor"),
-        ("%ddp fault kill --step ", ""),
-        ("%ddp view ", "auto panel text"),
-        ("%ddp show t", "two"),
-        ("%ddp compare one t", "two"),
-        ("%ddp compare one two --over ", "step samples time"),
-        ("%ddp pull learn", "learning_rate"),
-        ("%ddp push x --ranks 0,", "0,1"),
-        ("%%ddp --ranks 1,", "1,0"),
-        ("%%ddp --backend ", "auto gloo nccl"),
-        ("%%ddp --au", ""),
-        ("%%ddp --env 'a b", ""),
-    ],
+LINES = (
+    *("%ddp fa", "%ddp nonsense ", "%ddp help f", "%ddp kill ", "%ddp kill 0 ", "%ddp check tr"),
+    *("%%ddp --sw", "%%ddp --scale 1,2 --we", "%%ddp --backend ", "%%ddp --ranks 1,", "%%ddp --au"),
+    *("%%ddp --env 'a b", "%ddp view ", "%ddp show t", "%ddp compare one t"),
+    *("%ddp compare one two --over ", "%ddp pull learn", "%ddp push x --ranks 0,"),
+    *("%%ddp --publish ", "%ddp publish w", "%ddp publish wandb ", "%ddp publish wandb --"),
+    *("%ddp run --kee", "%ddp run train.py --k", "%ddp run -m pack.train --nproc "),
+    *("%ddp fault ", "%ddp fault --rank ", "%ddp fault --rank=", "%ddp fault --rank 1 s"),
+    *("%ddp fault kill --rank 1 ", "%ddp fault kill --step "),
 )
-def test_completions_of_magic_lines(line: str, fitting: str, completion: Completion) -> None:
-    found, _ = completion.complete(line, 0, len(line))
-    assert sorted(each.text for each in found) == sorted(fitting.split())
+
+
+def test_completions_of_magic_lines(completion: Completion, snapshot: SnapshotAssertion) -> None:
+    found = {line: completion.complete(line, 0, len(line))[0] for line in LINES}
+    texts = {
+        line: " ".join(sorted(each.text for each in fitting)) for line, fitting in found.items()
+    }
+    assert texts == snapshot
 
 
 def test_each_completion_has_a_kind(completion: Completion) -> None:

@@ -29,7 +29,6 @@ from nbddp.magics.option_values import (
     variable,
 )
 from nbddp.magics.parser import CELL, COMMANDS, command_parser, help_text, parse_line
-from nbddp.wire.trace_messages import TraceSteps
 
 
 def cell(line: str) -> Namespace:
@@ -45,63 +44,34 @@ def accepted(line: str) -> dict[str, Any]:
 # ---- accepted
 
 
-def test_a_cell_needs_no_options() -> None:
-    args = cell("")
-    assert all(value in (None, False) for value in vars(args).values())
-
-
-OPTIONS: dict[str, tuple[str, object]] = {
-    "--nproc 4": ("nproc", 4),
-    "--nproc=4": ("nproc", 4),
-    "--backend auto": ("backend", "auto"),
-    "--trace 0": ("trace", TraceSteps(first=0, last=0)),
-    "--backend nccl": ("backend", "nccl"),
-    "--gpus 0-2,5": ("gpus", (0, 1, 2, 5)),
-    "--gpus GPU-8f2a-11,GPU-77": ("gpus", ("GPU-8f2a-11", "GPU-77")),
-    "--gpus MIG-GPU-8f2a/1/0": ("gpus", ("MIG-GPU-8f2a/1/0",)),
-    "--ranks 0,2": ("ranks", (0, 2)),
-    "--name 'my first'": ("name", "my first"),
-    "--timeout 2.5": ("timeout", 2.5),
-    f"--grace {MAX_SECONDS}": ("grace", float(MAX_SECONDS)),
-    "--env A=1 --env B=x=y": ("env", [("A", "1"), ("B", "x=y")]),
-    "--env A=": ("env", [("A", "")]),
-    "--env 'A=two words'": ("env", [("A", "two words")]),
-    "--push a,b": ("push", ("a", "b")),
-    "--push 'a, b'": ("push", ("a", "b")),
-    "--out losses": ("out", "losses"),
-    "--fresh": ("fresh", True),
-    "--no-init": ("no_init", True),
-    "--no-wait": ("no_wait", True),
-    "--quiet": ("quiet", True),
-    "--auto": ("auto", True),
-    "--scale 1,2,4": ("scale", (1, 2, 4)),
-    "--scale 2-4": ("scale", (2, 3, 4)),
-    "--nproc 4  # as many as yesterday": ("nproc", 4),
-}
-
-
-def test_each_cell_option_sets_only_its_own_value() -> None:
-    for line, (name, value) in OPTIONS.items():
-        assert accepted(line) == {name: value}, line
-
-
-READ: tuple[tuple[str, str, dict[str, object]], ...] = (
-    ("kill", "1", {"rank": 1}),
-    ("logs", "1", {"rank": 1, "lines": 50}),
-    ("logs", "1 --lines 5", {"rank": 1, "lines": 5}),
-    ("push", "a b", {"names": ["a", "b"], "ranks": None}),
-    ("push", "a --ranks 0-1", {"names": ["a"], "ranks": (0, 1)}),
-    ("pull", "x", {"expression": "x", "rank": None}),
-    ("pull", "'x + 1' --rank 1", {"expression": "x + 1", "rank": 1}),
-    ("auto", "on", {"switch": "on"}),
-    ("trace", "", {"steps": None, "memory": False, "off": False}),
-    ("stop", "", {}),
+OPTIONS = (
+    *("", "--nproc 4", "--nproc=4", "--nproc 4  # as many as yesterday"),
+    *("--backend auto", "--backend nccl", "--trace 0", "--timeout 2.5", f"--grace {MAX_SECONDS}"),
+    *("--gpus 0-2,5", "--gpus GPU-8f2a-11,GPU-77", "--gpus MIG-GPU-8f2a/1/0"),
+    *("--ranks 0,2", "--name 'my first'", "--out losses", "--scale 1,2,4", "--scale 2-4"),
+    *("--env A=1 --env B=x=y", "--env A=", "--env 'A=two words'", "--push a,b", "--push 'a, b'"),
+    *("--fresh", "--no-init", "--no-wait", "--quiet", "--auto"),
+)
+COMMAND_LINES = (
+    ("kill", ("1",)),
+    ("logs", ("1", "1 --lines 5")),
+    ("push", ("a b", "a --ranks 0-1")),
+    ("pull", ("x", "'x + 1' --rank 1")),
+    ("auto", ("on",)),
+    ("trace", ("",)),
+    ("stop", ("",)),
 )
 
 
-def test_command_lines_are_parsed_to_their_arguments() -> None:
-    for name, line, found in READ:
-        assert vars(parse_line(COMMANDS[name], line)) == found, f"{name} {line}"
+def test_options_and_arguments_set_their_values(snapshot: SnapshotAssertion) -> None:
+    assert set(vars(cell("")).values()) == {None, False}
+    assert {line: str(accepted(line)) for line in OPTIONS} == snapshot(name="of cells")
+    said = {
+        f"%ddp {name} {line}": str(vars(parse_line(COMMANDS[name], line)))
+        for name, lines in COMMAND_LINES
+        for line in lines
+    }
+    assert said == snapshot(name="of commands")
 
 
 def test_arguments_of_a_script_are_passed_on_unchanged() -> None:
@@ -192,14 +162,6 @@ def test_the_error_for_an_unknown_backend_lists_all_backends() -> None:
 @given(st.lists(st.integers(0, 50), min_size=1))
 def test_a_list_of_numbers_keeps_its_order_without_duplicates(found: list[int]) -> None:
     assert numbers(",".join(map(str, found))) == tuple(dict.fromkeys(found))
-
-
-@given(st.integers(0, 50), st.integers(-50, 50))
-def test_a_range_includes_both_ends_and_must_ascend(low: int, length: int) -> None:
-    high = max(0, low + length)
-    assert bool(complaint(numbers, f"{low}-{high}")) is (high < low)
-    if low <= high:
-        assert numbers(f"{low}-{high}") == tuple(range(low, high + 1))
 
 
 def complaint(kind: Callable[[str], Any], text: str) -> str:

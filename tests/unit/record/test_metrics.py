@@ -193,44 +193,32 @@ def test_a_report_changes_only_the_versions_of_its_metrics_even_after_clear() ->
 # ---- step rate
 
 
-def near(value: float) -> Any:
-    return pytest.approx(value, rel=1e-4)
-
-
-RATES: dict[str, tuple[list[tuple[float, float | None]], StepRate | None]] = {
-    "nothing": ([], None),
-    "one step": ([(100.0, 5)], StepRate(5, 0.0, 100.0)),
-    "steps": (
-        [(100 + step / 50, step) for step in range(500)],
-        StepRate(499, near(50), near(109.98)),
-    ),
-    "what counts by itself": ([(at / 50, None) for at in range(101)], StepRate(100, near(50), 2.0)),
-    "faster of late": (
-        [(at, at) for at in range(100)] + [(100 + at / 10, 100 + at) for at in range(200)],
-        StepRate(299, near(10), near(119.9)),
-    ),
-    "longer than the recent past": (
-        [(60.0 * step, step) for step in range(5)],
-        StepRate(4, near(1 / 60), 240.0),
-    ),
-    "many reports of one step": (
-        [(0.0, 0), (1.0, 10), *((1.0 + tenth / 10, 10) for tenth in range(50))],
-        StepRate(10, 10.0, 1.0),
-    ),
-    "a loop that began again": ([(0.0, 0), (1.0, 1000), (2.0, 0)], StepRate(0, 0.0, 2.0)),
-    "and goes on": ([(0.0, 0), (1.0, 1000), (2.0, 0), (3.0, 5)], StepRate(5, 5.0, 3.0)),
-    "a clock that was put back": ([(100.0, 0), (101.0, 1), (50.0, 2)], StepRate(2, 0.0, 50.0)),
+RATES: dict[str, list[tuple[float, float | None]]] = {
+    "nothing": [],
+    "one step": [(100.0, 5)],
+    "steps": [(100 + step / 50, step) for step in range(500)],
+    "what counts by itself": [(at / 50, None) for at in range(101)],
+    "faster of late": [
+        *((at, at) for at in range(100)),
+        *((100 + at / 10, 100 + at) for at in range(200)),
+    ],
+    "longer than the recent past": [(60.0 * step, step) for step in range(5)],
+    "many reports of one step": [(0.0, 0), *((1.0 + tenth / 10, 10) for tenth in range(51))],
+    "a loop that began again": [(0.0, 0), (1.0, 1000), (2.0, 0)],
+    "and goes on": [(0.0, 0), (1.0, 1000), (2.0, 0), (3.0, 5)],
+    "a clock that was put back": [(100.0, 0), (101.0, 1), (50.0, 2)],
 }
 
 
-@pytest.mark.parametrize(("reports", "rate"), RATES.values(), ids=RATES)
-def test_the_step_rate_of_a_rank_is_computed_from_its_reports(
-    reports: list[tuple[float, float | None]], rate: StepRate | None
-) -> None:
-    metrics = MetricStore()
-    for at, step in reports:
-        metrics.add(0, at, step, {"loss": 1.0})
-    assert metrics.step_rate(0) == rate
+def test_the_step_rate_of_a_rank_is_computed_from_its_reports(snapshot: SnapshotAssertion) -> None:
+    said = {}
+    for name, reports in RATES.items():
+        metrics = MetricStore()
+        for at, step in reports:
+            metrics.add(0, at, step, {"loss": 1.0})
+        rate = metrics.step_rate(0)
+        said[name] = rate and f"step {rate.step:g} at {rate.at:.2f}, {rate.per_second:.4f} a second"
+    assert said == snapshot
 
 
 def test_the_step_rate_is_that_of_the_fastest_running_loop() -> None:
@@ -239,10 +227,10 @@ def test_the_step_rate_is_that_of_the_fastest_running_loop() -> None:
         metrics.add(0, batch / 100, batch, {"loss": 1.0})
         if batch % 100 == 99:
             metrics.add(0, batch / 100, batch // 100, {"accuracy": 1.0})
-    assert metrics.step_rate(0) == StepRate(299, near(100.0), 2.99)
+    assert metrics.step_rate(0) == StepRate(299, pytest.approx(100.0, rel=1e-4), 2.99)
     for step in range(30):
         metrics.add(0, 3 + step, step, {"finetuning": 1.0})
-    assert metrics.step_rate(0) == StepRate(29, near(1.0), 32.0)
+    assert metrics.step_rate(0) == StepRate(29, pytest.approx(1.0, rel=1e-4), 32.0)
 
 
 # ---- bounds and threads
