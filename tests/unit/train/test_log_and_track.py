@@ -33,44 +33,24 @@ def sink(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> Recorder:
 # ---- numbers
 
 
-@pytest.mark.parametrize(
-    ("value", "number"),
-    [
-        (3, 3.0),
-        (-0.5, -0.5),
-        (True, 1.0),
-        (Fraction(1, 4), 0.25),
-        (np.float32(0.5), 0.5),
-        (np.int64(7), 7.0),
-        (np.bool_(False), 0.0),
-        (np.array(2.5), 2.5),
-        (torch.tensor(0.25), 0.25),
-        (torch.tensor([0.25]), 0.25),
-        (torch.ones(1, 1, dtype=torch.bfloat16), 1.0),
-        (torch.tensor(3), 3.0),
-        (torch.tensor(True), 1.0),
-        (torch.ones(2, requires_grad=True).sum(), 2.0),  # with a graph: without a warning
-        (math.inf, math.inf),
-    ],
-    ids=repr,
-)
-def test_log_converts_numeric_values_of_any_type_to_floats(
-    sink: Recorder, value: object, number: float
-) -> None:
-    log(step=3, loss=value)
-    assert sink.calls == [(3, {"loss": number})]
-    assert type(sink.calls[0][1]["loss"]) is float
+NUMBERS: list[Any] = [
+    *(3, -0.5, True, math.inf, Fraction(1, 4), np.float32(0.5), np.int64(7), np.bool_(False)),
+    *(np.array(2.5), torch.tensor(0.25), torch.tensor([0.25]), torch.tensor(3), torch.tensor(True)),
+    torch.ones(1, 1, dtype=torch.bfloat16),
+    torch.ones(2, requires_grad=True).sum(),  # with a graph: without a warning
+]
+FLOATS = [3.0, -0.5, 1.0, math.inf, 0.25, 0.5, 7.0, 0.0, 2.5, 0.25, 0.25, 3.0, 1.0, 1.0, 2.0]
+STEPS: list[Any] = [0, -1, 10**30, np.int64(5), torch.tensor(5)]
 
 
-@pytest.mark.parametrize(
-    ("step", "number"),
-    [(0, 0), (-1, -1), (10**30, 10**30), (np.int64(5), 5), (torch.tensor(5), 5)],
-    ids=repr,
-)
-def test_log_accepts_any_integer_as_step(sink: Recorder, step: Any, number: int) -> None:
-    log(step=step, loss=1)
-    assert sink.calls == [(number, {"loss": 1.0})]
-    assert type(sink.calls[0][0]) is int
+def test_log_converts_values_of_any_type_to_floats_and_steps_to_integers(sink: Recorder) -> None:
+    for value in NUMBERS:
+        log(step=3, loss=value)
+    for step in STEPS:
+        log(step=step, loss=1)
+    assert sink.calls[: len(NUMBERS)] == [(3, {"loss": number}) for number in FLOATS]
+    assert [step for step, _ in sink.calls[len(NUMBERS) :]] == [0, -1, 10**30, 5, 5]
+    assert {(type(step), type(values["loss"])) for step, values in sink.calls} == {(int, float)}
 
 
 def test_without_a_step_the_step_is_the_number_of_earlier_values_of_the_metric(
@@ -91,20 +71,8 @@ def test_without_a_step_the_step_is_the_number_of_earlier_values_of_the_metric(
 
 
 NO_NUMBERS: list[Any] = [
-    "low",
-    "1.0",
-    b"1",
-    bytearray(b"1"),
-    [1.0],
-    {"a": 1},
-    None,
-    1 + 2j,
-    np.complex64(2j),
-    np.complex128(2j),
-    torch.tensor(2j),
-    torch.ones(2),
-    torch.ones(0),
-    np.ones(2),
+    *("low", "1.0", b"1", bytearray(b"1"), [1.0], {"a": 1}, None, 1 + 2j, np.complex64(2j)),
+    *(np.complex128(2j), torch.tensor(2j), torch.ones(2), torch.ones(0), np.ones(2)),
 ]
 
 
