@@ -86,9 +86,7 @@ def fill_a_row(area: Locator) -> bool:
     return is_one_row and abs(place["x"] + place["width"] - right) < 14
 
 
-def test_charts_of_a_running_cell_react_to_pointer_and_controls(
-    desk: Desk, notebook: LabNotebook
-) -> None:
+def test_charts_of_a_cell_react_to_pointer_and_controls(desk: Desk, notebook: LabNotebook) -> None:
     notebook.begin(1)
     notebook.await_text(1, r"step 0$")
     chart = chart_of(notebook)
@@ -143,9 +141,7 @@ def test_charts_of_a_record_react_without_a_kernel(notebook: LabNotebook) -> Non
     notebook.picture("chart-focus")
 
 
-def test_untrusted_notebook_shows_curves_and_coloured_failures(
-    desk: Desk, notebook: LabNotebook
-) -> None:
+def test_untrusted_page_shows_curves_and_red_failures(desk: Desk, notebook: LabNotebook) -> None:
     notebook.run(3)
     notebook.save()
     foreign = desk.saved(notebook.js("return panel.context.path"))

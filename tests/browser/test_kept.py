@@ -49,9 +49,7 @@ while (outputs.length === 0) await new Promise(go => setTimeout(go, 5));
 @pytest.mark.parametrize(
     ("seconds", "is_open"), [(0.6, False), (3, False), (8, True)], ids=["short", "early", "open"]
 )
-def test_cell_cleared_while_running_shows_its_record_once(
-    desk: Desk, seconds: float, is_open: bool
-) -> None:
+def test_cleared_cell_shows_its_record_once(desk: Desk, seconds: float, is_open: bool) -> None:
     cells = [START, BRIEF.format(seconds=seconds), "1 + 1"]
     with desk.open(f"cleared-{seconds}.ipynb", *cells) as notebook:
         notebook.run(0)
@@ -68,9 +66,7 @@ def test_cell_cleared_while_running_shows_its_record_once(
         notebook.picture(f"cleared-{seconds}")
 
 
-def test_reloaded_notebook_shows_the_record_and_saves_its_command(
-    desk: Desk, training: LabNotebook
-) -> None:
+def test_reloaded_page_shows_the_record_and_its_command(desk: Desk, training: LabNotebook) -> None:
     training.save()
     training.reload()
     training.await_text(1, r"running [\s\S]* step [4-9]0$")

@@ -122,9 +122,7 @@ def await_no_box(notebook: LabNotebook) -> None:
 
 
 @pytest.mark.parametrize("way_out", ["reload", "panel", *COMMANDS])
-def test_input_box_is_abandoned_when_the_user_leaves_the_cell(
-    notebook: LabNotebook, way_out: str
-) -> None:
+def test_input_box_is_abandoned_when_the_user_leaves(notebook: LabNotebook, way_out: str) -> None:
     notebook.run(KEEP)
     notebook.begin(NAME)
     await_box(notebook, "name?")

@@ -201,9 +201,7 @@ FIELDS = st.sampled_from([*SUMS, *OTHERS])
 
 
 @given(facts=st.dictionaries(FIELDS, JSON, max_size=15) | JSON, event=JSON)
-def test_any_file_contents_give_a_listed_or_an_omitted_run(
-    facts: Any, event: Any, tmp_path_factory: Any
-) -> None:
+def test_any_files_are_listed_or_left_out(facts: Any, event: Any, tmp_path_factory: Any) -> None:
     base: Path = tmp_path_factory.mktemp("any")
     path = base / ".nbddp" / "runs" / "x"
     path.mkdir(parents=True)

@@ -78,9 +78,7 @@ def test_the_colours_of_eight_ranks_are_distinguishable(colors: tuple[str, ...],
     ],
     ids=["light", "dark", "a page that is not known", "charts"],
 )
-def test_colours_have_enough_contrast_on_their_pages(
-    colors: list[str], pages: list[str], least: float
-) -> None:
+def test_colours_have_enough_contrast(colors: list[str], pages: list[str], least: float) -> None:
     assert min(contrast(color, page) for color in colors for page in pages) >= least
 
 

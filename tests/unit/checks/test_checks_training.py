@@ -124,9 +124,7 @@ def test_an_fsdp_model_on_one_rank_is_found_with_gradients_and_without() -> None
 @pytest.mark.parametrize(
     ("other", "is_found"), [("optimizers[1].step()\n", False), ("print(i)\n", True)]
 )
-def test_micro_steps_that_each_call_an_optimizer_do_not_count_as_accumulation(
-    other: str, *, is_found: bool
-) -> None:
+def test_steps_of_several_optimizers_are_no_accumulation(other: str, *, is_found: bool) -> None:
     step = under("if i % 2 == 0", other) + under("else", "optimizer.step()\nzero_grad()\n")
     text = under("for i, x in enumerate(train)", "model(x).sum().backward()\n", step)
     assert ("ND121" in rules_in(text)) is is_found

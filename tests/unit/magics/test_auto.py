@@ -35,9 +35,7 @@ def test_auto_mode_sends_a_plain_cell_to_the_ranks(auto: AutoMode, cell: str) ->
 
 
 @pytest.mark.parametrize("cell", FOR_THE_KERNEL)
-def test_auto_mode_leaves_empty_cells_and_cells_with_their_own_magic_unchanged(
-    auto: AutoMode, cell: str
-) -> None:
+def test_auto_mode_leaves_empty_cells_and_other_magics_unchanged(auto: AutoMode, cell: str) -> None:
     assert auto(lines(cell)) == lines(cell)
 
 

@@ -188,9 +188,7 @@ def test_a_cell_or_a_script_runs_with_the_given_options(typed: Typed, run: Run) 
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_options_set_the_number_of_heals_and_restarts_after_a_failure(
-    typed: Typed, run: Run
-) -> None:
+def test_options_set_the_heals_and_restarts_after_a_failure(typed: Typed, run: Run) -> None:
     for options in ("", "--max-restarts 2", "--heal 3", "--elastic"):
         run(typed, options)
     retries = [Retries(), Retries(restarts=2), Retries(heals=3), Retries(is_elastic=True)]
@@ -217,9 +215,7 @@ def test_a_scripts_names_are_kept_and_replayed_only_with_the_keep_option(typed: 
         assert list(request.script.arguments) == ["--lr", "3"]
 
 
-def test_a_listener_for_nodes_opens_with_the_given_options(
-    typed: Typed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listener_opens_with_given_options(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Mock()
     monkeypatch.setattr(typed.notebook.group, "open_nodes", opened)
     options = "--nnodes 2:4 --nproc-per-node 8 --host 10.0.0.7 --port 5555 --orphan-timeout 9"

@@ -108,7 +108,7 @@ REFUSED_COMMANDS = (
 )
 
 
-def test_the_error_for_a_wrong_option_is_one_line_with_the_allowed_values(
+def test_a_wrong_option_is_refused_with_the_allowed_values(
     snapshot: SnapshotAssertion,
 ) -> None:
     said = {f"%%ddp {line}": refusal(UsageError, cell, line) for line in REFUSED}
@@ -129,7 +129,7 @@ def test_the_error_for_an_unknown_option_lists_all_options(unknown: str) -> None
     assert set(listed.split(", ")) == known
 
 
-def test_the_error_for_an_unknown_command_suggests_a_similar_command(
+def test_an_unknown_command_is_answered_with_a_similar_command(
     snapshot: SnapshotAssertion,
 ) -> None:
     words = ("hepl", "checks", "sweep", "--nproc", "nonsense")
@@ -177,9 +177,7 @@ def complaint(kind: Callable[[str], Any], text: str) -> str:
     "kind", [numbers, positive_int, count, seconds, step_range, names, variable]
 )
 @given(text=st.text(max_size=6) | st.sampled_from(["\u00b2", "-1", "1e999", "nan", "a,b", "A=1"]))
-def test_every_option_type_accepts_a_text_or_names_it_in_the_error(
-    kind: Callable[[str], Any], text: str
-) -> None:
+def test_option_types_accept_a_text_or_name_it(kind: Callable[[str], Any], text: str) -> None:
     said = complaint(kind, text)
     assert not said or said.endswith(f", got {text!r}")
 
@@ -207,7 +205,7 @@ CHANGES = (
 )
 
 
-def test_an_option_that_needs_a_new_start_is_refused_with_the_command_that_does_it(
+def test_options_of_a_new_start_are_refused_with_its_command(
     snapshot: SnapshotAssertion,
 ) -> None:
     current = GroupSpec(nproc=4, backend="gloo", threads=1, name="a")

@@ -224,9 +224,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Non
     return lambda how: monkeypatch.setenv("FAKE_WANDB", how)
 
 
-def test_publish_runs_a_process_records_the_publication_and_prints_its_result(
-    folder: Path, fake: Callable[[str], None]
-) -> None:
+def test_publish_records_and_prints_its_result(folder: Path, fake: Callable[[str], None]) -> None:
     fake("well")
     path = make_run(folder)
     line, notebook = line_magics()
@@ -329,7 +327,7 @@ def test_the_publish_option_and_command_accept_installed_trackers() -> None:
     assert args.publish == [Target("trackio")]
 
 
-def test_an_unknown_or_missing_tracker_is_refused_while_options_are_parsed(
+def test_unknown_or_missing_trackers_are_refused_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
@@ -351,9 +349,7 @@ def test_publishing_an_active_run_starts_live_publishing(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_an_active_run_of_another_kernel_is_refused(
-    folder: Path, snapshot: SnapshotAssertion
-) -> None:
+def test_another_kernels_active_run_is_refused(folder: Path, snapshot: SnapshotAssertion) -> None:
     path = make_run(folder, is_stopped=False)
     facts = json.loads((path / "run.json").read_text())
     del facts["ended"]

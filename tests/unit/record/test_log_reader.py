@@ -45,9 +45,7 @@ def test_every_assembled_line_has_its_last_state(text: str) -> None:
 
 
 @given(st.text(alphabet="ab\r\n", max_size=60), st.lists(st.integers(0, 60)), st.integers(1, 7))
-def test_long_lines_are_truncated_equally_for_any_split_of_the_text(
-    text: str, places: list[int], width: int
-) -> None:
+def test_any_split_truncates_long_lines_equally(text: str, places: list[int], width: int) -> None:
     cut_lines = lines_of(*cut(text, places), log="x", max_line=width)
     for whole, line in zip(lines_of(text), cut_lines, strict=True):
         if len(whole) <= width:
@@ -235,9 +233,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_a_flood_of_output_is_shown_as_its_last_whole_lines_with_a_note(
-    log: Path, snapshot: SnapshotAssertion
-) -> None:
+def test_a_flood_is_shown_as_its_last_whole_lines(log: Path, snapshot: SnapshotAssertion) -> None:
     log.write_text("".join(f"line {number}\n" for number in range(1000)))
     said, *lines = read(LogSpan(0, log, 0, log.stat().st_size)).splitlines()
     assert lines == [f"line {number}" for number in range(1000 - len(lines), 1000)]
@@ -279,9 +275,7 @@ TAILS: dict[str, tuple[bytes, int, list[str]]] = {
 
 
 @pytest.mark.parametrize(("written", "count", "shown"), TAILS.values(), ids=TAILS)
-def test_tail_returns_the_last_lines_of_a_log(
-    log: Path, written: bytes, count: int, shown: list[str]
-) -> None:
+def test_tail_has_the_last_lines(log: Path, written: bytes, count: int, shown: list[str]) -> None:
     log.write_bytes(written)
     lines = tail(log, count).split("\n")
     assert ["EARLIER" if str(log) in line else line for line in lines] == shown

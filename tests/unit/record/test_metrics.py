@@ -110,9 +110,7 @@ def test_neighbouring_points_are_merged_only_beyond_the_bucket_limit() -> None:
     st.lists(st.floats(width=32) | st.floats(), min_size=1, max_size=50),
     st.integers(min_value=1, max_value=120),
 )
-def test_thinned_curves_keep_the_minimum_the_maximum_and_the_nonfinite_count(
-    values: list[float], times: int
-) -> None:
+def test_thinned_curves_keep_extremes_and_nonfinite_counts(values: list[float], times: int) -> None:
     values = values * times
     curve = curve_of(enumerate(values))
     finite = [value for value in values if abs(value) < 1e300]
@@ -273,7 +271,7 @@ VALUES = st.floats() | st.integers(-5, 5) | st.sampled_from([10**400, MAX_FINITE
     st.lists(st.tuples(STEPS, VALUES), min_size=1, max_size=40)
     | st.integers(1, 2500).map(lambda count: [(step, step % 7) for step in range(count)])
 )
-def test_adding_values_in_bulk_gives_the_same_curve_as_one_by_one(
+def test_values_in_bulk_give_the_same_curve(
     points: list[tuple[int | None, float]],
 ) -> None:
     at_once, one_by_one = MetricStore(), MetricStore()

@@ -139,9 +139,7 @@ def sections(notices: list[Notice]) -> list[tuple[str, str, list[Notice]]]:
     return found
 
 
-def test_an_urgent_close_shows_only_the_end_of_the_logs(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_urgent_close_shows_the_ends_of_logs(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_reader, "SHOWN_END", 100)
     notices = NoticeQueue(max_text=0)
     for number in range(100):

@@ -25,9 +25,7 @@ def open_files() -> int:
     return len([*Path("/proc/self/fd").iterdir()])
 
 
-def test_stored_pushes_are_read_unchanged_even_without_their_folder(
-    store: PushStore, tmp_path: Path
-) -> None:
+def test_stored_pushes_are_read_without_their_folder(store: PushStore, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     stored = [store.add(["x"], None, bytes([n]) * n, folder) for n in range(1, 100)]

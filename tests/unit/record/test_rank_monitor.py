@@ -104,7 +104,7 @@ def test_a_new_cell_clears_metrics_and_progress_bars(rank_monitor: RankMonitor) 
 
 
 @pytest.mark.parametrize("purpose", [Purpose.RETRY, Purpose.USER])
-def test_a_retry_continues_the_curves_and_replayed_cells_add_no_points(
+def test_retries_continue_curves_and_replays_do_not(
     rank_monitor: RankMonitor, purpose: Purpose
 ) -> None:
     rank_monitor.add(0, numbers(0, 1, 2), now=0.0)

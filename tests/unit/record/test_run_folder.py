@@ -89,9 +89,7 @@ def test_unsafe_characters_of_a_run_name_are_replaced(base: Path, begin: Begin) 
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o000, 0o077])
-def test_only_the_owner_can_read_a_run_folder(
-    base: Path, umask: int, temporary: Path, begin: Begin
-) -> None:
+def test_only_its_owner_reads_a_run(base: Path, umask: int, temporary: Path, begin: Begin) -> None:
     before = os.umask(umask)
     try:
         folder = begin(base, "x")
@@ -290,7 +288,7 @@ def test_run_json_has_all_facts_and_outcomes_even_of_a_resumed_run(tmp_path: Pat
     assert (facts["outcome"], facts["failures"]) == ("rank 0: no", 1)
 
 
-def test_a_run_json_that_cannot_be_written_keeps_its_old_content(
+def test_an_unwritable_run_json_keeps_its_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []

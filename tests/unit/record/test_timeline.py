@@ -56,9 +56,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-def test_events_since_a_time_or_attempt_are_listed(
-    event_log: EventLog, now: SimpleNamespace
-) -> None:
+def test_events_are_listed_by_time_or_attempt(event_log: EventLog, now: SimpleNamespace) -> None:
     told = ["start", "b", "a", "cell", "a", "b", "exit"]
     for kind in told:  # all of the same moment
         event_log.record(kind, attempt=1)
@@ -132,7 +130,7 @@ def test_a_run_folder_is_opened_once_reports_its_errors_and_has_no_earlier_event
     assert kinds(event_log.since(0.0)) == ["start", "ready", "exit"]
 
 
-def test_a_new_run_folder_is_opened_after_the_end_or_deletion_of_the_previous_one(
+def test_a_new_folder_is_opened_after_the_end_or_deletion(
     event_log: EventLog, tmp_path: Path
 ) -> None:
     first = opened(event_log, tmp_path)

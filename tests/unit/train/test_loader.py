@@ -221,9 +221,7 @@ def assert_goes_on(stop: int, *, epochs: int, **options: Any) -> None:
 
 @settings(max_examples=25)
 @given(stop=st.integers(1, 15), shuffle=st.booleans(), drop_last=st.booleans())
-def test_a_resumed_loader_gives_exactly_the_remaining_batches(
-    stop: int, shuffle: bool, drop_last: bool
-) -> None:
+def test_a_resumed_loader_gives_the_rest(stop: int, shuffle: bool, drop_last: bool) -> None:
     assert_goes_on(stop, epochs=3, shuffle=shuffle, drop_last=drop_last)
 
 
@@ -296,7 +294,7 @@ def test_resuming_with_another_world_size_redivides_the_rest_of_the_epoch_with_a
     assert sorted(found) == sorted(order[24:])
 
 
-def test_ranks_and_batch_size_may_change_again_in_the_same_epoch(
+def test_ranks_and_batch_size_may_change_twice_in_an_epoch(
     snapshot: SnapshotAssertion,
 ) -> None:
     ours = loader(range(20), 2, shuffle=False)
@@ -333,7 +331,7 @@ def test_training_reports_each_step_before_it_gives_the_batch() -> None:
     end()
 
 
-def test_the_loader_refuses_states_of_another_loader_and_invalid_arguments(
+def test_the_loader_refuses_other_states_and_invalid_arguments(
     snapshot: SnapshotAssertion,
 ) -> None:
     ours = loader(range(8), 4)

@@ -53,7 +53,7 @@ def test_log_converts_values_of_any_type_to_floats_and_steps_to_integers(sink: R
     assert {(type(step), type(values["loss"])) for step, values in sink.calls} == {(int, float)}
 
 
-def test_without_a_step_the_step_is_the_number_of_earlier_values_of_the_metric(
+def test_without_a_step_the_step_counts_earlier_values_of_the_metric(
     sink: Recorder,
 ) -> None:
     reached: list[tuple[int, str]] = []
@@ -77,9 +77,7 @@ NO_NUMBERS: list[Any] = [
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
-def test_log_refuses_a_value_that_is_not_a_number_and_reports_nothing(
-    sink: Recorder, value: Any
-) -> None:
+def test_log_refuses_other_values_and_reports_nothing(sink: Recorder, value: Any) -> None:
     said = refusal(TypeError, log, step=3, accuracy=0.5, loss=value)
     assert " loss " in said
     assert said.endswith(f", got {value!r}")
@@ -107,9 +105,7 @@ REFUSED: dict[str, tuple[type[Exception], tuple[Any, ...], dict[str, Any]]] = {
 }
 
 
-def test_invalid_log_calls_are_refused_with_the_next_step(
-    sink: Recorder, snapshot: SnapshotAssertion
-) -> None:
+def test_invalid_log_calls_are_refused(sink: Recorder, snapshot: SnapshotAssertion) -> None:
     said = {}
     for name, (kind, values, named) in REFUSED.items():
         said[name] = refusal(kind, log, *values, **named)
@@ -132,7 +128,7 @@ def test_names_that_are_not_identifiers_can_be_given_in_a_mapping(sink: Recorder
 # ---- without a panel
 
 
-def test_metrics_and_events_go_to_the_logger_without_a_panel_and_loops_do_not(
+def test_without_a_panel_metrics_and_events_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "nbddp")
@@ -204,9 +200,7 @@ def test_a_tracked_loop_reports_its_begin_each_step_and_its_end(sink: Recorder) 
     ]
 
 
-def test_a_fast_loop_is_not_shown_at_every_item(
-    sink: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fast_loop_is_rarely_shown(sink: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_and_track, "SHOW_PERIOD", 1000.0)
     list(track(range(100)))
     assert [told for told in sink.calls if told[0] == "show"] == [("show", "", 1)]
@@ -250,7 +244,7 @@ def test_a_progress_bar_ends_in_the_sink_in_which_it_started(sink: Recorder) -> 
     assert other.calls == []
 
 
-def test_the_state_of_a_bar_has_its_label_counts_and_seconds(
+def test_a_bars_state_has_its_label_counts_and_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = itertools.count(10.0, 2.0)

@@ -96,9 +96,7 @@ def test_fp32_gives_exactly_the_result_of_a_plain_loop() -> None:
 
 
 @pytest.mark.parametrize(("accumulate", "final"), [(3, False), (5, True)])
-def test_accumulated_micro_steps_equal_one_large_batch_even_if_they_end_early(
-    accumulate: int, final: bool
-) -> None:
+def test_accumulated_micro_steps_equal_one_large_batch(accumulate: int, final: bool) -> None:
     amp = precision(accumulate=accumulate)
     parts, said = train(amp, 3, final=final)
     torch.testing.assert_close(parts, train_plain()[0])
@@ -210,7 +208,7 @@ def test_gradients_are_averaged_in_the_last_micro_step_only(kind: type[Spread | 
     assert getattr(model, "is_on", True)
 
 
-def test_two_optimizers_may_take_turns_but_not_share_an_accumulation(
+def test_optimizers_take_turns_but_share_no_accumulation(
     snapshot: SnapshotAssertion,
 ) -> None:
     model, first = model_and_optimizer()

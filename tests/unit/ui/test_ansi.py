@@ -104,7 +104,7 @@ REMOVED = (
 )
 
 
-def test_styles_and_markup_become_html_and_other_sequences_are_removed(
+def test_styles_and_markup_become_html_and_other_sequences_go(
     snapshot: SnapshotAssertion,
 ) -> None:
     assert {ascii(text): to_html(text) for text in MARKUP} == snapshot(name="html")

@@ -74,9 +74,7 @@ def test_flushing_the_log_buffer_does_not_change_its_lines(pieces: list[tuple[in
 
 
 @given(PIECES, st.integers(1, 5))
-def test_every_log_line_is_kept_or_counted_as_dropped(
-    pieces: list[tuple[int, str]], kept: int
-) -> None:
+def test_each_log_line_is_kept_or_counted(pieces: list[tuple[int, str]], kept: int) -> None:
     log, merged = LogBuffer(max_lines=kept), list[tuple[int, str]]()
     assemblers = {rank: LineAssembler() for rank in range(3)}
     for rank, text in pieces:
@@ -156,7 +154,5 @@ KINDS = {
 
 @pytest.mark.parametrize("earlier", ["", EARLIER], ids=["all", "the last"])
 @pytest.mark.parametrize("lines", KINDS.values(), ids=KINDS)
-def test_log_lines_begin_with_their_ranks(
-    lines: list[LogLine], earlier: str, snapshot: Any
-) -> None:
+def test_log_lines_begin_with_ranks(lines: list[LogLine], earlier: str, snapshot: Any) -> None:
     assert [log_html(lines, earlier=earlier), log_text(lines, earlier=earlier)] == snapshot

@@ -18,9 +18,7 @@ NOTE = "warnings of {} that another rank had printed are only in the logs"
     [(PYTHON, PYTHON), (LONG, LONG), ([CPP.format(0, 6)], [CPP.format(1, 7)])],
     ids=["python", "several lines", "c++"],
 )
-def test_warning_of_a_second_rank_is_left_out_and_noted(
-    first: list[str], second: list[str]
-) -> None:
+def test_a_second_ranks_warning_is_left_out_and_noted(first: list[str], second: list[str]) -> None:
     warnings = RepeatedWarnings()
     assert list(warnings.without_repeats(0, [*first, "a"])) == [*first, "a"]
     assert warnings.note() == ""

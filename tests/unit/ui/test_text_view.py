@@ -126,7 +126,7 @@ def test_results_come_after_all_output_and_quiet_hides_rank_output() -> None:
     assert (quiet.outputs, quiet.flushes) == ([], 0)
 
 
-def test_each_of_eight_ranks_has_its_own_prefix_colour_on_a_colour_screen(
+def test_each_of_eight_ranks_has_its_own_colour_on_a_colour_screen(
     screen: RecordingScreen,
 ) -> None:
     screen.has_color = True

@@ -156,7 +156,7 @@ def test_a_group_description_lists_known_facts_and_each_device_once() -> None:
     assert describe_group(one) == ["1 rank", "gloo", "attempt 1"]
 
 
-def test_a_path_inside_the_notebooks_folder_is_shown_relative_to_it(
+def test_paths_are_shown_relative_to_the_notebook(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone() -> Path:

@@ -101,7 +101,7 @@ def test_wait_time_is_divided_among_the_lines_in_which_the_straggler_was_sampled
     assert sum(lines.values()) == pytest.approx(4 * 0.1, rel=1e-3)
 
 
-def test_timeline_waits_are_returned_as_rows_and_frame_needs_pandas_for_a_table(
+def test_waits_are_returned_as_rows_and_a_frame_needs_pandas(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     line = line_of(waiting())

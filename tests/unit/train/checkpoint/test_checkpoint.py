@@ -148,7 +148,7 @@ def test_an_empty_or_missing_folder_has_nothing_to_resume(tmp_path: Path) -> Non
     assert not checkpoint.folder.exists()
 
 
-def test_resume_loads_only_requested_parts_and_warns_about_parts_left_out(
+def test_resume_loads_requested_parts_and_warns(
     tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:
     run, other = run_of(), run_of(seed=1)
@@ -184,9 +184,7 @@ def test_resuming_parts_that_the_checkpoint_lacks_is_refused(
 
 @pytest.mark.usefixtures("group_of_one")
 @pytest.mark.parametrize("is_saved_wrapped", [False, True])
-def test_ddp_and_plain_models_load_each_others_checkpoints(
-    tmp_path: Path, is_saved_wrapped: bool
-) -> None:
+def test_ddp_and_plain_models_share_checkpoints(tmp_path: Path, is_saved_wrapped: bool) -> None:
     plain, wrapped = nn.Linear(4, 2), DistributedDataParallel(nn.Linear(4, 2))
     saved, loaded = (wrapped, plain) if is_saved_wrapped else (plain, wrapped)
     Checkpoint(tmp_path).save(0, model=saved)
@@ -195,7 +193,7 @@ def test_ddp_and_plain_models_load_each_others_checkpoints(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler, of itself
-def test_torch_load_reads_a_compiled_model_under_its_uncompiled_parameter_names(
+def test_torch_load_reads_a_compiled_model_under_its_plain_parameter_names(
     tmp_path: Path,
 ) -> None:
     model = nn.Linear(2, 1)
@@ -256,9 +254,7 @@ def test_the_three_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert checkpoint.newest() == step_in(tmp_path, 9)
 
 
-def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(
-    tmp_path: Path, snapshot: SnapshotAssertion
-) -> None:
+def test_damaged_checkpoints_are_skipped(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     checkpoint = Checkpoint(tmp_path)
     for step in range(3):
         checkpoint.save(step)
@@ -341,9 +337,7 @@ def test_a_relative_checkpoint_folder_does_not_follow_a_change_of_directory(
 
 @pytest.mark.process
 @pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.full)])
-def test_a_writer_that_is_killed_repeatedly_always_leaves_a_complete_checkpoint(
-    tmp_path: Path, kills: int
-) -> None:
+def test_a_killed_writer_always_leaves_a_complete_checkpoint(tmp_path: Path, kills: int) -> None:
     script = Path(__file__).parents[3] / "checkpoint_killer.py"
     command = [sys.executable, "-W", "error", str(script), str(tmp_path), str(kills)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=140, check=False)
@@ -356,7 +350,7 @@ def test_a_writer_that_is_killed_repeatedly_always_leaves_a_complete_checkpoint(
 # ---- what can be saved
 
 
-def test_plain_values_are_restored_exactly_and_other_numbers_as_plain_numbers(
+def test_plain_values_are_restored_exactly_and_other_numbers_as_plain(
     tmp_path: Path,
 ) -> None:
     plain = [

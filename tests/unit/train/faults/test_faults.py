@@ -72,9 +72,7 @@ def keep(monkeypatch: pytest.MonkeyPatch, *newest: Path | None) -> None:
     step=st.integers(0, 10**12),
     factor=st.floats(1, exclude_min=True, allow_infinity=False),
 )
-def test_parsing_the_text_of_a_fault_returns_an_equal_fault(
-    kind: str, rank: int, step: int, factor: float
-) -> None:
+def test_a_parsed_fault_equals_the_fault(kind: str, rank: int, step: int, factor: float) -> None:
     fault = Fault(kind=kind, rank=rank, step=step, factor=factor if kind == "slow" else 2.0)
     assert Fault.parse(str(fault)) == fault
 
@@ -101,9 +99,7 @@ MISSPELLED = (
 WRONG: tuple[dict[str, Any], ...] = ({"kind": "hangs"}, {"rank": 2})
 
 
-def test_an_invalid_fault_is_refused_on_every_rank(
-    sink: Recorder, snapshot: SnapshotAssertion
-) -> None:
+def test_every_rank_refuses_an_invalid_fault(sink: Recorder, snapshot: SnapshotAssertion) -> None:
     said = {text: refusal(ArgumentError, Fault.parse, text) for text in MISSPELLED}
     for wrong in WRONG:
         fault = {"kind": "kill", "rank": 0, "step": 1} | wrong
@@ -172,7 +168,7 @@ def test_clear_disarms_faults_and_forgets_which_faults_fired() -> None:
     log_and_fail(1)
 
 
-def test_no_fault_fires_in_a_child_such_as_a_loaders_worker(
+def test_no_fault_fires_in_a_child_like_a_loaders_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arm(1)
@@ -220,7 +216,7 @@ def test_a_fault_that_already_fired_is_not_armed_after_a_restart(
     assert bool(armed()) is is_armed
 
 
-def test_a_fault_fires_again_in_a_new_cell_but_not_in_a_replayed_cell(
+def test_a_fault_fires_again_in_new_cells_not_in_replays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NBDDP_STRUCK", "kill@rank=1,step=3")
@@ -242,9 +238,7 @@ def test_a_fault_fires_again_in_the_same_process_only_if_requested(sink: Recorde
 # ---- what they do
 
 
-def test_fatal_faults_are_reported_before_they_end_the_process(
-    sink: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fatal_faults_are_reported_first(sink: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "kill", lambda pid, signum: sink.calls.append((pid, signum)))
     monkeypatch.setattr(os, "_exit", lambda code: sink.calls.append(code))
     monkeypatch.setattr(
@@ -378,7 +372,7 @@ def gather_one() -> float:
     return gathered[0].item()
 
 
-def test_a_skip_fault_omits_one_collective_and_then_restores_torchs_functions(
+def test_a_skip_fault_omits_one_collective_and_restores_torch(
     skips: SimpleNamespace,
 ) -> None:
     fire("skip")

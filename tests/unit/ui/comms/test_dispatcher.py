@@ -163,7 +163,7 @@ pumped = pytest.mark.parametrize("kernel", [DispatchMode.POLL], indirect=True, i
 # -- which kernels
 
 
-def test_the_dispatcher_does_and_logs_nothing_without_a_kernel(
+def test_without_a_kernel_nothing_is_done_or_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for shell in (None, SimpleNamespace()):
@@ -217,7 +217,7 @@ def test_serving_a_widget_includes_its_child_widgets() -> None:
     assert CommDispatcher(None).serve(closed).comm_ids == set()
 
 
-def test_widgets_added_or_served_twice_are_answered_until_their_last_serving_stops(
+def test_widgets_are_answered_until_their_last_serving_stops(
     kernel: Kernel,
 ) -> None:
     one, two = Button(), Button()
@@ -234,9 +234,7 @@ def test_widgets_added_or_served_twice_are_answered_until_their_last_serving_sto
     assert kernel.passed == [unserved]
 
 
-def test_a_waiting_cell_is_reported_as_busy_again_and_again(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_waiting_cell_is_reported_again(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_module, "BUSY_PERIOD", 0.0)
     with kernel.live.serve():
         for _ in range(3):
@@ -245,9 +243,7 @@ def test_a_waiting_cell_is_reported_as_busy_again_and_again(
 
 
 @tapped
-def test_unreadable_and_repeated_messages_go_to_the_kernel_and_are_logged_once(
-    kernel: Kernel, logs_once: Check
-) -> None:
+def test_strange_messages_are_logged_once_and_passed_on(kernel: Kernel, logs_once: Check) -> None:
     button = Button()
     once, forged = click(button), click(button)
     forged[2] = b"0" * 64
@@ -347,9 +343,7 @@ def test_a_handler_may_stop_its_own_dispatcher(kernel: Kernel) -> None:
     assert kernel.answered(kernel.is_as_before)
 
 
-def test_a_foreign_message_filter_installed_over_ours_stays_installed(
-    kernel: Kernel, logs_once: Check
-) -> None:
+def test_a_foreign_filter_installed_over_ours_stays(kernel: Kernel, logs_once: Check) -> None:
     stream, button, seen = kernel.shell_stream, Button(), []
     with kernel.live.serve(button):
         ours = stream._recv_callback
@@ -396,7 +390,7 @@ def test_a_foreign_filter_that_dropped_ours_is_treated_as_the_original(kernel: K
 
 
 @pumped
-def test_an_interrupt_during_message_handling_is_raised_after_the_last_message(
+def test_an_interrupt_during_message_handling_is_raised_after_the_last(
     kernel: Kernel,
 ) -> None:
     button = Button()
@@ -409,7 +403,7 @@ def test_an_interrupt_during_message_handling_is_raised_after_the_last_message(
 
 
 @pumped
-def test_a_second_interrupt_stops_a_handler_and_passes_remaining_messages_to_the_kernel(
+def test_a_second_interrupt_stops_a_handler_and_passes_the_rest_on(
     kernel: Kernel,
 ) -> None:
     def insist() -> None:
@@ -426,7 +420,7 @@ def test_a_second_interrupt_stops_a_handler_and_passes_remaining_messages_to_the
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_an_interrupt_during_installation_leaves_no_filter_behind(
+def test_an_interrupted_start_leaves_no_filter(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_recv = kernel.shell_stream.on_recv

@@ -63,7 +63,7 @@ def test_a_log_page_is_one_widget_without_layout_and_style_widgets() -> None:
     assert page.get_state()["_view_name"] == "HTMLView"
 
 
-def test_log_rows_within_a_second_share_a_page_and_a_full_page_is_not_changed(
+def test_log_rows_of_a_second_share_a_page_and_a_full_page_stays(
     clock: list[float],
 ) -> None:
     pages = LogPages(lambda _: None)
@@ -157,7 +157,7 @@ def test_hidden_log_lines_are_counted_with_the_path_of_the_log(snapshot: Snapsho
     assert "runs/x/rank1.log" in log.path.value
 
 
-def test_the_log_shows_the_newest_lines_of_a_flood_and_counts_the_omitted_lines(
+def test_a_flood_shows_its_newest_lines_and_counts_the_others(
     snapshot: SnapshotAssertion,
 ) -> None:
     log = Log("a")

@@ -64,9 +64,7 @@ def in_widget(slot: OutputSlot) -> list[str]:
     return [each.value for each in slot.root.children]
 
 
-def test_a_panel_replaces_the_placeholder_and_a_record_replaces_the_panel(
-    page: Page, slot: OutputSlot
-) -> None:
+def test_a_panel_replaces_a_placeholder_and_a_record_a_panel(page: Page, slot: OutputSlot) -> None:
     show_panel(slot)
     assert page.shown == ["panel", HINT]
     slot.show_record("record", "record")
@@ -74,9 +72,7 @@ def test_a_panel_replaces_the_placeholder_and_a_record_replaces_the_panel(
     assert list(page.outputs.values())[:-1] == [EMPTY_OUTPUT] * 3
 
 
-def test_the_record_is_shown_even_after_the_output_was_cleared(
-    page: Page, slot: OutputSlot
-) -> None:
+def test_the_record_is_shown_after_the_output_was_cleared(page: Page, slot: OutputSlot) -> None:
     page.outputs.clear()
     show_panel(slot)
     assert page.shown == ["panel", HINT]
@@ -85,9 +81,7 @@ def test_the_record_is_shown_even_after_the_output_was_cleared(
     assert page.shown == [RECORD]
 
 
-def test_a_page_without_output_updates_shows_each_attempt_in_the_same_widget(
-    page: Page, slot: OutputSlot
-) -> None:
+def test_a_page_without_updates_shows_attempts_in_one_widget(page: Page, slot: OutputSlot) -> None:
     show_panel(slot)
     root = slot.root
     page.outputs.clear()  # it receives no later updates

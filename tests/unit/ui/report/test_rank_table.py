@@ -88,9 +88,7 @@ def test_rows_and_grids_have_all_facts_of_their_ranks_escaped(text: str) -> None
         ({"gpu": "T4", "gpu_ranks": (0,)}, "GPU", "shared with rank 0 · T4"),
     ],
 )
-def test_a_column_is_shown_if_one_rank_has_a_value_for_it(
-    change: dict[str, Any], title: str, shown: str
-) -> None:
+def test_a_column_is_shown_if_a_rank_has_it(change: dict[str, Any], title: str, shown: str) -> None:
     page = table([ONE, replace(ONE, rank=1, **change)])
     assert titles(page)[:3] == ["rank", "state", title]
     assert column(page, title) == ["", shown]
@@ -99,7 +97,7 @@ def test_a_column_is_shown_if_one_rank_has_a_value_for_it(
 @pytest.mark.parametrize(
     "group", ["", " of group [0, 2]", " of group 'tensor parallel'", " of group c0ffee12"]
 )
-def test_a_collective_is_shown_with_its_group_and_with_its_shape_while_a_rank_waits(
+def test_a_collective_is_shown_with_its_group_and_in_a_wait_with_its_shape(
     group: str,
 ) -> None:
     each = replace(ONE, collective=f"all_reduce #7{group} float [8]")
