@@ -50,9 +50,7 @@ def test_collectives_that_only_some_ranks_need_to_call_are_accepted() -> None:
     )
 
 
-def test_every_form_of_a_rank_condition_is_found(
-    snapshot: SnapshotAssertion,
-) -> None:
+def test_every_form_of_a_rank_condition_is_found(snapshot: SnapshotAssertion) -> None:
     texts = [
         "rank == 0 and dist.barrier()",
         "ready and rank == 0 and dist.barrier()",

@@ -118,9 +118,7 @@ def test_on_main_works_on_methods_partials_and_bound_methods() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*[Ss]parse:UserWarning")  # torch calls sparse tensors a beta
-def test_all_reduce_and_on_main_refuse_invalid_arguments(
-    snapshot: SnapshotAssertion,
-) -> None:
+def test_all_reduce_and_on_main_refuse_invalid_arguments(snapshot: SnapshotAssertion) -> None:
     values = ["low", 1j, {"a": [1, None]}, 2**63, torch.ones(2, 2).to_sparse()]
     assert [
         *(refusal(TypeError, all_reduce, value) for value in values),
