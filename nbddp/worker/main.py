@@ -47,7 +47,11 @@ from nbddp.worker.output.log_writer import LogWriter
 from nbddp.worker.output.metric_sink import MetricSink
 from nbddp.worker.output.outbox import Outbox, build_notice
 from nbddp.worker.process_group.nccl import configure_nccl, has_lost_cuda
-from nbddp.worker.process_group.process_group import ProcessGroup, describe_shared_gpus
+from nbddp.worker.process_group.process_group import (
+    ProcessGroup,
+    describe_missing_gpus,
+    describe_shared_gpus,
+)
 from nbddp.worker.process_group.regroup import Regrouper
 from nbddp.worker.requests import PULL_FILENAME, RequestHandler, store_pickled
 from nbddp.worker.shutdown import clear_exit_hooks, exit_process, exit_with_kernel
@@ -197,6 +201,7 @@ class Rank:
         self._notify_user(
             describe_shared_gpus(start.backend, self._group.backend, self._group.device, ranks)
         )
+        self._notify_user(describe_missing_gpus())
         serve = self._serve_control_queue
         threading.Thread(target=serve, name="nbddp-control", daemon=True).start()
         self._outbox.post(self._sampler.sample())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -277,3 +278,16 @@ def describe_shared_gpus(requested: str, backend: str, device: torch.device, ran
         f"{ranks} ranks share {gpus}: collectives use Gloo and go through the CPU; send, recv and "
         "DTensor need tensors on the CPU, or `--backend nccl`, which is slower here"
     )
+
+
+def describe_missing_gpus() -> str:
+    """Return a notice if CUDA does not find every GPU of ``CUDA_VISIBLE_DEVICES``; else "".
+
+    CUDA says nothing: it hides the first unknown GPU and all later ones, and ranks use the CPU.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    asked = len([name for name in visible.split(",") if name not in ("", "-1")])  # -1 is no GPU
+    found = torch.cuda.device_count()
+    if found >= asked:
+        return ""
+    return f"CUDA finds {found} of {plural(asked, 'GPU')} in CUDA_VISIBLE_DEVICES={visible}"

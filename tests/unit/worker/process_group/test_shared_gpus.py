@@ -10,7 +10,11 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.topology import Topology
 from nbddp.worker.process_group.nccl import configure_nccl
-from nbddp.worker.process_group.process_group import choose_backend, describe_shared_gpus
+from nbddp.worker.process_group.process_group import (
+    choose_backend,
+    describe_missing_gpus,
+    describe_shared_gpus,
+)
 
 GPU = torch.device("cuda", 0)
 
@@ -44,3 +48,22 @@ def test_ranks_claim_different_hosts_only_if_they_share_gpus(
         configure_nccl(topology)
         hosts.append(os.environ.get("NCCL_HOSTID"))
     assert len({*hosts} - {None}) == (2 if is_shared else 0)
+
+
+@pytest.mark.parametrize(
+    ("visible", "found", "notice"),
+    [
+        (None, 0, ""),
+        ("", 0, ""),
+        ("-1", 0, ""),
+        ("1,0", 2, ""),
+        ("5", 0, "CUDA finds 0 of 1 GPU in CUDA_VISIBLE_DEVICES=5"),
+        ("0,5", 1, "CUDA finds 1 of 2 GPUs in CUDA_VISIBLE_DEVICES=0,5"),
+    ],
+)
+def test_gpus_that_do_not_exist_are_named(
+    visible: str | None, found: int, notice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
+    assert describe_missing_gpus() == notice
