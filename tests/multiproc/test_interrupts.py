@@ -131,20 +131,6 @@ def test_c_code_that_checks_signals_is_interrupted(group: Ranks) -> None:
     group.run("dist.barrier()")
 
 
-@pytest.mark.full
-def test_rank_with_a_slow_error_report_is_not_killed(make_group: MakeRanks) -> None:
-    group = make_group(2, grace=4.0)
-    group.run(
-        "import time\nkept = rank\nclass Slow(Exception):\n    asked = 0\n"
-        "    def __str__(self):\n        self.asked += 1  # first while the cell still runs\n"
-        "        time.sleep(6 if self.asked == 2 else 0)\n        return 'slow'"
-    )
-    source = f"try:\n    {BEGUN}\n    time.sleep(60)\nexcept KeyboardInterrupt:\n"
-    with pytest.raises(CellInterruptedError):
-        run_and_interrupt(group, f"{source}    raise Slow from None")
-    assert group.pull("kept") == [0, 1]
-
-
 def test_second_interrupt_kills_at_once_after_the_notice(make_group: MakeRanks) -> None:
     group = make_group(2, grace=40.0)
     pids = group.pids

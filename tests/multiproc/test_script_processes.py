@@ -72,15 +72,6 @@ def test_resources_of_a_failed_script_are_free_in_the_next_run(
     group.run(source.replace("ENDING", "pass"))
 
 
-def test_process_left_running_by_a_script_is_ended(
-    group: Ranks, write: Write, lines: Lines
-) -> None:
-    script = write("import subprocess\nprint(subprocess.Popen(['sleep', '600']).pid)")
-    group.run_script(script, ranks=[0])
-    pid = int(lines()[0])
-    assert wait_until(lambda: not psutil.pid_exists(pid))
-
-
 def test_interrupt_ends_processes_spawned_by_a_script(group: Ranks, write: Write) -> None:
     script = write(
         "import os, pathlib, time\nimport torch.multiprocessing as mp\n"
