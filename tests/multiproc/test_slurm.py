@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -20,14 +19,15 @@ pytestmark = [pytest.mark.multiproc, pytest.mark.soak, pytest.mark.timeout(600)]
 
 NET = "10.207.84"
 CONTROLLER, HOSTS = "head", ["zeta", "alpha"]  # SLURM numbers the hosts against their order
+PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 SETTLING = 90.0  # seconds for daemons to start, and for a job to end
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "sinfo")
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "sinfo")
 
 CONF = """
 ClusterName=nbddp
 SlurmctldHost={controller}({net}.2)
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthType=auth/none
+CredType=cred/none
 SlurmUser=root
 StateSaveLocation={folder}/state
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -55,29 +55,26 @@ while [ -n "$SLURM_STEP_ID" ] && [ -e {folder}/hold-$SLURM_NODEID ]; do sleep 0.
 
 def why_not() -> str:
     """Return why there can be no cluster here; empty if there can be one."""
-    missing = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
+    missing = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
     if missing:
         return (
             f"not installed: {', '.join(missing)}; `apt-get install -y --no-install-recommends "
-            "slurm-wlm munge iproute2`"
+            "slurm-wlm iproute2`"
         )
     return "" if has_namespaces() else "needs root, and network namespaces"
-
-
-def _path() -> str:
-    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 class Cluster:
     """Two or more hosts; the notebook's machine can submit jobs.
 
     Attributes:
+        folder: the daemons' files; the tasks of a host wait while ``hold-`` and its number exist.
         address: of the notebook's machine in the cluster's network.
         env: environment variables that a process needs to submit a job.
     """
 
     def __init__(self, folder: Path, address: str) -> None:
-        self._folder = folder
+        self.folder = folder
         self.address = address
         self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
 
@@ -87,14 +84,6 @@ class Cluster:
             words, env=os.environ | self.env, capture_output=True, text=True, check=True
         )
         return done.stdout
-
-    def hold(self, node_id: int) -> None:
-        """Have the tasks of one host wait."""
-        (self._folder / f"hold-{node_id}").touch()
-
-    def let_go(self, node_id: int) -> None:
-        """Let them start."""
-        (self._folder / f"hold-{node_id}").unlink(missing_ok=True)
 
     def jobs(self) -> list[str]:
         """Return the jobs that wait or run."""
@@ -106,7 +95,7 @@ class Cluster:
 
     def end_jobs(self) -> None:
         """Cancel all jobs."""
-        for each in self._folder.glob("hold-*"):
+        for each in self.folder.glob("hold-*"):
             each.unlink()
         if jobs := self.jobs():
             self.ask("scancel", *jobs)
@@ -148,16 +137,7 @@ def _end_all_in(space: str) -> None:
             os.kill(int(pid), 9)
 
 
-def _munge_files(folder: Path) -> list[str]:
-    kinds = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-file": "log"}
-    files = [f"--{option}={folder}/munge.{kind}" for option, kind in kinds.items()]
-    return [*files, f"--seed-file={folder}/munge.seed"]
-
-
 def _write(folder: Path) -> None:
-    key = folder / "munge.key"
-    key.touch(0o600)
-    key.write_bytes(secrets.token_bytes(128))
     nodes = [
         f"NodeName=node{number} NodeHostname={name} NodeAddr={NET}.{number + 3} CPUs=2 "
         "RealMemory=1000 State=UNKNOWN"
@@ -179,7 +159,7 @@ def _start(stack: ExitStack, command: Sequence[str], folder: Path) -> None:
     with (folder / "daemons.log").open("ab") as log:
         daemon = subprocess.Popen(
             command,
-            env=os.environ | {"PATH": _path()},
+            env=os.environ | {"PATH": PATH},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -210,8 +190,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         spaces = [_host(stack, cables) for _ in names]
         _write(folder)
         cluster = Cluster(folder, cables.address)
-        _start(stack, ["munged", "--foreground", "--force", *_munge_files(folder)], folder)
-        assert wait_until((folder / "munge.socket").exists, timeout=SETTLING)
         conf = str(folder / "slurm.conf")
         for space, name in zip(spaces, names, strict=True):
             daemon = f"slurmd -D -N node{HOSTS.index(name)}" if name in HOSTS else "slurmctld -D -c"
@@ -249,12 +227,13 @@ def test_ranks_follow_slurm_order_even_if_the_second_node_joins_first(
     command = f"%ddp nodes --nnodes 2 --nproc-per-node 2 --host {cluster.address} --slurm"
     assert f"`!sbatch {JOB}`" in notebook.run(command).text
     JOB.write_text(JOB.read_text().replace("srun ", f"srun {prefix}"))
-    cluster.hold(held)
+    hold = cluster.folder / f"hold-{held}"
+    hold.touch()
     assert "Submitted batch job" in notebook.run(f"!sbatch {JOB}").text
     assert wait_until(lambda: f"\n{second} " in notebook.run("%ddp nodes").text, timeout=120), (
         logs()
     )
-    cluster.let_go(held)
+    hold.unlink()
     reply = notebook.run("%ddp nodes --wait 110")
     assert "2 nodes" in reply.text, (reply, logs())
     reply = notebook.run(WHERE)
@@ -281,6 +260,4 @@ def test_an_exported_script_runs_on_two_hosts(notebook: Notebook, cluster: Clust
 
 def logs() -> str:
     """Return the output of the jobs."""
-    return "".join(path.read_text() for path in Path().glob("*.out")) + "".join(
-        path.read_text() for path in Path().glob("*.log")
-    )
+    return "".join(path.read_text() for path in [*Path().glob("*.out"), *Path().glob("*.log")])
