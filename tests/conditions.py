@@ -40,7 +40,7 @@ def when(condition: Callable[[], bool], act: Callable[[], object]) -> threading.
 
 
 def when_cell_runs(group: Ranks, act: Callable[[], object]) -> threading.Thread:
-    return when(lambda: group.has_cell, act)
+    return when(lambda: bool(group.ranks_in_cell), act)
 
 
 def run_and_act(

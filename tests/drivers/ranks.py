@@ -117,10 +117,6 @@ class Ranks(WorkerGroup):
         return set() if self.life.cell is None else self.life.cell.waiting
 
     @property
-    def has_cell(self) -> bool:
-        return self.life.cell is not None
-
-    @property
     def state(self) -> str:
         """Return the state of the group, in the words of ``%ddp status``."""
         return self.life.state.value
@@ -129,11 +125,6 @@ class Ranks(WorkerGroup):
     def is_busy(self) -> bool:
         """Return whether the ranks run a cell, start, heal or stop."""
         return self.life.state.is_busy
-
-    @property
-    def is_idle(self) -> bool:
-        """Return whether all ranks are alive and wait for a cell."""
-        return self.state == "ready"
 
     # ---- cells
 

@@ -195,7 +195,7 @@ def test_start_without_a_writable_run_folder_fails_and_a_later_start_works(
         with pytest.raises(StartError, match="Not a directory"):
             make_group(2)
     (folder / ".nbddp").unlink()
-    assert make_group(2).is_idle
+    assert make_group(2).state == "ready"
 
 
 def test_closed_groups_leave_no_thread_and_no_descriptor(make_group: MakeRanks) -> None:

@@ -102,31 +102,6 @@ def test_no_kind_of_optimizer_breaks_the_next_cell(
     assert agree(group, "[p.tolist() for p in model.parameters()]")
 
 
-def test_first_optimizer_step_of_one_rank_is_copied_to_all_ranks(
-    group: Ranks, capsys: Capture
-) -> None:
-    group.run(
-        f"{DDP}model = DDP(torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last))\n"
-        "optimizer = torch.optim.AdamW(model.parameters(), betas=(0.8, 0.9))\n"
-        "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)\n"
-        "if rank == 0:\n    model.module(torch.ones(1, 3, 5, 5)).sum().backward()\n"
-        "    optimizer.step()\n    schedule.step()"
-    )
-    lose_the_group(group)
-    group.run("pass")
-    assert taken_along(capsys) == ["model, optimizer, schedule"]
-    state = "{i: {k: v.tolist() for k, v in s.items()} for i, s in o.items()}"
-    assert agree(
-        group,
-        "optimizer.param_groups[0]['lr']",
-        "optimizer.param_groups[0]['betas']",
-        f"(lambda o: {state})(optimizer.state_dict()['state'])",
-    )
-    assert group.pull("optimizer.state_dict()['state'][0]['step'].item()") == [1.0, 1.0]
-    assert group.pull("(schedule.optimizer is optimizer, schedule.last_epoch)") == [(True, 1)] * 2
-    assert group.pull("type(optimizer.param_groups[0]['betas']).__name__") == ["tuple"] * 2
-
-
 def test_gradient_accumulation_restarts_and_the_scaler_is_copied_from_rank_0(
     group: Ranks, capsys: Capture
 ) -> None:

@@ -43,15 +43,35 @@ class Loader:
         self.generator.set_state(state["generator"])
         self.rank = state["rank"]
 
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 96
+    def __getitem__(self, index):  # in a worker, with torch's generator
+        return torch.full((4,), index / 96) + 0.1 * torch.randn(4)
+
+class Kit:
+    def __init__(self):
+        self.loader, self.rank = nbddp.loader(Noisy(), 8, num_workers=2), rank
+        self.batches = iter(())
+    def batch(self):
+        while True:
+            for batch in self.batches:
+                return batch
+            self.batches = iter(self.loader)
+    def state_dict(self):
+        return self.loader.state_dict()
+    def load_state_dict(self, state):
+        self.loader.load_state_dict(state)
+
 class Run:
-    def __init__(self, wrap=DistributedDataParallel, kind="fp32", accumulate=1):
+    def __init__(self, wrap=DistributedDataParallel, kind="fp32", accumulate=1, loader=Loader):
         torch.manual_seed(7)
         self.net = make_net()
         self.model = wrap(self.net)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 60)
         self.amp = precision(kind, accumulate=accumulate, max_norm=1.0)
-        self.loader = Loader()
+        self.loader = loader()
         self.losses = []
         for seed in (torch.manual_seed, random.seed, np.random.seed):
             seed(1000 + rank)
@@ -172,7 +192,7 @@ def test_save_or_resume_error_on_one_rank_fails_all_ranks(group: Ranks) -> None:
 @pytest.mark.parametrize(
     ("made", "asynchronous"),
     [
-        pytest.param("Run(kind='bf16', accumulate=2)", True, id="asynchronous"),
+        pytest.param("Run(kind='bf16', accumulate=2, loader=Kit)", True, id="asynchronous"),
         pytest.param("Run()", False, id="plain", marks=pytest.mark.full),
         pytest.param("Run(shard, accumulate=2)", True, id="spread, asynchronous"),
         pytest.param("Run(shard, accumulate=2)", False, id="spread", marks=pytest.mark.full),
