@@ -10,7 +10,6 @@ from typing import Any
 
 from nbddp.wire.trace_messages import SendTrace
 
-JsonDict = dict[str, Any]
 # reasons in a heal report for which all ranks must make the object again
 MADE_BY_ALL = "a process group is made by all ranks at once"
 KEEPS_RANK = "a trainer keeps its rank and its process group"
@@ -21,7 +20,7 @@ class Push:
     """Unpickle values and assign them to variables in the rank's namespace."""
 
     request: int = 0
-    payload: JsonDict
+    payload: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +87,9 @@ class JoinGroup:
     generation: int
     donor: int
     replacements: list[int]
-    payload: JsonDict
+    payload: dict[str, Any]
     storages: list[Any]
-    own_values: JsonDict = field(default_factory=dict)
+    own_values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +105,8 @@ class Answer:
 
     request: int
     error: str = ""
-    payload: JsonDict = field(default_factory=dict)
-    content: JsonDict = field(default_factory=dict)
+    payload: dict[str, Any] = field(default_factory=dict)
+    content: dict[str, Any] = field(default_factory=dict)
 
 
 Request = Push | Pull | Complete | Inspect | SendNamespace | JoinGroup | CollectFacts | SendTrace
