@@ -21,17 +21,10 @@ from pages import readable
 from runs_on_disk import BEGAN, STAMP, UNENDED, failed_run, make_run, rows_of
 
 import nbddp
+from nbddp.archive import summary
 from nbddp.archive.comparison import MAX_CHARTS, XAxis, compare
 from nbddp.archive.find import find_run, runs_below
 from nbddp.archive.stored_run import StoredRun
-from nbddp.archive.summary import (
-    KILLED,
-    RUNNING,
-    STOPPED,
-    UNKNOWN,
-    describe_run_end,
-    describe_unended,
-)
 from nbddp.errors import RequestError
 from nbddp.magics import presenter
 from nbddp.record.metrics import MAX_NAMES
@@ -88,12 +81,14 @@ def test_show_refuses_a_missing_run_or_cell(folder: Path, snapshot: Any) -> None
 
 
 def test_the_end_of_a_run_is_unknown_if_its_kernel_ran_on_another_machine(tmp_path: Path) -> None:
-    assert describe_run_end(StoredRun(failed_run(tmp_path)), current=None) == STOPPED
+    assert (
+        summary.describe_run_end(StoredRun(failed_run(tmp_path)), current=None) == summary.STOPPED
+    )
     own = failed_run(tmp_path, "own", events=UNENDED)
-    assert describe_run_end(StoredRun(own), current=own) == RUNNING
-    assert describe_run_end(StoredRun(own), current=None) == UNKNOWN
+    assert summary.describe_run_end(StoredRun(own), current=own) == summary.RUNNING
+    assert summary.describe_run_end(StoredRun(own), current=None) == summary.UNKNOWN
     other = failed_run(tmp_path, "other", events=UNENDED, host="another", pid=1)
-    assert describe_run_end(StoredRun(other), current=None) == UNKNOWN
+    assert summary.describe_run_end(StoredRun(other), current=None) == summary.UNKNOWN
 
 
 @pytest.mark.process
@@ -102,26 +97,26 @@ def test_a_run_of_a_zombie_kernel_is_described_as_killed(tmp_path: Path) -> None
     process = psutil.Process(killed.pid)
     path = failed_run(tmp_path, events=UNENDED, host=platform.node(), pid=killed.pid)
     facts = read_facts(path)
-    assert describe_unended(facts, began=process.create_time()) == RUNNING
+    assert summary.describe_unended(facts, began=process.create_time()) == summary.RUNNING
     os.kill(killed.pid, signal.SIGKILL)
     while process.status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
-    assert describe_unended(facts, began=process.create_time()) == KILLED
+    assert summary.describe_unended(facts, began=process.create_time()) == summary.KILLED
     killed.communicate()
-    assert describe_unended(facts, began=100.0) == KILLED
+    assert summary.describe_unended(facts, began=100.0) == summary.KILLED
 
 
 def test_a_new_process_with_the_pid_of_the_kernel_is_not_the_kernel(tmp_path: Path) -> None:
     run = StoredRun(failed_run(tmp_path, events=UNENDED, host=platform.node(), pid=os.getpid()))
     assert run.events[0].at < psutil.Process().create_time()
-    assert describe_run_end(run, current=None) == KILLED
+    assert summary.describe_run_end(run, current=None) == summary.KILLED
 
 
 def test_a_run_with_ranks_that_were_taken_back_runs_while_the_new_kernel_is_alive() -> None:
     run = RunJson({"pid": 1, "host": platform.node(), "ended": "2027-01-15T08:00:00+0000"})
     run.update("taken back", {"pid": os.getpid(), "at": time.time()})
     assert "ended" not in run.facts
-    assert describe_unended(run.facts, began=100.0) == RUNNING
+    assert summary.describe_unended(run.facts, began=100.0) == summary.RUNNING
 
 
 # ---- as text, and as a record
@@ -129,7 +124,7 @@ def test_a_run_with_ranks_that_were_taken_back_runs_while_the_new_kernel_is_aliv
 
 def test_the_reports_of_a_run_and_of_a_cell_as_text_and_html(folder: Path, snapshot: Any) -> None:
     run = StoredRun(failed_run(folder).relative_to(folder))
-    whole = run_report(run, ending=STOPPED)
+    whole = run_report(run, ending=summary.STOPPED)
     assert render_text(whole) == snapshot(name="run: text")
     assert readable(render_html(whole)) == snapshot(name="run: page")
     assert "<b>" not in render_html(whole)

@@ -15,19 +15,7 @@ from pages import readable
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.checks import registry
-from nbddp.checks.checker import (
-    ALL_RULES,
-    CHECKLIST,
-    CODE_RULES,
-    FACT_RULES,
-    check_facts,
-    check_source,
-    checklist,
-    explain,
-    find_rule,
-    needs_check,
-)
+from nbddp.checks import checker, registry
 from nbddp.checks.facts import (
     GroupFacts,
     LoaderFacts,
@@ -153,7 +141,7 @@ EXAMPLES: dict[str, tuple[GroupFacts, ...]] = {
 
 
 ROOT = Path(__file__).parents[3]
-RULES = list(ALL_RULES.values())
+RULES = list(checker.ALL_RULES.values())
 
 
 PROGRAM = re.compile(r"^```python (wrong|right)(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
@@ -168,21 +156,21 @@ def programs(rule: Rule) -> Iterator[tuple[str, CellSource]]:
         yield word, CellSource(program, kinds)
 
 
-@pytest.mark.parametrize("rule", CODE_RULES, ids=lambda each: each.id)
+@pytest.mark.parametrize("rule", checker.CODE_RULES, ids=lambda each: each.id)
 def test_a_rule_reports_its_wrong_program_and_no_rule_reports_its_right_program(
     rule: Rule, snapshot: SnapshotAssertion
 ) -> None:
     (wrong, bad), (right, good) = programs(rule)
     assert (wrong, right) == ("wrong", "right")
     assert rule.programs == {"wrong": bad.text, "right": good.text}
-    found = [each for each in check_source(bad) if each.rule == rule.id]
+    found = [each for each in checker.check_source(bad) if each.rule == rule.id]
     assert found
     assert [each.headline for each in found] == snapshot
-    assert check_source(good) == []
-    assert needs_check(bad.text) or bad.kinds  # the ranks have reported it
+    assert checker.check_source(good) == []
+    assert checker.needs_check(bad.text) or bad.kinds  # the ranks have reported it
 
 
-@pytest.mark.parametrize("rule", FACT_RULES, ids=lambda each: each.id)
+@pytest.mark.parametrize("rule", checker.FACT_RULES, ids=lambda each: each.id)
 def test_a_fact_rule_finds_only_its_mistake(rule: Rule, snapshot: SnapshotAssertion) -> None:
     bad, good = EXAMPLES[rule.id]
     found = list(rule.findings(bad))
@@ -197,25 +185,25 @@ def test_a_rule_has_a_reason_a_fix_and_a_notebook() -> None:
         assert rule.title[0].isalpha(), rule
         assert rule.why.endswith("."), rule
         assert rule.fix.endswith("."), rule
-        text = explain(rule)
+        text = checker.explain(rule)
         assert rule.why in text
-        assert ("wrong:" in text) is ("right:" in text) is (rule in CODE_RULES)
+        assert ("wrong:" in text) is ("right:" in text) is (rule in checker.CODE_RULES)
 
 
 def test_the_checklist_names_only_rules_and_lists_each_rule(
     snapshot: SnapshotAssertion,
 ) -> None:
-    named = [each for _, _, rules in CHECKLIST for each in rules]
+    named = [each for _, _, rules in checker.CHECKLIST for each in rules]
     assert len(named) == len(set(named))
-    assert set(named) <= set(ALL_RULES)
-    assert all(f"{each.id}  {each.title}" in checklist() for each in RULES)
-    assert checklist() == snapshot
-    assert explain(ALL_RULES["ND101"]) == snapshot
+    assert set(named) <= set(checker.ALL_RULES)
+    assert all(f"{each.id}  {each.title}" in checker.checklist() for each in RULES)
+    assert checker.checklist() == snapshot
+    assert checker.explain(checker.ALL_RULES["ND101"]) == snapshot
 
 
 def test_an_unknown_rule_is_refused() -> None:
-    assert find_rule("nd101") is ALL_RULES["ND101"]
-    said = refusal(RequestError, find_rule, "ND999")
+    assert checker.find_rule("nd101") is checker.ALL_RULES["ND101"]
+    said = refusal(RequestError, checker.find_rule, "ND999")
     assert "ND999" in said
     assert "`%ddp check --explain`" in said
 
@@ -234,7 +222,7 @@ def test_ipython_magics_and_shell_lines_are_not_syntax_errors() -> None:
     text = (
         "%time x = 1\n!ls\ny = !ls\nx?\nawait z\nif rank == 0:\n    %time x\n    dist.barrier()\n"
     )
-    [found] = check_source(CellSource(text))
+    [found] = checker.check_source(CellSource(text))
     assert (found.rule, found.line) == ("ND101", 8)
     assert_no_findings("%%bash\nif [ x ]; then\n")
 
@@ -327,7 +315,7 @@ def test_only_parameters_that_ddp_reported_are_found_after_a_failed_cell(
     text: str, model: dict[str, Any], *, is_found: bool
 ) -> None:
     models = [{"ranks": 2, "with_gradient": 2, **model}] * 2
-    found = check_facts(of_each("model", ModelFacts, models, text, is_ok=False))
+    found = checker.check_facts(of_each("model", ModelFacts, models, text, is_ok=False))
     assert [each.rule for each in found] == (["ND216"] if is_found else [])
     assert all("a, b" in each.text for each in found)
 
@@ -347,7 +335,7 @@ def test_loader_streams_and_sample_orders_are_compared_between_ranks(
     loaders: list[dict[str, Any]], rule: str, snapshot: SnapshotAssertion
 ) -> None:
     facts = [{"num_replicas": 2, "sampler_rank": rank, **loaders[rank]} for rank in (0, 1)]
-    found = check_facts(of_each("train", LoaderFacts, facts, TRAINS))
+    found = checker.check_facts(of_each("train", LoaderFacts, facts, TRAINS))
     assert [each.rule for each in found] == rule.split()
     if found:
         assert found[0].text == snapshot

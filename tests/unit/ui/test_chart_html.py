@@ -19,15 +19,7 @@ from nbddp.charts.palette import rank_color
 from nbddp.charts.svg import WIDTH, Frame
 from nbddp.record.metrics import MAX_NAMES, Curve, MetricStore
 from nbddp.ui import chart_html
-from nbddp.ui.chart_html import (
-    MAX_TOOLTIPS,
-    Tooltip,
-    charts_html,
-    metrics_html,
-    metrics_text,
-    render,
-    tooltips_of,
-)
+from nbddp.ui.chart_html import Tooltip
 from nbddp.ui.html_pieces import MAX_CHARTS
 
 
@@ -37,15 +29,15 @@ def rising(rank: int, step: int) -> float:
 
 def tooltips(curves: dict[int, Curve]) -> list[Tooltip]:
     chart = rank_chart("loss", curves)
-    return tooltips_of(chart, Frame(chart))
+    return chart_html.tooltips_of(chart, Frame(chart))
 
 
 def live(curves: Mapping[int, Curve]) -> str:
-    return render(rank_chart("loss", curves), is_live=True)
+    return chart_html.render(rank_chart("loss", curves), is_live=True)
 
 
 def static(curves: Mapping[int, Curve], name: str = "loss") -> str:
-    return render(rank_chart(name, curves))
+    return chart_html.render(rank_chart(name, curves))
 
 
 def told(curves: dict[int, Curve]) -> list[str]:
@@ -73,7 +65,7 @@ def test_tooltips_show_the_values_at_the_pointer(snapshot: Any) -> None:
 def test_tooltips_of_many_steps_are_thinned_and_cover_the_chart() -> None:
     curves = losses(rising, ranks=2, steps=5000)
     columns = tooltips(curves)
-    assert MAX_TOOLTIPS - 2 <= len(columns) <= MAX_TOOLTIPS
+    assert chart_html.MAX_TOOLTIPS - 2 <= len(columns) <= chart_html.MAX_TOOLTIPS
     assert columns[0].left == Frame(rank_chart("loss", curves)).left
     for one, other in pairwise(columns):
         assert one.left + one.width == pytest.approx(other.left)
@@ -119,7 +111,7 @@ def bare(html: str) -> str:
 
 
 def test_a_chart_without_css_shows_its_name_its_keys_and_an_image_only() -> None:
-    page = Page(bare(charts_html([static(losses(counting, ranks=2))])))
+    page = Page(bare(chart_html.charts_html([static(losses(counting, ranks=2))])))
     assert page.text.split() == ["loss", "100━", "mean", "of", "2", "ranks", "━", "0", "━", "1"]
     [image] = [known for tag, known in page.tags if tag == "img"]
     assert (image["alt"], image["width"], image["height"]) == ("loss", "360", "190")
@@ -142,8 +134,8 @@ def test_a_metric_reported_once_is_a_number_without_a_chart() -> None:
     drawn = static(losses(lambda r, _s: 0.5 + r, ranks=2, steps=1))
     assert "1 (0.5 to 1.5)" in Page(drawn).text
     assert "svg" not in drawn
-    assert "<input" not in charts_html([drawn])
-    assert "<input" in charts_html([drawn, static(losses(counting))])
+    assert "<input" not in chart_html.charts_html([drawn])
+    assert "<input" in chart_html.charts_html([drawn, static(losses(counting))])
 
 
 def names_in(html: str) -> list[str]:
@@ -164,7 +156,7 @@ def test_metrics_without_a_chart_are_named_below_the_charts(count: int, snapshot
     metrics = MetricStore()
     metrics.add(0, 0.0, 0, {f"m{number}": 1.0 for number in range(count)})
     shown = metrics.snapshot(most=MAX_CHARTS)
-    html, lines = metrics_html(shown), metrics_text(shown)
+    html, lines = chart_html.metrics_html(shown), chart_html.metrics_text(shown)
     assert names_in(html) == metrics.names()[:MAX_CHARTS]
     said = "\n".join(lines[len(names_in(html)) :])
     assert said == snapshot
@@ -184,7 +176,7 @@ def test_a_chart_that_cannot_be_drawn_is_named_and_the_others_are_drawn(
     monkeypatch.setattr(chart_html, "rank_chart", fails)
     metrics = MetricStore()
     metrics.add(0, 0.0, 0, {"bad": 1.0, "good": 2.0})
-    html = metrics_html(metrics.snapshot(most=MAX_CHARTS))
+    html = chart_html.metrics_html(metrics.snapshot(most=MAX_CHARTS))
     assert names_in(html) == ["good"]
     assert Page(html).text.removeprefix("good 2") == snapshot
     assert [record.levelname for record in caplog.records] == ["ERROR"]

@@ -14,16 +14,7 @@ from nbddp.lifecycle.retries import AttemptFailure, RecoveryRecord
 from nbddp.record.event_log import RunEvent
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot, Snapshot
-from nbddp.ui.wording import (
-    describe_event,
-    describe_group,
-    describe_refused,
-    format_progress_bar,
-    format_rate,
-    format_seconds,
-    format_step,
-    relative_path,
-)
+from nbddp.ui import wording
 
 # ---- events
 
@@ -92,10 +83,10 @@ def test_every_recorded_event_has_a_one_line_description(snapshot: Any) -> None:
     said = []
     for kind, facts in [*RECORDED, *TOLD_BY_RANKS]:
         before = dict(facts)
-        said.append(f"{kind} | {describe_event(RunEvent(1.0, kind, facts))}")
+        said.append(f"{kind} | {wording.describe_event(RunEvent(1.0, kind, facts))}")
         assert facts == before
         assert "\n" not in said[-1]
-    assert "\n".join([*said, describe_refused(1), describe_refused(2)]) == snapshot
+    assert "\n".join([*said, wording.describe_refused(1), wording.describe_refused(2)]) == snapshot
 
 
 def test_the_wording_cases_cover_every_recorded_event_and_its_facts() -> None:
@@ -116,17 +107,17 @@ def test_the_wording_cases_cover_every_recorded_event_and_its_facts() -> None:
 def test_format_seconds_chooses_milliseconds_seconds_or_clock_time() -> None:
     said = {0: "0 ms", 0.0994: "99 ms", 0.1: "0.1 s", 59.94: "59.9 s", 59.95: "1:00", 60: "1:00"}
     said |= {119.6: "2:00", 3599.4: "59:59", 3599.6: "1:00:00", 90061: "25:01:01"}
-    assert {seconds: format_seconds(seconds) for seconds in said} == said
+    assert {seconds: wording.format_seconds(seconds) for seconds in said} == said
 
 
 def test_format_rate_and_format_step() -> None:
     said = {-1: "", 0: "", 0.01: "1:40 each", 0.1: "10.0 s each", 0.2: "0.2/s", 99.94: "99.9/s"}
     said |= {100: "100/s", 12345.6: "12,346/s"}
-    assert {rate: format_rate(rate) for rate in said} == said
+    assert {rate: wording.format_rate(rate) for rate in said} == said
     steps = {(None, 5): "", (0, 0): "0", (12345678, 0): "12345678", (120, 5): "120 · 5.0/s"}
     for (step, rate), shown in steps.items():
         rank = RankSnapshot(rank=0, state="running", step=step, steps_per_second=rate)
-        assert format_step(rank) == shown
+        assert wording.format_step(rank) == shown
 
 
 @pytest.mark.parametrize(
@@ -139,7 +130,10 @@ def test_format_rate_and_format_step() -> None:
     ],
 )
 def test_format_progress_bar(bar: LoopProgress, long: str, short: str) -> None:
-    assert (format_progress_bar(bar), format_progress_bar(bar, is_short=True)) == (long, short)
+    assert (wording.format_progress_bar(bar), wording.format_progress_bar(bar, is_short=True)) == (
+        long,
+        short,
+    )
 
 
 # ---- the group
@@ -151,9 +145,9 @@ def test_a_group_description_lists_known_facts_and_each_device_once() -> None:
     for devices, known in said.items():
         ranks = tuple(RankSnapshot(rank=rank, state="ready") for rank, _ in enumerate(devices))
         group = Snapshot(state=GroupState.IDLE, ranks=ranks, devices=devices, attempt=3)
-        assert describe_group(group) == [f"{len(devices)} ranks", *known, "attempt 3"]
+        assert wording.describe_group(group) == [f"{len(devices)} ranks", *known, "attempt 3"]
     one = Snapshot(state=GroupState.IDLE, ranks=ranks[:1], backend="gloo", attempt=1)
-    assert describe_group(one) == ["1 rank", "gloo", "attempt 1"]
+    assert wording.describe_group(one) == ["1 rank", "gloo", "attempt 1"]
 
 
 def test_paths_are_shown_relative_to_the_notebook(
@@ -162,7 +156,7 @@ def test_paths_are_shown_relative_to_the_notebook(
     def gone() -> Path:
         raise FileNotFoundError(2, "No such file or directory")
 
-    assert relative_path(str(folder / "a" / "b")) == "a/b"
-    assert relative_path("/elsewhere/b") == "/elsewhere/b"
+    assert wording.relative_path(str(folder / "a" / "b")) == "a/b"
+    assert wording.relative_path("/elsewhere/b") == "/elsewhere/b"
     monkeypatch.setattr(Path, "cwd", gone)
-    assert relative_path(str(folder / "a")) == str(folder / "a")
+    assert wording.relative_path(str(folder / "a")) == str(folder / "a")

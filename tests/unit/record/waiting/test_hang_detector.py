@@ -7,18 +7,13 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.record.waiting.hang_detector import (
-    HANG_AFTER,
-    SILENT_AFTER,
-    HangDetector,
-    Heartbeat,
-    describe_mismatch,
-)
+from nbddp.record.waiting import hang_detector
+from nbddp.record.waiting.hang_detector import HangDetector, Heartbeat
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import RankStatus
 
 ALL = [0, 1, 2]
-LATE = SILENT_AFTER + 1
+LATE = hang_detector.SILENT_AFTER + 1
 
 
 @pytest.fixture
@@ -28,7 +23,7 @@ def dog() -> HangDetector:
     return dog
 
 
-def waiting(seconds: float = HANG_AFTER, **facts: Any) -> RankStatus:
+def waiting(seconds: float = hang_detector.HANG_AFTER, **facts: Any) -> RankStatus:
     return RankStatus(
         cell=5,
         line=3,
@@ -39,7 +34,7 @@ def waiting(seconds: float = HANG_AFTER, **facts: Any) -> RankStatus:
     )
 
 
-def elsewhere(seconds: float = HANG_AFTER, **facts: Any) -> RankStatus:
+def elsewhere(seconds: float = hang_detector.HANG_AFTER, **facts: Any) -> RankStatus:
     return RankStatus(cell=5, line=9, function="load", seconds=seconds, **facts)
 
 
@@ -57,7 +52,7 @@ def hang(dog: HangDetector, now: float = 20.0) -> str:
 
 
 def test_no_hang_is_reported_while_a_rank_moves_or_all_compute(dog: HangDetector) -> None:
-    assert look(dog, waiting(), waiting(), elsewhere(seconds=HANG_AFTER - 1)) == ""
+    assert look(dog, waiting(), waiting(), elsewhere(seconds=hang_detector.HANG_AFTER - 1)) == ""
     assert look(dog, elsewhere(), elsewhere(), elsewhere()) == ""
 
 
@@ -65,7 +60,7 @@ def test_hang_reports_as_text(dog: HangDetector, snapshot: SnapshotAssertion) ->
     dog.hang_after = 3.0
     assert look(dog, waiting(2.9), waiting(2.9), elsewhere(2.9), now=4.0) == ""
     assert " 3 s: " in look(dog, waiting(3.0), waiting(3.0), elsewhere(3.0), now=4.0)
-    dog.hang_after = HANG_AFTER
+    dog.hang_after = hang_detector.HANG_AFTER
     dog.reset_for_cell(ALL, now=0.0)
     said = {"one never came": look(dog, waiting(), waiting(), elsewhere())}
     dog.reset_for_cell(ALL, now=0.0)
@@ -157,5 +152,5 @@ def test_mismatched_collectives_are_described_by_rank(snapshot: SnapshotAssertio
     said = {}
     for name, (running, ended) in CASES.items():
         among, done = dict(enumerate(running)), dict(enumerate(ended, start=len(running)))
-        said[name] = describe_mismatch(5, among, done)
+        said[name] = hang_detector.describe_mismatch(5, among, done)
     assert said == snapshot

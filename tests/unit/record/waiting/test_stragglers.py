@@ -10,14 +10,9 @@ import pytest
 
 from nbddp.record.metrics import MetricStore
 from nbddp.record.step_rate import StepRate
+from nbddp.record.waiting import stragglers
 from nbddp.record.waiting.collective_matcher import GroupMatcher
-from nbddp.record.waiting.stragglers import (
-    MAX_IDLE,
-    MAX_WINDOW,
-    MIN_WAITS,
-    StragglerLag,
-    slow_by_step_rate,
-)
+from nbddp.record.waiting.stragglers import StragglerLag, slow_by_step_rate
 from nbddp.wire.collective import Collective
 
 
@@ -173,8 +168,8 @@ def test_a_few_collectives_are_not_enough_for_a_straggler() -> None:
     def work(rank: int, _step: int) -> float:
         return 2.0 if rank == 2 else 1.0
 
-    assert not meet(work, steps=MIN_WAITS + 1).stragglers()
-    assert meet(work, steps=MIN_WAITS + 3).stragglers()
+    assert not meet(work, steps=stragglers.MIN_WAITS + 1).stragglers()
+    assert meet(work, steps=stragglers.MIN_WAITS + 3).stragglers()
     short = meet(lambda rank, _step: 0.01 * rank, steps=100)
     assert short.stragglers() is None, "in so short a time"
 
@@ -184,12 +179,12 @@ def test_old_waits_are_forgotten_and_give_no_straggler() -> None:
     assert slow.stragglers() == {}
     group = meet(lambda rank, _step: 0.2 if rank == 2 else 0.1)
     last = BEGIN + 200 * 0.2001
-    arrive(group, 0, [[201, last, True]], last + MAX_IDLE / 2)
+    arrive(group, 0, [[201, last, True]], last + stragglers.MAX_IDLE / 2)
     assert group.stragglers()
-    arrive(group, 0, [[202, last, True]], last + MAX_IDLE + 1)
+    arrive(group, 0, [[202, last, True]], last + stragglers.MAX_IDLE + 1)
     assert group.stragglers() is None
     rare = lags_of(lambda rank, _step: 9.0 if rank == 2 else 6.0, steps=40)
-    assert 80 < rare[2].seconds <= MAX_WINDOW + 9
+    assert 80 < rare[2].seconds <= stragglers.MAX_WINDOW + 9
 
 
 def test_gaps_in_reported_arrivals_do_not_change_the_lag() -> None:

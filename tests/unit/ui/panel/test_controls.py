@@ -14,15 +14,8 @@ from processes import wait_until
 
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
-from nbddp.ui.panel import controls as module
-from nbddp.ui.panel.controls import (
-    CONFIRM_SECONDS,
-    HEAL,
-    RESTART,
-    ButtonPress,
-    Controls,
-    RetryButtons,
-)
+from nbddp.ui.panel import controls
+from nbddp.ui.panel.controls import ButtonPress, Controls
 
 RUNNING = Snapshot(
     state=GroupState.RUNNING,
@@ -76,7 +69,7 @@ def test_buttons_that_end_ranks_act_on_the_second_press(hand: Hand, press: Butto
 
 def test_an_unanswered_confirmation_is_withdrawn(hand: Hand) -> None:
     hand.press(ButtonPress.STOP)
-    hand.now += CONFIRM_SECONDS
+    hand.now += controls.CONFIRM_SECONDS
     hand.controls.draw(RUNNING)
     assert hand.asks() == ["Stop"]
     hand.now += 0.1
@@ -120,7 +113,9 @@ class Offer:
         self.begun = 0
         self.may_end = threading.Event()
         self.root = widgets.VBox([widgets.HTML("the record")])
-        self.buttons = RetryButtons(KERNEL, {HEAL: self._do, RESTART: self._do}, self.root)
+        self.buttons = controls.RetryButtons(
+            KERNEL, {controls.HEAL: self._do, controls.RESTART: self._do}, self.root
+        )
         self.row: widgets.HBox = self.buttons._row
         self.buttons.publish()
 
@@ -131,7 +126,7 @@ class Offer:
 
     def press(self) -> threading.Thread:
         """Press "Heal", on a thread of the kernel."""
-        [button] = [each for each in self.row.children if each.description == HEAL]
+        [button] = [each for each in self.row.children if each.description == controls.HEAL]
         thread = threading.Thread(target=button.click)
         thread.start()
         return thread
@@ -139,7 +134,7 @@ class Offer:
 
 @pytest.fixture
 def offer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Offer]:
-    monkeypatch.setattr(module, "publish", lambda *_args, **_more: None)
+    monkeypatch.setattr(controls, "publish", lambda *_args, **_more: None)
     offer = Offer()
     yield offer
     offer.may_end.set()

@@ -11,15 +11,6 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.ui.log_lines import LogBuffer
 from nbddp.ui.panel import log_area
-from nbddp.ui.panel.log_area import (
-    MAX_BATCH,
-    MAX_PAGE_ROWS,
-    MAX_PAGES,
-    MAX_ROWS,
-    PAGE_ROWS,
-    LogArea,
-    LogPages,
-)
 
 
 @pytest.fixture
@@ -30,10 +21,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-class Log(LogArea):
+class Log(log_area.LogArea):
     """The log of two ranks, with what they have written."""
 
-    def __init__(self, *lines: str, max_merged: int = MAX_ROWS) -> None:
+    def __init__(self, *lines: str, max_merged: int = log_area.MAX_ROWS) -> None:
         self.new: list[widgets.Widget] = []
         super().__init__([0, 1], self.new.append)
         self.tails = LogBuffer(max_merged=max_merged)
@@ -56,7 +47,7 @@ class Log(LogArea):
 
 def test_a_log_page_is_one_widget_without_layout_and_style_widgets() -> None:
     new: list[widgets.Widget] = []
-    LogPages(new.append).add(["a"], 1)
+    log_area.LogPages(new.append).add(["a"], 1)
     [page] = new
     assert not [name for name in page.keys if isinstance(getattr(page, name), widgets.Widget)]
     assert {"layout", "style"}.isdisjoint(page.get_state())
@@ -66,10 +57,10 @@ def test_a_log_page_is_one_widget_without_layout_and_style_widgets() -> None:
 def test_log_rows_of_a_second_share_a_page_and_a_full_page_stays(
     clock: list[float],
 ) -> None:
-    pages = LogPages(lambda _: None)
+    pages = log_area.LogPages(lambda _: None)
     pages.add(["a"], 1)
     clock[0] += 0.1
-    pages.add(["b"] * PAGE_ROWS, PAGE_ROWS)
+    pages.add(["b"] * log_area.PAGE_ROWS, log_area.PAGE_ROWS)
     [first] = pages.root.children
     assert first.value.count("b") > first.value.count("a")
     before = first.value
@@ -83,25 +74,25 @@ def test_log_rows_of_a_second_share_a_page_and_a_full_page_stays(
 
 def test_the_oldest_pages_are_removed_a_hundred_at_a_time(clock: list[float]) -> None:
     new: list[widgets.Widget] = []
-    pages, removals = LogPages(new.append), 0
-    for _ in range(3 * MAX_PAGES):
+    pages, removals = log_area.LogPages(new.append), 0
+    for _ in range(3 * log_area.MAX_PAGES):
         clock[0] += 2
         before = pages.root.children
         pages.add(["a"], 1)
         is_longer = pages.root.children[:-1] == before
         removals += not is_longer
-        assert is_longer or pages.root.children[:-1] == before[MAX_PAGES // 2 :]
-        assert pages.line_count == len(pages.root.children) <= MAX_PAGES
+        assert is_longer or pages.root.children[:-1] == before[log_area.MAX_PAGES // 2 :]
+        assert pages.line_count == len(pages.root.children) <= log_area.MAX_PAGES
     assert removals == 4
     assert [each for each in new if each.comm is not None] == [*pages.root.children]
 
 
 def test_the_total_number_of_kept_log_rows_is_bounded() -> None:
-    pages = LogPages(lambda _: None)
+    pages = log_area.LogPages(lambda _: None)
     for _ in range(100):
-        pages.add(["a"] * MAX_BATCH, MAX_BATCH)
-        assert pages.line_count <= MAX_PAGE_ROWS
-    assert pages.line_count >= MAX_ROWS
+        pages.add(["a"] * log_area.MAX_BATCH, log_area.MAX_BATCH)
+        assert pages.line_count <= log_area.MAX_PAGE_ROWS
+    assert pages.line_count >= log_area.MAX_ROWS
     pages.remove()
     assert pages.root.children == ()
 
@@ -162,14 +153,14 @@ def test_a_flood_shows_its_newest_lines_and_counts_the_others(
 ) -> None:
     log = Log("a")
     log.shows()
-    log.tails.write(0, "".join(f"{number}\n" for number in range(MAX_BATCH + 1000)))
+    log.tails.write(0, "".join(f"{number}\n" for number in range(log_area.MAX_BATCH + 1000)))
     first, *lines = log.shows()
     assert first == "[rank 0] a"
     assert lines[0] == snapshot
-    assert lines[1:] == [f"[rank 0] {1000 + number}" for number in range(MAX_BATCH)]
+    assert lines[1:] == [f"[rank 0] {1000 + number}" for number in range(log_area.MAX_BATCH)]
     log.tails.write(0, "x\n" * 10_000)
     [gap] = [line for line in log.shows()[2:] if not line.startswith("[rank 0] ")]
-    assert f"{10_000 - MAX_BATCH:,} " in gap
+    assert f"{10_000 - log_area.MAX_BATCH:,} " in gap
 
 
 def test_times_of_log_lines_are_hidden_until_requested() -> None:

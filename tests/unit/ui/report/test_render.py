@@ -11,20 +11,7 @@ from pages import TEXT, Page, readable
 
 from nbddp.magics import presenter as presenter_module
 from nbddp.magics.presenter import Presenter, ViewChoice
-from nbddp.ui.report.blocks import (
-    Card,
-    Cell,
-    Code,
-    Details,
-    Dot,
-    Markup,
-    Mood,
-    Picture,
-    Report,
-    Table,
-    Text,
-    note,
-)
+from nbddp.ui.report import blocks
 from nbddp.ui.report.render import render_html, render_text
 
 
@@ -32,21 +19,24 @@ def drawn() -> tuple[bytes, int]:
     return b"PNG", 300
 
 
-def report(text: str = "a <b>") -> Report:
+def report(text: str = "a <b>") -> blocks.Report:
     """Every kind of block."""
-    rows = [[Cell("0", rank=0), Cell(text, Mood.BAD, Dot.WARN)], ["1", Cell("", html="<i></i>")]]
-    return Report(
-        Cell(f"{text} · 2 ranks", dot=Dot.OK),
+    rows = [
+        [blocks.Cell("0", rank=0), blocks.Cell(text, blocks.Mood.BAD, blocks.Dot.WARN)],
+        ["1", blocks.Cell("", html="<i></i>")],
+    ]
+    return blocks.Report(
+        blocks.Cell(f"{text} · 2 ranks", dot=blocks.Dot.OK),
         [
-            Text(text, Mood.WARN),
-            Table(["rank", "state"], rows, text),
-            Picture(drawn, text, text="####"),
-            Picture(drawn, text, html=lambda: "<svg></svg>"),
-            Card(text),
-            Code(f"-{text}\n+new", is_diff=True),
-            Markup(lambda: "<ul></ul>", "a list"),
-            Details(text, [note(f"{text} " * 40), Code(text)]),
-            note("`%ddp show` has more"),
+            blocks.Text(text, blocks.Mood.WARN),
+            blocks.Table(["rank", "state"], rows, text),
+            blocks.Picture(drawn, text, text="####"),
+            blocks.Picture(drawn, text, html=lambda: "<svg></svg>"),
+            blocks.Card(text),
+            blocks.Code(f"-{text}\n+new", is_diff=True),
+            blocks.Markup(lambda: "<ul></ul>", "a list"),
+            blocks.Details(text, [blocks.note(f"{text} " * 40), blocks.Code(text)]),
+            blocks.note("`%ddp show` has more"),
         ],
     )
 
@@ -91,7 +81,7 @@ def test_a_report_is_shown_as_html_as_a_picture_or_as_console_text(published: Mo
     assert data == {"image/png": "UE5H", "text/plain": text}
     assert metadata == {"image/png": {"width": 300}}
     assert published.call_count == 2
-    for has_kernel, shown in ((False, report()), (True, Report("no picture"))):
+    for has_kernel, shown in ((False, report()), (True, blocks.Report("no picture"))):
         console = presenter(ViewChoice.TEXT, has_kernel=has_kernel)
         console.show(shown)
         console.print_line.assert_called_once_with(render_text(shown))  # type: ignore[attr-defined]
