@@ -190,9 +190,7 @@ def test_a_rule_has_a_reason_a_fix_and_a_notebook() -> None:
         assert ("wrong:" in text) is ("right:" in text) is (rule in checker.CODE_RULES)
 
 
-def test_the_checklist_names_only_rules_and_lists_each_rule(
-    snapshot: SnapshotAssertion,
-) -> None:
+def test_the_checklist_names_only_rules_and_lists_each_rule(snapshot: SnapshotAssertion) -> None:
     named = [each for _, _, rules in checker.CHECKLIST for each in rules]
     assert len(named) == len(set(named))
     assert set(named) <= set(checker.ALL_RULES)

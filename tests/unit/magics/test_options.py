@@ -108,9 +108,7 @@ REFUSED_COMMANDS = (
 )
 
 
-def test_a_wrong_option_is_refused_with_the_allowed_values(
-    snapshot: SnapshotAssertion,
-) -> None:
+def test_a_wrong_option_is_refused_with_the_allowed_values(snapshot: SnapshotAssertion) -> None:
     said = {f"%%ddp {line}": refusal(UsageError, cell, line) for line in REFUSED}
     for name, lines in REFUSED_COMMANDS:
         said |= {
@@ -129,9 +127,7 @@ def test_the_error_for_an_unknown_option_lists_all_options(unknown: str) -> None
     assert set(listed.split(", ")) == known
 
 
-def test_an_unknown_command_is_answered_with_a_similar_command(
-    snapshot: SnapshotAssertion,
-) -> None:
+def test_an_unknown_command_is_answered_with_a_similar_command(snapshot: SnapshotAssertion) -> None:
     words = ("hepl", "checks", "sweep", "--nproc", "nonsense")
     assert {word: refusal(UsageError, command_parser, word) for word in words} == snapshot
 
@@ -205,9 +201,7 @@ CHANGES = (
 )
 
 
-def test_options_of_a_new_start_are_refused_with_its_command(
-    snapshot: SnapshotAssertion,
-) -> None:
+def test_options_of_a_new_start_are_refused_with_its_command(snapshot: SnapshotAssertion) -> None:
     current = GroupSpec(nproc=4, backend="gloo", threads=1, name="a")
     said = {}
     for line in CHANGES:

@@ -327,9 +327,7 @@ def test_the_publish_option_and_command_accept_installed_trackers() -> None:
     assert args.publish == [Target("trackio")]
 
 
-def test_unknown_or_missing_trackers_are_refused_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unknown_or_missing_trackers_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     for parser, line, what in (
         (CELL, "--publish comet", "argument --publish: "),

@@ -271,9 +271,7 @@ VALUES = st.floats() | st.integers(-5, 5) | st.sampled_from([10**400, MAX_FINITE
     st.lists(st.tuples(STEPS, VALUES), min_size=1, max_size=40)
     | st.integers(1, 2500).map(lambda count: [(step, step % 7) for step in range(count)])
 )
-def test_values_in_bulk_give_the_same_curve(
-    points: list[tuple[int | None, float]],
-) -> None:
+def test_values_in_bulk_give_the_same_curve(points: list[tuple[int | None, float]]) -> None:
     at_once, one_by_one = MetricStore(), MetricStore()
     times = [number / 4 for number in range(len(points))]
     at_once.extend(0, "loss", times, [step for step, _ in points], [value for _, value in points])

@@ -160,9 +160,7 @@ def test_only_a_snapshot_of_a_cell_has_its_outcome_and_its_first_error_once(grou
     assert group.look(IDLE, alone).ranks[0].state == "ready"
 
 
-def test_a_snapshot_after_a_restart_has_the_ranks_of_the_cell_or_the_group(
-    group: Group,
-) -> None:
+def test_a_snapshot_after_a_restart_has_the_ranks_of_the_cell_or_the_group(group: Group) -> None:
     group.cell.add_exit(1, -9)
     for life, states in ((ANEW, ["starting"] * 4), (OFF, [])):
         snapshot = group.look(life, group.cell)

@@ -68,9 +68,7 @@ def test_config_keeps_plain_values_and_describes_other_objects_briefly(recorder:
     assert said(recorder) == {name: kept for name, (_, kept) in KEPT.items()}
 
 
-def test_settings_that_contain_themselves_have_a_limited_depth(
-    recorder: Recorder,
-) -> None:
+def test_settings_that_contain_themselves_have_a_limited_depth(recorder: Recorder) -> None:
     settings: dict[str, Any] = {"lr": 0.1}
     settings["again"] = settings
     nbddp.config(settings)

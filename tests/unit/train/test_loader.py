@@ -294,9 +294,7 @@ def test_resuming_with_another_world_size_redivides_the_rest_of_the_epoch_with_a
     assert sorted(found) == sorted(order[24:])
 
 
-def test_ranks_and_batch_size_may_change_twice_in_an_epoch(
-    snapshot: SnapshotAssertion,
-) -> None:
+def test_ranks_and_batch_size_may_change_twice_in_an_epoch(snapshot: SnapshotAssertion) -> None:
     ours = loader(range(20), 2, shuffle=False)
     next(iter(ours))
 
@@ -331,9 +329,7 @@ def test_training_reports_each_step_before_it_gives_the_batch() -> None:
     end()
 
 
-def test_the_loader_refuses_other_states_and_invalid_arguments(
-    snapshot: SnapshotAssertion,
-) -> None:
+def test_the_loader_refuses_other_states_and_invalid_arguments(snapshot: SnapshotAssertion) -> None:
     ours = loader(range(8), 4)
     state = ours.state_dict()
     others = [state | {"samples": 9}, state | {"shuffle": False}, state | {"drop_last": True}]

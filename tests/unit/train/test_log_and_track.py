@@ -53,9 +53,7 @@ def test_log_converts_values_of_any_type_to_floats_and_steps_to_integers(sink: R
     assert {(type(step), type(values["loss"])) for step, values in sink.calls} == {(int, float)}
 
 
-def test_without_a_step_the_step_counts_earlier_values_of_the_metric(
-    sink: Recorder,
-) -> None:
+def test_without_a_step_the_step_counts_earlier_values_of_the_metric(sink: Recorder) -> None:
     reached: list[tuple[int, str]] = []
     end = log_and_track.on_step(lambda step, source: reached.append((step, source)))
     log_and_track.begin_cell()
@@ -128,9 +126,7 @@ def test_names_that_are_not_identifiers_can_be_given_in_a_mapping(sink: Recorder
 # ---- without a panel
 
 
-def test_without_a_panel_metrics_and_events_are_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_without_a_panel_metrics_and_events_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "nbddp")
     log(step=3, loss=0.25, accuracy=1 / 3)
     log(loss=0.25, accuracy=1 / 3)
@@ -244,9 +240,7 @@ def test_a_progress_bar_ends_in_the_sink_in_which_it_started(sink: Recorder) -> 
     assert other.calls == []
 
 
-def test_a_bars_state_has_its_label_counts_and_seconds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_bars_state_has_its_label_counts_and_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = itertools.count(10.0, 2.0)
     monkeypatch.setattr(log_and_track.time, "monotonic", lambda: next(now))
     bar = ProgressBar(label="epoch 1", total=8, began=8.0)

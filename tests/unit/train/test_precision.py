@@ -208,9 +208,7 @@ def test_gradients_are_averaged_in_the_last_micro_step_only(kind: type[Spread | 
     assert getattr(model, "is_on", True)
 
 
-def test_optimizers_take_turns_but_share_no_accumulation(
-    snapshot: SnapshotAssertion,
-) -> None:
+def test_optimizers_take_turns_but_share_no_accumulation(snapshot: SnapshotAssertion) -> None:
     model, first = model_and_optimizer()
     second = torch.optim.SGD(model.parameters(), lr=0.1)
     alone = precision()

@@ -194,9 +194,7 @@ def test_set_epoch_restarts_an_epoch_after_a_break_but_continues_a_resumed_epoch
 # ---- what does not go together
 
 
-def test_conflicting_arguments_are_refused_with_the_next_step(
-    snapshot: SnapshotAssertion,
-) -> None:
+def test_conflicting_arguments_are_refused_with_the_next_step(snapshot: SnapshotAssertion) -> None:
     divides = data.DistributedSampler(range(3), 2, 0)
     refused: list[dict[str, Any]] = [
         {"sampler": [0], "shuffle": True},

@@ -104,9 +104,7 @@ REMOVED = (
 )
 
 
-def test_styles_and_markup_become_html_and_other_sequences_go(
-    snapshot: SnapshotAssertion,
-) -> None:
+def test_styles_and_markup_become_html_and_other_sequences_go(snapshot: SnapshotAssertion) -> None:
     assert {ascii(text): to_html(text) for text in MARKUP} == snapshot(name="html")
     plain = {ascii(text): strip(text) for text in REMOVED}
     assert plain == snapshot(name="plain text")

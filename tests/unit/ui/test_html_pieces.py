@@ -60,9 +60,7 @@ def test_refused_messages_are_listed_below_a_hang_alarm_and_a_healthy_group_has_
 
 
 @pytest.mark.parametrize("state", list(GroupState))
-def test_each_group_state_has_a_dot_and_shows_the_time_of_a_running_cell(
-    state: GroupState,
-) -> None:
+def test_each_group_state_has_a_dot_and_shows_the_time_of_a_running_cell(state: GroupState) -> None:
     page = Page(title_html(state_title(Snapshot(state=state, seconds=12.0))))
     assert page.text.startswith(state.value)
     assert any("nbddp-dot" in name for name in page.values("class"))

@@ -126,9 +126,7 @@ def test_results_come_after_all_output_and_quiet_hides_rank_output() -> None:
     assert (quiet.outputs, quiet.flushes) == ([], 0)
 
 
-def test_each_of_eight_ranks_has_its_own_colour_on_a_colour_screen(
-    screen: RecordingScreen,
-) -> None:
+def test_each_of_eight_ranks_has_its_own_colour_on_a_colour_screen(screen: RecordingScreen) -> None:
     screen.has_color = True
     TextView(screen).show(finished(*(Text(rank, "x\n") for rank in range(9)), size=9))
     begins = [line.partition("m")[0] for line in screen.text.split("\n")]

@@ -193,9 +193,7 @@ def test_ddp_and_plain_models_share_checkpoints(tmp_path: Path, is_saved_wrapped
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler, of itself
-def test_torch_load_reads_a_compiled_model_under_its_plain_parameter_names(
-    tmp_path: Path,
-) -> None:
+def test_torch_load_reads_a_compiled_model_under_its_plain_parameter_names(tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
     Checkpoint(tmp_path).save(0, model=torch.compile(model, backend="eager"), extra="words")
     found = torch.load(step_in(tmp_path, 0), weights_only=True)
@@ -350,9 +348,7 @@ def test_a_killed_writer_always_leaves_a_complete_checkpoint(tmp_path: Path, kil
 # ---- what can be saved
 
 
-def test_plain_values_are_restored_exactly_and_other_numbers_as_plain(
-    tmp_path: Path,
-) -> None:
+def test_plain_values_are_restored_exactly_and_other_numbers_as_plain(tmp_path: Path) -> None:
     plain = [
         {"a": [1, 2.5, True, None, "x", b"y", 1j], ("k", 1): {3}},
         {1: (torch.float32, torch.device("cpu"), torch.Size([2]))},

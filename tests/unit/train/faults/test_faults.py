@@ -168,9 +168,7 @@ def test_clear_disarms_faults_and_forgets_which_faults_fired() -> None:
     log_and_fail(1)
 
 
-def test_no_fault_fires_in_a_child_like_a_loaders_worker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_fault_fires_in_a_child_like_a_loaders_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     arm(1)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     log(step=1)
@@ -216,9 +214,7 @@ def test_a_fault_that_already_fired_is_not_armed_after_a_restart(
     assert bool(armed()) is is_armed
 
 
-def test_a_fault_fires_again_in_new_cells_not_in_replays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_fault_fires_again_in_new_cells_not_in_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NBDDP_STRUCK", "kill@rank=1,step=3")
     monkeypatch.setattr(arming, "_is_again", True)  # and back to it afterwards
     for is_again in (True, False):
@@ -372,9 +368,7 @@ def gather_one() -> float:
     return gathered[0].item()
 
 
-def test_a_skip_fault_omits_one_collective_and_restores_torch(
-    skips: SimpleNamespace,
-) -> None:
+def test_a_skip_fault_omits_one_collective_and_restores_torch(skips: SimpleNamespace) -> None:
     fire("skip")
     assert dist.all_gather is not skips.all_gather
     assert gather_one() == 0.0

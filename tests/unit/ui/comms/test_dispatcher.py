@@ -163,9 +163,7 @@ pumped = pytest.mark.parametrize("kernel", [DispatchMode.POLL], indirect=True, i
 # -- which kernels
 
 
-def test_without_a_kernel_nothing_is_done_or_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_without_a_kernel_nothing_is_done_or_logged(caplog: pytest.LogCaptureFixture) -> None:
     for shell in (None, SimpleNamespace()):
         live = CommDispatcher.for_shell(shell)
         assert live.mode is DispatchMode.NONE
@@ -217,9 +215,7 @@ def test_serving_a_widget_includes_its_child_widgets() -> None:
     assert CommDispatcher(None).serve(closed).comm_ids == set()
 
 
-def test_widgets_are_answered_until_their_last_serving_stops(
-    kernel: Kernel,
-) -> None:
+def test_widgets_are_answered_until_their_last_serving_stops(kernel: Kernel) -> None:
     one, two = Button(), Button()
     first, *both = [kernel.live.serve(*each).start() for each in ((), (two,), (two,))]
     first.add(one)
@@ -390,9 +386,7 @@ def test_a_foreign_filter_that_dropped_ours_is_treated_as_the_original(kernel: K
 
 
 @pumped
-def test_an_interrupt_during_message_handling_is_raised_after_the_last(
-    kernel: Kernel,
-) -> None:
+def test_an_interrupt_during_message_handling_is_raised_after_the_last(kernel: Kernel) -> None:
     button = Button()
     cells = [message("execute_request", {"code": str(number)}) for number in range(3)]
     kernel.receive(click(button), cells[0], None, cells[1], click(button), cells[2])
@@ -403,9 +397,7 @@ def test_an_interrupt_during_message_handling_is_raised_after_the_last(
 
 
 @pumped
-def test_a_second_interrupt_stops_a_handler_and_passes_the_rest_on(
-    kernel: Kernel,
-) -> None:
+def test_a_second_interrupt_stops_a_handler_and_passes_the_rest_on(kernel: Kernel) -> None:
     def insist() -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)

@@ -54,9 +54,7 @@ def test_a_log_page_is_one_widget_without_layout_and_style_widgets() -> None:
     assert page.get_state()["_view_name"] == "HTMLView"
 
 
-def test_log_rows_of_a_second_share_a_page_and_a_full_page_stays(
-    clock: list[float],
-) -> None:
+def test_log_rows_of_a_second_share_a_page_and_a_full_page_stays(clock: list[float]) -> None:
     pages = log_area.LogPages(lambda _: None)
     pages.add(["a"], 1)
     clock[0] += 0.1
@@ -148,9 +146,7 @@ def test_hidden_log_lines_are_counted_with_the_path_of_the_log(snapshot: Snapsho
     assert "runs/x/rank1.log" in log.path.value
 
 
-def test_a_flood_shows_its_newest_lines_and_counts_the_others(
-    snapshot: SnapshotAssertion,
-) -> None:
+def test_a_flood_shows_its_newest_lines_and_counts_the_others(snapshot: SnapshotAssertion) -> None:
     log = Log("a")
     log.shows()
     log.tails.write(0, "".join(f"{number}\n" for number in range(log_area.MAX_BATCH + 1000)))

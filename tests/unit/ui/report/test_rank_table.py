@@ -97,9 +97,7 @@ def test_a_column_is_shown_if_a_rank_has_it(change: dict[str, Any], title: str, 
 @pytest.mark.parametrize(
     "group", ["", " of group [0, 2]", " of group 'tensor parallel'", " of group c0ffee12"]
 )
-def test_a_collective_is_shown_with_its_group_and_in_a_wait_with_its_shape(
-    group: str,
-) -> None:
+def test_a_collective_is_shown_with_its_group_and_in_a_wait_with_its_shape(group: str) -> None:
     each = replace(ONE, collective=f"all_reduce #7{group} float [8]")
     assert column(table([each]), "collective") == [f"all_reduce #7{group}"]
     waits = replace(each, state="waiting")

@@ -68,9 +68,7 @@ def test_the_status_of_each_kind_of_group_as_text(snapshot: Any) -> None:
     assert "%ddp start" in NO_GROUP == status(off)
 
 
-def test_the_status_has_the_newest_events_and_relative_log_paths(
-    folder: Path,
-) -> None:
+def test_the_status_has_the_newest_events_and_relative_log_paths(folder: Path) -> None:
     events = tuple(failure(number) for number in range(SHOWN_EVENTS + 5))
     text = status(replace(TWO, events=events, folder=str(folder / "runs" / "x")))
     *told, logs = text.split("\n")[4:]
