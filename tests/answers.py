@@ -17,12 +17,7 @@ def assert_verdicts(
 ) -> None:
     """Check that all ranks accept the right answers, and give the hints of the snapshot.
 
-    Args:
-        group: judges the answers.
-        code: defines the names in the answers.
-        right: arguments of ``check_answer``, as code.
-        wrong: the same for wrong answers.
-        snapshot: the hints.
+    ``code`` defines the names in the answers, which are arguments of ``check_answer``, as code.
     """
     calls = ", ".join(f"repr(nbddp.check_answer({call}))" for call in (*right, *wrong))
     group.run(f"{code}\nshown = [{calls}]", quiet=True).raise_for_failure()

@@ -96,11 +96,7 @@ class Notebook:
                 return reply
 
     def converse(self, source: str, *answers: Answer, timeout: float = PATIENCE) -> Reply:
-        """Run a cell that asks for input; each answer is a text to type, or a function to call.
-
-        Returns:
-            The output, with the prompts in ``asked``.
-        """
+        """Run a cell that asks for input; each answer is a text to type, or a function to call."""
         request, began, reply = self.begin(source, asks=True), time.monotonic(), Reply()
         left = list(answers)
         while time.monotonic() - began < timeout:

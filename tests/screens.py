@@ -10,12 +10,7 @@ Rich = tuple[Any, Any, str, bool]  # data, metadata, the id of the display, whet
 
 
 class RecordingScreen(StreamTarget):
-    """A recording screen for the views of a cell.
-
-    Attributes:
-        outputs: shown texts and rich outputs, in order.
-        visible: number of outputs at the last flush; ``flushes`` counts the flushes.
-    """
+    """Keeps shown texts and rich outputs in order; ``visible`` is their number at the flush."""
 
     def __init__(self) -> None:
         super().__init__()

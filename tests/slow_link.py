@@ -11,12 +11,7 @@ BUFFER = 8 << 20  # bytes that a connection holds while they are delayed
 
 
 class Link:
-    """A proxy on this machine, on a separate thread.
-
-    Args:
-        port: local port of the listener.
-        delay: seconds of delay in each direction.
-    """
+    """A proxy to a local port, on a separate thread; ``delay`` is in seconds, each way."""
 
     def __init__(self, port: int, *, delay: float = 0.0) -> None:
         self.delay = delay

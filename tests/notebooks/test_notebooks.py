@@ -72,17 +72,10 @@ def test_the_quickstart_with_four_ranks_stays_under_a_gigabyte(
     assert 200 << 20 < max(held) < 10**9, f"kernel and ranks took {max(held) / 1e6:.0f} MB"
 
 
+@pytest.mark.gate_runs("--nope")
 @pytest.mark.parametrize(
     ("cell", "error"),
-    [
-        pytest.param(
-            "%%ddp --nproc 2\n1 / 0",
-            "ZeroDivisionError: division by zero, line 2",
-            marks=pytest.mark.full,
-            id="an error",
-        ),
-        pytest.param("%%ddp --nope\npass", "--nope", id="a wrong option"),
-    ],
+    [("%%ddp --nproc 2\n1 / 0", "ZeroDivisionError: .*, line 2"), ("%%ddp --nope\npass", "--nope")],
 )
 def test_a_failing_cell_fails_the_notebook(folder: Path, cell: str, error: str) -> None:
     notebook = of_cells("%load_ext nbddp", cell, "print('not reached')")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -29,7 +30,6 @@ from nbddp.errors import RequestError
 from nbddp.magics import presenter
 from nbddp.record.metrics import MAX_NAMES
 from nbddp.record.run_folder import RunJson, read_facts
-from nbddp.ui.report.blocks import Report
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.stored_run import SHOWN_METRICS, run_report
 
@@ -139,15 +139,15 @@ def test_the_reports_of_a_run_and_of_a_cell_as_text_and_html(folder: Path, snaps
         assert "<b>" not in html
 
 
-@pytest.mark.parametrize(("line", "is_log"), [("", False), ("--scale log", True)])
 def test_the_charts_of_a_run_have_the_requested_scale(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *, line: str, is_log: bool
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(folder, rows=rows_of(9))
-    shown: list[Report] = []
-    monkeypatch.setattr(presenter.Presenter, "show", lambda _, report: shown.append(report))
-    ddp(f"show --metrics loss {line}")
-    assert ("log scale" in render_html(shown[0])) is is_log
+    show = Mock()
+    monkeypatch.setattr(presenter.Presenter, "show", show)
+    for line, is_log in (("", False), ("--scale log", True)):
+        ddp(f"show --metrics loss {line}")
+        assert ("log scale" in render_html(show.call_args.args[-1])) is is_log
 
 
 def test_the_report_of_a_cell_without_an_end_says_not_recorded(tmp_path: Path) -> None:
