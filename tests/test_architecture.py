@@ -20,13 +20,16 @@ PACKAGE = Path(nbddp.__file__).parent
 MAX_LINES = 500
 
 
-def test_source_files_are_short() -> None:
+def test_source_files_and_folders_are_short() -> None:
     lengths = {
         str(path.relative_to(PACKAGE)): len(path.read_text().splitlines())
         for path in sorted(PACKAGE.rglob("*.py"))
     }
     assert len(lengths) > 10
     assert {name: count for name, count in lengths.items() if count > MAX_LINES} == {}
+    counts = Counter(path.parent.relative_to(PACKAGE) for path in MODULES.values())
+    assert len(counts) > 10
+    assert {str(folder): count for folder, count in counts.items() if count > 15} == {}
 
 
 def test_public_names_are_sorted_importable_and_complete() -> None:
@@ -40,9 +43,6 @@ def test_public_names_are_sorted_importable_and_complete() -> None:
         and isinstance(value, type | type(lambda: None))
     }
     assert defined <= set(nbddp.__all__)
-
-
-def test_missing_attribute_raises_the_usual_message() -> None:
     with pytest.raises(AttributeError) as caught:
         nbddp.nothing_of_this_name  # noqa: B018 - asking is the test
     assert str(caught.value) == "module 'nbddp' has no attribute 'nothing_of_this_name'"
@@ -102,12 +102,6 @@ def test_modules_have_no_import_cycles() -> None:
     while free := {name for name, imports in waiting.items() if not imports & set(waiting)}:
         waiting = {name: imports for name, imports in waiting.items() if name not in free}
     assert waiting == {}  # these modules are in cycles, or import one
-
-
-def test_a_folder_has_15_modules_at_most() -> None:
-    counts = Counter(path.parent.relative_to(PACKAGE) for path in MODULES.values())
-    assert len(counts) > 10
-    assert {str(folder): count for folder, count in counts.items() if count > 15} == {}
 
 
 SHARED_NAMES = {  # one topic at several layers

@@ -85,12 +85,9 @@ def functions_in(name: str) -> set[str]:
     return {f"{name}::{each}" for each in functions if each.startswith("test_")}
 
 
-def test_table_has_a_row_for_each_behaviour_and_no_other() -> None:
+def test_table_has_a_row_for_each_behaviour_and_names_existing_tests() -> None:
     rows = {name: set(TABLE[name]) for name in TABLE.sections() if name not in WRITTEN}
     assert rows == {name: set(each) for name, each in behaviours().items()}
-
-
-def test_the_tests_in_the_table_exist() -> None:
     named = {test for rows in TABLE.values() for test in rows.values()}
     files = {name.partition("::")[0] for name in named}
     assert named - set().union(*map(functions_in, files)) == set()

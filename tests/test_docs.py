@@ -65,12 +65,9 @@ def linked(page: str) -> set[Path]:
     return {ROOT / target for target in re.findall(r"\]\(([^)#:]+)", page)}
 
 
-def test_readme_is_short_and_links_to_every_page_for_users() -> None:
+def test_readme_and_contributing_are_short_and_link_to_every_page() -> None:
     assert len(README.split()) <= 1500
     assert {*USER_PAGES, ROOT / "CONTRIBUTING.md"} - {ROOT / "README.md"} <= linked(README)
-
-
-def test_contributing_is_short_and_links_to_every_page_for_developers() -> None:
     contributing = DEVELOPMENT[0].read_text()
     assert len(contributing.encode()) <= 6000
     assert set(DEVELOPMENT[1:]) <= linked(contributing)

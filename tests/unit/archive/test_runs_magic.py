@@ -282,9 +282,6 @@ def test_the_runs_command_parses_filters_sorting_and_a_limit(folder: Path) -> No
     assert title.startswith("2 of 3 runs, ")
     assert "digits1" in first
     assert "`%ddp runs -n 2`" in note
-
-
-def test_a_long_list_of_runs_is_truncated_with_the_command_for_more() -> None:
     runs = tuple(Summary(path=Path(f"run{number}")) for number in range(SHOWN_RUNS + 5))
     text = text_of(Listing(runs, {}, len(runs)))
     assert len(text.splitlines()) == 2 + SHOWN_RUNS + 1
@@ -313,14 +310,11 @@ def test_runs_rm_removes_runs_by_name_even_damaged_ones(folder: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["20270115-080003-digits3"]
 
 
-def test_runs_rm_removes_nothing_outside_the_runs_folder(folder: Path) -> None:
+def test_runs_rm_removes_no_active_run_and_nothing_outside_the_runs_folder(folder: Path) -> None:
     three(folder)
     for name in ("..", "../..", ".", "/", "runs/../../..", "x" * 5000):
         assert len(refused(f"runs rm {name}")) < 300
     assert names(list_runs(folder)) == "321"
-
-
-def test_an_active_run_cannot_be_removed(folder: Path) -> None:
     path = killed(folder, host=platform.node(), pid=os.getpid())
     for current in (path, None):
         assert "`%ddp stop`" in refused(f"runs rm {path.name}", current_run=current)

@@ -89,7 +89,7 @@ def test_a_run_of_a_killed_kernel_is_readable_except_for_torn_lines(tmp_path: Pa
     assert run.unreadable == 2, "each once, however often it is drawn"
 
 
-def test_a_run_without_run_json_and_metrics_still_has_its_cells(tmp_path: Path) -> None:
+def test_a_run_needs_only_its_events(tmp_path: Path) -> None:
     path = failed_run(tmp_path)
     (path / "run.json").unlink()
     (path / "metrics.jsonl").unlink()
@@ -97,8 +97,5 @@ def test_a_run_without_run_json_and_metrics_still_has_its_cells(tmp_path: Path) 
     assert run.facts == {}
     assert run.metrics().names() == []
     assert len(run.cells) == 2
-
-
-def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=f"{tmp_path}: No such file or directory"):
         StoredRun(tmp_path)

@@ -62,9 +62,6 @@ def test_a_figure_is_small_and_has_a_transparent_background() -> None:
     assert picture.shape[1] == 2 * width
     assert (picture[..., 3] == 0).mean() > 0.6
     assert not picture[[0, 0, -1, -1], [0, -1, 0, -1], 3].any()
-
-
-def test_a_chart_without_values_can_be_drawn() -> None:
     assert png_of(draw_charts([rank_chart("loss", {})]))[0].startswith(b"\x89PNG")
 
 

@@ -82,11 +82,8 @@ def test_colours_have_enough_contrast(colors: list[str], pages: list[str], least
     assert min(contrast(color, page) for color in colors for page in pages) >= least
 
 
-def test_after_eight_ranks_the_colours_repeat() -> None:
+def test_the_style_sheet_has_the_colours_of_the_palette_which_repeat() -> None:
+    assert [tuple(colors[4:]) for colors in SETS] == [ANY, LIGHT, DARK]
     assert terminal_color(8) == terminal_color(0)
     assert rank_color(11) == rank_color(3)
     assert rank_class(11) == rank_class(3) == "nbddp-r3"
-
-
-def test_the_style_sheet_has_the_colours_of_the_palette() -> None:
-    assert [tuple(colors[4:]) for colors in SETS] == [ANY, LIGHT, DARK]

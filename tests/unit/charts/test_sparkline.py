@@ -35,13 +35,10 @@ def noted(*moments: RankSnapshot) -> RankSparklines:
     return sparklines
 
 
-def test_a_sparkline_spans_from_the_lowest_or_a_given_value_to_the_highest() -> None:
+def test_a_sparkline_spans_its_values_and_marks_those_that_are_not_finite() -> None:
     assert points(sparkline([1.0, 3.0], "x")) == ["2.0,14.0", "94.0,2.0"]
     assert points(sparkline([1.0, 3.0], "x", low=0.0)) == ["2.0,10.0", "94.0,2.0"]
     assert sparkline([1.0], "x") == sparkline([math.nan] * 3, "x") == ""
-
-
-def test_a_sparkline_has_a_gap_with_a_red_mark_at_nonfinite_values() -> None:
     drawn = sparkline([1.0, 2.0, math.nan, 2.0, 1.0], "x", is_static=False)
     assert drawn.partition('<path d="')[2].partition('"')[0].count("M") == 2
     assert drawn.count("#dd4444") == 1
@@ -73,9 +70,6 @@ def test_the_sparkline_of_a_rank_has_one_point_per_second_of_the_last_minute() -
     assert "now 298, axis 0 to 298, last 60 s" in drawn
     assert len(points(drawn)) == MAX_POINTS
     assert points(drawn)[-1] == "30.0,2.0"
-
-
-def test_a_rank_that_has_ended_gets_no_more_points() -> None:
     sparklines = noted(*(replace(ONE, is_alive=at < 2) for at in range(4)))
     assert len(points(sparklines.draw(ONE, "memory"))) == 2
 

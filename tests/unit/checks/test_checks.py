@@ -179,7 +179,7 @@ def test_a_fact_rule_finds_only_its_mistake(rule: Rule, snapshot: SnapshotAssert
     assert list(rule.findings(good)) == []
 
 
-def test_a_rule_has_a_reason_a_fix_and_a_notebook() -> None:
+def test_a_rule_has_a_reason_a_fix_and_a_notebook_and_an_unknown_rule_is_refused() -> None:
     for rule in RULES:
         assert (ROOT / "notebooks" / rule.notebook).exists(), rule
         assert rule.title[0].isalpha(), rule
@@ -188,6 +188,10 @@ def test_a_rule_has_a_reason_a_fix_and_a_notebook() -> None:
         text = checker.explain(rule)
         assert rule.why in text
         assert ("wrong:" in text) is ("right:" in text) is (rule in checker.CODE_RULES)
+    assert checker.find_rule("nd101") is checker.ALL_RULES["ND101"]
+    said = refusal(RequestError, checker.find_rule, "ND999")
+    assert "ND999" in said
+    assert "`%ddp check --explain`" in said
 
 
 def test_the_checklist_names_only_rules_and_lists_each_rule(snapshot: SnapshotAssertion) -> None:
@@ -197,13 +201,6 @@ def test_the_checklist_names_only_rules_and_lists_each_rule(snapshot: SnapshotAs
     assert all(f"{each.id}  {each.title}" in checker.checklist() for each in RULES)
     assert checker.checklist() == snapshot
     assert checker.explain(checker.ALL_RULES["ND101"]) == snapshot
-
-
-def test_an_unknown_rule_is_refused() -> None:
-    assert checker.find_rule("nd101") is checker.ALL_RULES["ND101"]
-    said = refusal(RequestError, checker.find_rule, "ND999")
-    assert "ND999" in said
-    assert "`%ddp check --explain`" in said
 
 
 # ---- findings in code

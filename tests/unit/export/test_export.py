@@ -164,9 +164,6 @@ def test_an_exported_cell_shows_its_last_value(snapshot: SnapshotAssertion) -> N
     sources += ["(x, 1), y", "*x, y  # both", "(x := 1)", "!ls"]
     found = {source: cells_of(export(cell(source))) for source in sources}
     assert found == snapshot
-
-
-def test_a_cell_without_code_is_exported_too() -> None:
     for source in ("", "# only words", "import os", "pass", "%matplotlib inline"):
         for ranks in (None, (0,)):
             export(cell(source, ranks=ranks))

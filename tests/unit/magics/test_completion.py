@@ -49,15 +49,14 @@ LINES = (
 )
 
 
-def test_completions_of_magic_lines(completion: Completion, snapshot: SnapshotAssertion) -> None:
+def test_completions_of_magic_lines_and_their_kinds(
+    completion: Completion, snapshot: SnapshotAssertion
+) -> None:
     found = {line: completion.complete(line, 0, len(line))[0] for line in LINES}
     texts = {
         line: " ".join(sorted(each.text for each in fitting)) for line, fitting in found.items()
     }
     assert texts == snapshot
-
-
-def test_each_completion_has_a_kind(completion: Completion) -> None:
     kinds = {"%ddp ": "command", "%%ddp ": "option", "%ddp kill ": "rank", "%ddp show ": "run"}
     kinds |= {"%ddp pull x": "name", "%ddp view ": "value"}
     for line, kind in kinds.items():

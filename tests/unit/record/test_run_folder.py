@@ -255,9 +255,6 @@ def test_the_batch_size_is_known_if_all_shuffling_loaders_agree() -> None:
         facts = RankFacts(batches=dict(batches)).to_json()
         ended = CellEnded(cell=1, in_group=True, facts=facts)
         assert samples_per_step([ended, ended]) == batch, batches
-
-
-def test_samples_per_second_are_steps_times_the_batch_of_all_ranks() -> None:
     run_json = RunJson({"steps_per_second": 2.5, "samples_per_step": 64})
     assert json.loads(run_json.text())["samples_per_second"] == 160.0
 

@@ -80,7 +80,7 @@ def test_the_facts_of_an_event_may_have_any_name(event_log: EventLog, tmp_path: 
     assert on_disk(folder)[-1]["self"] == "x"
 
 
-def test_only_the_file_has_all_events_of_ranks(event_log: EventLog, tmp_path: Path) -> None:
+def test_memory_has_the_newest_events_and_the_file_all(event_log: EventLog, tmp_path: Path) -> None:
     folder = opened(event_log, tmp_path)
     event_log.record("start", attempt=1)
     event_log.record("cell", number=1)
@@ -91,9 +91,6 @@ def test_only_the_file_has_all_events_of_ranks(event_log: EventLog, tmp_path: Pa
     assert kinds(kept) == ["start", "cell", *["checkpoint"] * MAX_REPORTED_EVENTS, "cell ended"]
     assert [each.facts["step"] for each in kept[2:-1]] == list(range(50, MAX_REPORTED_EVENTS + 50))
     assert [each["step"] for each in on_disk(folder)[2:-1]] == list(range(MAX_REPORTED_EVENTS + 50))
-
-
-def test_an_attempt_keeps_its_newest_events_after_its_start_is_dropped(event_log: EventLog) -> None:
     event_log.record("start", attempt=1)
     for number in range(MAX_OWN_EVENTS):
         event_log.record("cell", number=number)

@@ -137,9 +137,6 @@ def test_the_verdict_finds_the_ranks_that_failed_first(snapshot: SnapshotAsserti
         assert verdict.exited_ranks == tuple(exited), name
         assert type(verdict.error()) is CellFailedError, name
     assert found == snapshot
-
-
-def test_there_is_no_verdict_if_all_ranks_succeeded() -> None:
     assert find_first_cause([0, 1], {0: ended(), 1: ended()}, {}) is None
     assert find_first_cause([0, 1], {0: ended(), 1: ended()}, {}, ended_by="stop") is None
 

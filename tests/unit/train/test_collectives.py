@@ -61,10 +61,14 @@ def test_with_one_rank_all_reduce_returns_the_number_unchanged(op: Any) -> None:
             assert list(result) == list(value)
 
 
-def test_with_one_rank_a_mean_is_a_float() -> None:
+def test_a_mean_is_a_float_and_the_sum_of_a_bool_tensor_counts() -> None:
     assert all_reduce([3, 0.5], "mean") == [3.0, 0.5]
     assert isinstance(all_reduce(3, "mean"), float)
     assert all_reduce(torch.tensor([1, 2]), "mean").dtype is torch.float32
+    value = torch.tensor([True, False])
+    for op, expected, dtype in (("sum", [1, 0], torch.int64), ("max", [1, 0], torch.bool)):
+        found = all_reduce(value, op)  # type: ignore[arg-type]
+        assert (found.tolist(), found.dtype) == (expected, dtype)
 
 
 def test_all_reduce_returns_a_new_tensor_of_the_same_shape_and_type() -> None:
@@ -77,13 +81,6 @@ def test_all_reduce_returns_a_new_tensor_of_the_same_shape_and_type() -> None:
     assert all_reduce(torch.ones(0, 3)).shape == (0, 3)
     assert not all_reduce(torch.ones(1, requires_grad=True)).requires_grad
     assert torch.equal(all_reduce(torch.arange(6.0).view(2, 3).T), torch.arange(6.0).view(2, 3).T)
-
-
-def test_sum_of_a_bool_tensor_counts_and_max_stays_bool() -> None:
-    value = torch.tensor([True, False])
-    for op, expected, dtype in (("sum", [1, 0], torch.int64), ("max", [1, 0], torch.bool)):
-        found = all_reduce(value, op)  # type: ignore[arg-type]
-        assert (found.tolist(), found.dtype) == (expected, dtype)
 
 
 @pytest.mark.parametrize("name", ["SUM", "AVG", "MIN", "MAX"])
@@ -115,6 +112,10 @@ def test_on_main_works_on_methods_partials_and_bound_methods() -> None:
     assert (Trainer.save.__name__, Trainer.save.__doc__) == ("save", "Keep the step.")
     assert on_main(partial(max, 3))(5) == 5
     assert on_main(trainer.save)(5) == 4
+    with pytest.raises(ZeroDivisionError):
+        on_main(lambda: 1 / 0)()
+    with pytest.raises(ZeroDivisionError), main_rank_first():
+        raise ZeroDivisionError
 
 
 @pytest.mark.filterwarnings("ignore:.*[Ss]parse:UserWarning")  # torch calls sparse tensors a beta
@@ -126,10 +127,3 @@ def test_all_reduce_and_on_main_refuse_invalid_arguments(snapshot: SnapshotAsser
         refusal(TypeError, on_main, None),
     ] == snapshot
     assert "nproc" in refusal(ArgumentError, WorkerGroup, nproc=0)  # a group's are refused so too
-
-
-def test_with_one_rank_exceptions_are_raised_unchanged() -> None:
-    with pytest.raises(ZeroDivisionError):
-        on_main(lambda: 1 / 0)()
-    with pytest.raises(ZeroDivisionError), main_rank_first():
-        raise ZeroDivisionError

@@ -62,7 +62,7 @@ def test_tooltips_show_the_values_at_the_pointer(snapshot: Any) -> None:
     assert {name: told(curves) for name, curves in told_of.items()} == snapshot
 
 
-def test_tooltips_of_many_steps_are_thinned_and_cover_the_chart() -> None:
+def test_tooltips_are_thinned_cover_the_chart_and_omit_ranks_without_values() -> None:
     curves = losses(rising, ranks=2, steps=5000)
     columns = tooltips(curves)
     assert chart_html.MAX_TOOLTIPS - 2 <= len(columns) <= chart_html.MAX_TOOLTIPS
@@ -70,9 +70,6 @@ def test_tooltips_of_many_steps_are_thinned_and_cover_the_chart() -> None:
     for one, other in pairwise(columns):
         assert one.left + one.width == pytest.approx(other.left)
     assert columns[-1].left + columns[-1].width == pytest.approx(WIDTH - 8)
-
-
-def test_tooltips_omit_ranks_without_values() -> None:
     curves = losses(rising, ranks=2)
     curves[1] = losses(rising, ranks=2, steps=40)[1]
     assert "rank 1" in told(curves)[0]

@@ -152,14 +152,7 @@ def test_only_changed_values_are_reported_and_all_values_to_another_notebook() -
     assert plain.changes() == {"new": {"a": "True"}, "is_all": True}
 
 
-def test_the_report_of_values_is_bounded() -> None:
-    many = {f"n{number}": number for number in range(10 * MAX_VALUES)}
-    assert len(ReportedValues(dict(many)).changes()["new"]) <= MAX_VALUES
-    told = ReportedValues({"text": "x" * 10**7, "number": 1 << 10**6}).changes()["new"]
-    assert all(len(mark) < 100 for mark in told.values())
-
-
-def test_only_the_ends_of_long_texts_and_lists_are_compared() -> None:
+def test_the_report_is_bounded_and_has_only_the_ends_of_long_texts_and_lists() -> None:
     """They are looked at after each cell, and may be whole data sets."""
     long = "x" * 10**6
     texts = [f"{long}a{long}", f"{long}b{long}", f"b{long}{long}", f"{long}{long}b"]
@@ -170,6 +163,10 @@ def test_only_the_ends_of_long_texts_and_lists_are_compared() -> None:
             for each in (one, middle, first, last)
         )
         assert [other == mark for other in others] == [True, False, False]
+    many = {f"n{number}": number for number in range(10 * MAX_VALUES)}
+    assert len(ReportedValues(dict(many)).changes()["new"]) <= MAX_VALUES
+    told = ReportedValues({"text": "x" * 10**7, "number": 1 << 10**6}).changes()["new"]
+    assert all(len(mark) < 100 for mark in told.values())
 
 
 def healed(ranks: dict[int, dict[str, Any]], here: dict[str, Any]) -> tuple[list[str], list[str]]:

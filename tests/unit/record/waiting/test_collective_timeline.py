@@ -160,6 +160,9 @@ def test_a_rank_of_a_running_cell_is_missing_only_after_the_report_delay() -> No
     assert find_unfinished(told, BASE + 3, is_over=False) == []  # it may have arrived
     (last,) = find_unfinished(told, BASE + 9, is_over=False)
     assert last.wait_seconds == {0: pytest.approx(8.2), 2: pytest.approx(8.18)}
+    found = of_kind("broadcast", [0.1, 0.2], [0.1])
+    assert find_unfinished(found.history(), BASE + 5, is_over=True) == []
+    assert find_unfinished(waiting().history(), BASE + 99, is_over=True) == []
 
 
 def test_ranks_in_different_collectives_are_unfinished_until_the_end_of_the_cell() -> None:
@@ -193,12 +196,6 @@ def of_kind(name: str, *came: list[float], took: Sequence[int] = ()) -> Collecti
         *met, end = arrival_messages(at, kind=[name, "float [1]", "", False, 0])
         told_of.append([*(replace(each, durations=known) for each in met), end])
     return heard(*told_of)
-
-
-def test_collectives_that_do_not_block_are_never_unfinished() -> None:
-    found = of_kind("broadcast", [0.1, 0.2], [0.1])
-    assert find_unfinished(found.history(), BASE + 5, is_over=True) == []
-    assert find_unfinished(waiting().history(), BASE + 99, is_over=True) == []
 
 
 def test_the_timeline_of_many_ranks_shows_the_slow_ranks() -> None:
