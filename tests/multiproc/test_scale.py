@@ -78,17 +78,6 @@ def test_scale_continues_after_a_world_size_that_fails(notebook: Notebook, base:
     assert len(runs_in(base)) == 9
 
 
-def test_scale_warns_about_more_ranks_than_cores(notebook: Notebook, base: Path) -> None:
-    notebook.run("import os\nall_cores = os.sched_getaffinity(0)")
-    notebook.run("os.sched_setaffinity(0, {min(all_cores)})")
-    try:
-        reply = notebook.run("%%ddp --scale 1,2\n1")
-    finally:
-        notebook.run("os.sched_setaffinity(0, all_cores)")
-    assert "2 ranks on 1 core: " in reply.displays[-1]["text/plain"]
-    assert len(runs_in(base)) == 6
-
-
 def test_interrupt_ends_the_scale_and_shows_finished_rounds(notebook: Notebook, base: Path) -> None:
     request = notebook.begin(
         "%%ddp --scale 1,2\nimport time\nif world_size == 2:\n    print('here')\n    time.sleep(60)"
