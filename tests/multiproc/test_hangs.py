@@ -42,7 +42,37 @@ def test_hang_card_shows_mismatched_collectives_and_absent_ranks(
     group.assert_works()
 
 
-WAKES = {
+SAVE = """import torch.distributed.checkpoint as dcp
+saved = dcp.async_save({"x": torch.ones(1)}, checkpoint_id="saved")
+if rank == 0:
+    dist.barrier()
+saved.result()"""
+HANGS = {  # each with the place of a rank that waits
+    "new_group": ("if rank == 0:\n    dist.new_group([0, 1])", r"rank 0 .*\bnew_group, line 2"),
+    "tags": (
+        "x = torch.ones(1)\nif rank: dist.send(x, 0, tag=6)\nelse: dist.recv(x, tag=5, src=1)",
+        r"nbddp: .*: rank 0 .*\brecv\(src=1, tag=5\), rank 1 .*\bsend\(dst=0, tag=6\)",
+    ),
+    "store": (
+        "store = dist.distributed_c10d._get_default_store()\nif rank == 0:\n    store.get('never')",
+        r"rank 0 .*\bstore\.get\('never'\), line 3",
+    ),
+    "thread": (
+        "import threading\ndef meet():\n    dist.all_reduce(torch.ones(3))\nif rank == 0:\n"
+        "    thread = threading.Thread(target=meet)\n    thread.start()\n    thread.join()",
+        r"rank 0 .*all_reduce #1 float \[3\].*thread \(line 3\).*main thread.* line 7 in join\(\)",
+    ),
+    "both threads": (SAVE, "rank 0 .*barrier #1, line 4"),
+    "await": (
+        "import asyncio\nif rank == 0: dist.barrier()\nelse:\n    await asyncio.sleep(100)",
+        r"rank 1 .*: line 4 in sleep\(\)",
+    ),
+    "open": (
+        "import os\nif rank == 1:\n    os.mkfifo('fifo'); open('fifo')\ndist.barrier()",
+        r"rank 1 .*: line 3 in open\(\)",
+    ),
+}
+POLLS = {  # calls that wake up again and again
     "a loader whose worker sleeps": (
         "class Stuck(torch.utils.data.Dataset):\n    def __len__(self): return 4\n"
         "    def __getitem__(self, index): time.sleep(900)\n"
@@ -54,58 +84,24 @@ WAKES = {
         "dist.barrier()\nif rank == 1: lock.acquire()"
     ),
 }
-
-
-@pytest.mark.gate_runs("a loader whose worker sleeps")
-@pytest.mark.parametrize("source", WAKES.values(), ids=WAKES)
-def test_hang_card_shows_a_rank_in_a_call_that_polls(
-    make_group: MakeRanks, capsys: Capture, source: str
-) -> None:
-    group = make_group(2)
-    source = f"import filelock, time\n{source}\ndist.barrier()"
-    after = limit("hang_after")  # a loader wakes every 5 s
-    text = output_of_hang(group, source, capsys, after)
-    assert re.search(r"rank 0 .*barrier #\d+, rank 1 ", text)
-    assert re.search(r"  rank 1 .*: line \d+ in \w+\(\)\n", text)
-    group.assert_works()
-
-
-THREAD = """import threading
-def meet():
-    dist.all_reduce(torch.ones(3))
-if rank == 0:
-    thread = threading.Thread(target=meet)
-    thread.start()
-    thread.join()"""
-SAVE = """import torch.distributed.checkpoint as dcp
-saved = dcp.async_save({"x": torch.ones(1)}, checkpoint_id="saved")
-if rank == 0:
-    dist.barrier()
-saved.result()"""
-OPEN = """import os
-if rank == 1:
-    os.mkfifo("fifo"); open("fifo")
-dist.barrier()"""
-AWAIT = "import asyncio\nif rank == 0: dist.barrier()\nelse:\n    await asyncio.sleep(100)"
-PLACES = {
-    "thread": (
-        THREAD,
-        r"rank 0 .*all_reduce #1 float \[3\].*thread \(line 3\).*main thread.* line 7 in join\(\)",
-    ),
-    "both threads": (SAVE, "rank 0 .*barrier #1, line 4"),
-    "await": (AWAIT, r"rank 1 .*: line 4 in sleep\(\)"),
-    "open": (OPEN, r"rank 1 .*: line 3 in open\(\)"),
+HANGS |= {
+    name: (f"import filelock, time\n{call}\ndist.barrier()", r"rank 1 .*: line \d+ in \w+\(\)")
+    for name, call in POLLS.items()
 }
 
 
-@pytest.mark.gate_runs("both threads", "await")
-@pytest.mark.parametrize("case", PLACES)
-def test_hang_card_names_the_waiting_thread_and_line(
-    group: Ranks, capsys: Capture, case: str
+@pytest.mark.gate_runs("new_group", "tags", "store", "both threads", "await", "a loader")
+@pytest.mark.parametrize("name", HANGS)
+def test_hang_card_shows_the_place_of_a_waiting_rank(
+    group: Ranks, capsys: Capture, name: str
 ) -> None:
-    source, place = PLACES[case]
-    text = output_of_hang(group, source, capsys)
-    assert re.search(f"^  {place}$", text, re.MULTILINE), text
+    source, place = HANGS[name]
+    group.run("kept = rank")
+    after = limit("hang_after") if name in POLLS else SHORT  # a loader wakes every 5 s
+    text = output_of_hang(group, source, capsys, after)
+    assert re.search(f"^ *{place}$", text, re.MULTILINE), text
+    group.assert_works()
+    assert group.pull("kept") == [0, 1]
 
 
 def test_an_interrupt_names_the_collective_of_the_main_thread(group: Ranks) -> None:

@@ -14,32 +14,6 @@ from nbddp import CellFailedError
 pytestmark = [pytest.mark.multiproc, pytest.mark.usefixtures("lasting_group")]
 
 
-@pytest.mark.parametrize(
-    ("source", "card"),
-    [
-        ("if rank == 0:\n    dist.new_group([0, 1])", r"rank 0 .*\bnew_group, line 2$"),
-        (
-            "x = torch.ones(1)\nif rank: dist.send(x, 0, tag=6)\nelse: dist.recv(x, tag=5, src=1)",
-            r": rank 0 .*\brecv\(src=1, tag=5\), rank 1 .*\bsend\(dst=0, tag=6\)\n",
-        ),
-        (
-            "store = dist.distributed_c10d._get_default_store()\nif rank == 0:\n"
-            "    store.get('never')",
-            r"rank 0 .*\bstore\.get\('never'\), line 3$",
-        ),
-    ],
-    ids=["new_group", "tags", "store"],
-)
-def test_deadlock_outside_the_flight_recorder_is_shown(
-    group: Ranks, capsys: Capture, source: str, card: str
-) -> None:
-    group.run("kept = rank")
-    text = output_of_hang(group, source, capsys)
-    assert re.search(card, text, re.MULTILINE)
-    group.run("dist.barrier()")
-    assert group.pull("kept") == [0, 1]
-
-
 @pytest.mark.full
 def test_rendezvous_with_missing_ranks_is_explained(make_group: MakeRanks, capsys: Capture) -> None:
     group = make_group(2, init=False)
