@@ -134,17 +134,6 @@ def test_ranks_can_use_a_store_of_another_process(group: Ranks) -> None:
     del store
 
 
-def test_init_on_one_rank_does_not_break_later_cells(group: Ranks) -> None:
-    with pytest.raises(CellFailedError, match="rank 0: "):
-        run_bare(
-            group,
-            "from datetime import timedelta\nif rank == 0:\n"
-            "    dist.init_process_group('gloo', timeout=timedelta(seconds=1))",
-        )
-    run_bare(group, "dist.init_process_group('gloo')\ndist.barrier()")
-    group.assert_works()
-
-
 def test_new_group_on_one_rank_does_not_break_later_groups(group: Ranks) -> None:
     group.run("if rank == 0: dist.new_group([0])")
     group.run(
@@ -153,19 +142,31 @@ def test_new_group_on_one_rank_does_not_break_later_groups(group: Ranks) -> None
     )
 
 
-@pytest.mark.gate_runs("waits", "both")
-@pytest.mark.parametrize(
-    "ends",
-    [
-        "if rank == 1: raise ValueError('on purpose')",
-        "if rank == 1: raise ValueError('on purpose')\nstep()",
-        "raise ValueError('on purpose')",
-    ],
-    ids=["one raises", "the other waits for it", "both raise"],
-)
-def test_failed_code_with_init_can_run_again(group: Ranks, ends: str) -> None:
-    with pytest.raises(CellFailedError, match="ValueError: on purpose"):
-        run_bare(group, pasted(ends))
+RAISE = "raise ValueError('on purpose')"
+FAILS = {  # code that fails, and its error
+    "one raises": (pasted(f"if rank == 1: {RAISE}"), "ValueError: on purpose"),
+    "the other waits for it": (pasted(f"if rank == 1: {RAISE}\nstep()"), "ValueError: on purpose"),
+    "both raise": (pasted(RAISE), "ValueError: on purpose"),
+    "one inits": (
+        "from datetime import timedelta\nif rank == 0:\n"
+        "    dist.init_process_group('gloo', timeout=timedelta(seconds=1))",
+        "rank 0: ",
+    ),
+    "in init": (
+        "c10d = dist.distributed_c10d\nupdate = c10d._update_default_pg\n"
+        "def stop(_):\n    c10d._update_default_pg = update\n    raise KeyboardInterrupt\n"
+        "c10d._update_default_pg = stop\ndist.init_process_group('gloo')",
+        "KeyboardInterrupt in init_process_group",
+    ),
+}
+
+
+@pytest.mark.gate_runs("waits", "both", "init")
+@pytest.mark.parametrize("name", FAILS)
+def test_failed_code_with_init_can_run_again(group: Ranks, name: str) -> None:
+    source, error = FAILS[name]
+    with pytest.raises(CellFailedError, match=error):
+        run_bare(group, source)
     for _ in range(2):
         run_bare(group, pasted())
     group.assert_works()
@@ -196,18 +197,6 @@ def test_code_interrupted_in_a_file_rendezvous_can_run_again(
         run_bare(group, source)
     assert "killed" not in capsys.readouterr().out
     assert group.pull("kept") == [0, 1]
-
-
-def test_code_interrupted_inside_init_process_group_can_run_again(group: Ranks) -> None:
-    with pytest.raises(CellFailedError, match="KeyboardInterrupt in init_process_group"):
-        run_bare(
-            group,
-            "c10d = dist.distributed_c10d\nupdate = c10d._update_default_pg\n"
-            "def stop(_):\n    c10d._update_default_pg = update\n    raise KeyboardInterrupt\n"
-            "c10d._update_default_pg = stop\ndist.init_process_group('gloo')",
-        )
-    run_bare(group, pasted())
-    group.assert_works()
 
 
 def test_leftover_group_of_some_ranks_is_destroyed_after_another_rank_died(
