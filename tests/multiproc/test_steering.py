@@ -9,6 +9,7 @@ from pathlib import Path
 import IPython
 import pytest
 from limits import limit, limits_source
+from multiproc.conftest import FORGET_OPTIONS
 from notebook import Notebook
 from processes import wait_until
 
@@ -74,7 +75,7 @@ def test_ranks_inherit_environment_folder_and_path_and_options_override(
     )
     assert reply.lines(0)[-2:] == ["yes option 3", f"{tmp_path} imported 2"]
     notebook.run("%ddp stop")
-    notebook.run("os.chdir(here)\nsys.path.pop()\ndel os.environ['FROM_KERNEL']")
+    notebook.run(f"os.chdir(here)\nsys.path.pop()\ndel os.environ['FROM_KERNEL']{FORGET_OPTIONS}")
 
 
 def test_pull_takes_one_expression(notebook: Notebook) -> None:
