@@ -123,7 +123,9 @@ def title_html(cell: Cell, *, role: str = "") -> str:
     if cell.dot is Dot.BUSY:
         mark = f'<span class="nbddp-running">{mark}</span>'
     role_html = f' role="{role}"' if role else ""
-    muted = f' <span class="nbddp-muted">· {_prose(rest)}</span>' if rest else ""
+    # each fact in its own element: a line that is too long breaks between facts, not in a name
+    facts = " ".join(f"<span>· {_prose(fact)}</span>" for fact in rest.split(" · ") if fact)
+    muted = f' <span class="nbddp-muted nbddp-facts">{facts}</span>' if rest else ""
     state = f'<span class="nbddp-state"{role_html} style="{STRONG}">{_prose(first)}</span>'
     return f"{mark}{state}{muted}"
 

@@ -14,6 +14,7 @@ from nbddp.record.event_log import RunEvent
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.ansi import to_html
 from nbddp.ui.html_pieces import MAX_EVENTS, STYLE_SHEET, card, event_log, muted
+from nbddp.ui.report.blocks import Cell
 from nbddp.ui.report.render import blocks_html, title_html
 from nbddp.ui.report.status import alarm_blocks, state_title
 from nbddp.ui.wording import describe_refused
@@ -66,6 +67,12 @@ def test_each_group_state_has_a_dot_and_shows_the_time_of_a_running_cell(state: 
     assert any("nbddp-dot" in name for name in page.values("class"))
     is_busy = state in (GroupState.RUNNING, GroupState.INTERRUPTING)
     assert ("12.0 s" in page.text) == is_busy
+
+
+def test_a_long_title_breaks_between_its_facts() -> None:
+    page = Page(title_html(Cell("done on ranks 0-1 · 12.0 s · 2026-first")))
+    assert page.text == "done on ranks 0-1 · 12.0 s · 2026-first"
+    assert {"· 12.0 s", "· 2026-first"} <= set(page.by_tag["span"])
 
 
 # ---- the time line
