@@ -82,6 +82,14 @@ def test_colours_have_enough_contrast(colors: list[str], pages: list[str], least
     assert min(contrast(color, page) for color in colors for page in pages) >= least
 
 
+def test_bold_colors_of_output_and_arrows_of_choices_are_legible_on_dark_pages() -> None:
+    rule = r"\.ansi-(\w+)-intense-fg { color: var\(--nbddp-(\w+)\) !important"  # over JupyterLab's
+    bold = dict(re.findall(rule, STYLE_SHEET))
+    assert bold == {"red": "bad", "green": "ok", "blue": "busy", "magenta": "r3"}, "as above"
+    [stroke] = re.findall(r"stroke='%23([0-9a-f]{6})'", STYLE_SHEET)
+    assert contrast(f"#{stroke}", "#303030") > 4.5
+
+
 def test_the_style_sheet_has_the_colours_of_the_palette_which_repeat() -> None:
     assert [tuple(colors[4:]) for colors in SETS] == [ANY, LIGHT, DARK]
     assert terminal_color(8) == terminal_color(0)
