@@ -11,6 +11,7 @@ import inspect
 import re
 from argparse import ArgumentParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nbformat
@@ -260,6 +261,18 @@ def test_the_example_of_each_command_has_no_error(monkeypatch: pytest.MonkeyPatc
     for name, parser in COMMANDS.items():
         example = re.search(rf"%ddp {name} (.*)`", parser.epilog or "")
         parse_line(parser, example[1] if example else "")
+
+
+def test_a_picture_on_the_site_follows_the_colors_that_the_reader_chose() -> None:
+    page: Any = SimpleNamespace(file=SimpleNamespace(src_uri="panel.md"))
+    written = """<picture>
+  <source media="(prefers-color-scheme: dark)" srcset="../notebooks/pictures/panel-dark.png">
+  <img alt="A panel" src="../notebooks/pictures/panel-light.png" width="720">
+</picture>"""
+    light, dark = site_hooks.on_page_markdown(written, page).split("</picture>")[:2]
+    for shown, scheme, other in ((light, "light", "dark"), (dark, "dark", "light")):
+        assert f'src="course/pictures/panel-{scheme}.png#only-{scheme}"' in shown
+        assert other not in shown
 
 
 def test_examples_in_docstrings_are_fenced_and_roles_are_code() -> None:

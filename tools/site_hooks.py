@@ -33,6 +33,7 @@ NOTEBOOKS = ROOT / "notebooks"
 COPIES = ROOT / "build" / "pages"  # of the notebooks, with folded cells
 # the link to a file of the repository, as it is written in pages, and its place on the site
 LINK = re.compile(r"(\]\(|\bsrc=\"|\bsrcset=\")(?!https?:|#)([^)\"#]+)(#[^)\"]+)?")
+PICTURE = re.compile(r"<picture>.*?</picture>", re.DOTALL)
 NOTEBOOK_LINK = re.compile(r'href="(?!https?:)(?:([^"#]*)\.(ipynb|md))?(#[^"]*)?"')
 GENERATED = {  # a file of the repository, and the page that is made from it
     "nbddp/checks/rules.md": "reference/checks.md",
@@ -85,7 +86,19 @@ def on_page_markdown(markdown: str, page: Page, **_more: Any) -> str:
             anchor = _anchor(anchor)
         return f"{found[1]}{'../' * depth}{_place(target)}{anchor}"
 
-    return markdown if uri.startswith("reference/") else LINK.sub(adapt, markdown)
+    if uri.startswith("reference/"):
+        return markdown
+    return PICTURE.sub(_for_both_schemes, LINK.sub(adapt, markdown))
+
+
+def _for_both_schemes(found: re.Match[str]) -> str:
+    """Return a light and a dark picture: the theme hides one, also if the reader switches colors.
+
+    A hidden picture is not loaded if it is lazy.
+    """
+    light = re.sub(r"\s*<source [^>]*color-scheme: dark[^>]*>", "", found[0])
+    light = re.sub(r'(<img [^>]*src="[^"]+)"', r'\1#only-light" loading="lazy"', light)
+    return light + light.replace("-light.", "-dark.").replace("#only-light", "#only-dark")
 
 
 def on_page_content(content: str, page: Page, **_more: Any) -> str:
