@@ -124,6 +124,28 @@ def test_animated_picture_exists_for_both_themes_and_is_small() -> None:
     assert README.index("prefers-reduced-motion") < README.index("heal-dark")
 
 
+def test_pictures_of_cells_are_small_exist_for_both_themes_and_are_on_a_page() -> None:
+    tool = (ROOT / "tools" / "take_pictures.py").read_text()
+    taken = {"heal", *re.findall(r'^    "(\w+)": Scene\(', tool, re.MULTILINE)}
+    texts = "".join(page.read_text() for page in PAGES)
+    for name in taken:
+        for theme in ("light", "dark"):
+            picture = f"notebooks/pictures/{name}-{theme}.webp"
+            assert picture in texts
+            assert name == "heal" or (ROOT / picture).stat().st_size < 120 * 1024
+    assert taken == set(re.findall(r"pictures/(\w+)-light\.", texts))
+
+
+def test_how_to_pages_have_an_example_before_their_first_heading() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text()
+    names = re.findall(r"- (\w+\.md)", nav[nav.index("- How to:") : nav.index("- Reference:")])
+    features = {*names, "panel.md"} - {"teaching.md"}
+    assert len(features) > 9
+    pages = {name: (ROOT / "docs" / name).read_text() for name in features}
+    openings = {name: text.split("\n## ")[0] for name, text in pages.items()}
+    assert [name for name, opening in openings.items() if "```" not in opening] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_python_code_of_pages_parses(page: Path) -> None:
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), LINES):
@@ -266,12 +288,12 @@ def test_the_example_of_each_command_has_no_error(monkeypatch: pytest.MonkeyPatc
 def test_a_picture_on_the_site_follows_the_colors_that_the_reader_chose() -> None:
     page: Any = SimpleNamespace(file=SimpleNamespace(src_uri="panel.md"))
     written = """<picture>
-  <source media="(prefers-color-scheme: dark)" srcset="../notebooks/pictures/panel-dark.png">
-  <img alt="A panel" src="../notebooks/pictures/panel-light.png" width="720">
+  <source media="(prefers-color-scheme: dark)" srcset="../notebooks/pictures/panel-dark.webp">
+  <img alt="A panel" src="../notebooks/pictures/panel-light.webp" width="720">
 </picture>"""
     light, dark = site_hooks.on_page_markdown(written, page).split("</picture>")[:2]
     for shown, scheme, other in ((light, "light", "dark"), (dark, "dark", "light")):
-        assert f'src="course/pictures/panel-{scheme}.png#only-{scheme}"' in shown
+        assert f'src="course/pictures/panel-{scheme}.webp#only-{scheme}"' in shown
         assert other not in shown
 
 

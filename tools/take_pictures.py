@@ -1,12 +1,14 @@
 """Take the pictures of README and docs, light and dark, from real cells.
 
-    python tools/take_pictures.py [FOLDER]
+    python tools/take_pictures.py [--only NAME] [--theme light] [--folder FOLDER]
 
-FOLDER is ``notebooks/pictures`` by default. Needs Chromium; takes about five minutes.
+It takes all pictures in about ten minutes. It needs Chromium and, for the picture of a trainer, the
+packages of the ecosystem tests.
 """
 
 from __future__ import annotations
 
+import argparse
 import io
 import itertools
 import os
@@ -14,9 +16,10 @@ import re
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))
@@ -25,30 +28,73 @@ from browser import lab as front_end  # noqa: E402
 from browser.lab import write_notebook  # noqa: E402
 
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
-SCALE = 1.4  # device pixels for a pixel of the page
-COLORS = 256  # a third of the bytes without a visible difference
-START = "%load_ext nbddp\n%ddp start --nproc 4 --name digits"
-TRAIN = """%%ddp
-batches = nbddp.loader(nbddp.digits().train, batch_size=16)
-layers = torch.nn.Flatten(), torch.nn.Linear(784, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
-model = nbddp.prepare(torch.nn.Sequential(*layers))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.03)
-step = 0
-for epoch in range(40):
-    for images, labels in nbddp.track(batches, label=f"epoch {epoch}"):
-        output = model(images)
-        loss = torch.nn.functional.cross_entropy(output, labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        right = (output.argmax(1) == labels).float().mean()
-        nbddp.log(step=step, loss=loss.item(), accuracy=right.item())
-        step += 1
-    print(f"epoch {epoch}: loss {loss.item():.3f}")
-"""
+SCALE = 1.5  # device pixels for a pixel of the page
+MARGIN = 12  # pixels around an element of a cell
+TIMEOUT = 180  # seconds until the moment of a picture
+TOGGLE = "application:toggle-left-area"
+LOAD = "%load_ext nbddp"
+START = "%ddp start --nproc 4 --name digits"
 
 
-# the animation: a rank is killed while the cell runs, and the cell heals
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """A notebook's cells, and the moment at which a picture of the last one is taken."""
+
+    cells: tuple[str, ...]
+    moment: str  # a pattern of a text below the last cell
+    width: int = 780  # of the page; a narrower one has another layout
+    opens: str = ""  # an element that is clicked first
+    shows: str = ""  # the element of the cell; "" is the whole cell
+    until: str = ""  # the element of the cell that is the last one in the picture
+
+
+def example(page: str, place: int = 0) -> str:
+    """Return a code block of a page in ``docs/``, so that the picture shows the page's example."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    return re.findall(r"^```python\n(.*?)\n```", text, re.MULTILINE | re.DOTALL)[place]
+
+
+FINDINGS = "summary:has-text('possible mistake')"
+SCENES = {
+    "panel": Scene(
+        cells=(START, example("panel")), moment="epoch 10: loss", width=980, shows=".nbddp-panel"
+    ),
+    "timeline": Scene(cells=(START, example("panel", 1)), moment="waited for", width=860),
+    "failure": Scene(cells=(START, example("failures")), moment="Every rank keeps its variables"),
+    "hang": Scene(cells=(START, example("failures", 1)), moment="no progress for", width=900),
+    "debugger": Scene(cells=(START, example("debugging")), moment="(?s)in the debugger.*ipdb>"),
+    "check": Scene(cells=(START, example("debugging", 1)), moment="ND201", opens=FINDINGS),
+    "sweep": Scene(
+        cells=(START, example("many_runs"), example("many_runs", 1)),
+        moment="the code of all cells is the same",
+    ),
+    "trainer": Scene(
+        cells=(example("trainers").replace("epochs=5", "epochs=200"), example("trainers", 1)),
+        moment=r"(?s)memory.*train [3-7]\d\d/800",
+        width=960,
+        until=".nbddp-chart >> nth=3",
+    ),
+    "script": Scene(
+        cells=(example("scripts"), "%ddp run --nproc 4 train.py"), moment="step 300 on rank 0"
+    ),
+    "nodes": Scene(
+        cells=(
+            "%ddp nodes --local 2 --nproc-per-node 2 --wait 120",
+            example("many_runs").replace(" --nproc 4", ""),
+            "%%ddp\ntrain(lr=0.1, epochs=200)",
+        ),
+        moment=r"\D[2-9]\d\d · ",
+        width=900,
+    ),
+    "kit": Scene(
+        cells=(START, example("training_kit")),
+        moment="done on ranks",
+        shows=".nbddp[role=region] >> nth=0",
+    ),
+}
+
+
+# The animation: a rank is killed while the cell runs, and the cell heals.
 PREPARE = """%%ddp
 batches = nbddp.loader(nbddp.digits().train, batch_size=16)
 layers = torch.nn.Flatten(), torch.nn.Linear(784, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
@@ -66,7 +112,7 @@ while step < 700:
         nbddp.log(step=step, loss=loss.item())
         step += 1
 """
-VIEWPORT = {"width": 900, "height": 1300}  # large enough that nothing scrolls
+VIEWPORT = {"width": 960, "height": 1300}  # large enough that nothing scrolls
 HEIGHT = 700  # pixels that are shown, from the top of the cell
 PAUSE = 0.2  # seconds between two pictures
 LAST_FRAME = 3000  # milliseconds that the last frame stays
@@ -78,73 +124,7 @@ POINTER = """([x, y]) => {
     document.body.append(dot);
 }"""
 QUALITY = 55  # below half a megabyte, with sharp letters
-TOGGLE = "application:toggle-left-area"
 NO_POINTER = "document.querySelector('#pointer')?.remove()"
-
-
-SMALL = """%%ddp
-def train(lr, steps=200):
-    torch.manual_seed(0)
-    model = nbddp.prepare(torch.nn.Linear(784, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    images, labels = nbddp.digits().train.tensors
-    for step in range(steps):
-        some = torch.randint(len(images), (32,))
-        loss = torch.nn.functional.cross_entropy(model(images[some].flatten(1)), labels[some])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        nbddp.log(step=step, loss=loss.item())
-"""
-SCRIPT = """import os, time, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-x = torch.ones(1)
-for step in range(2000):
-    dist.all_reduce(x)
-    x /= dist.get_world_size()
-    time.sleep(0.01)
-    if step % 100 == 0:
-        print("step", step, "on rank", os.environ["RANK"], flush=True)
-"""
-FAIL = """%%ddp
-def weight(loss):
-    return loss / (2 - rank)
-
-
-total = torch.tensor(weight(1.0))
-dist.all_reduce(total)"""
-HANG = """%%ddp
-import time
-
-x = torch.ones(1000)
-if rank == 2:
-    time.sleep(60)  # a slow file system, for example
-dist.all_reduce(x)"""
-STRAGGLER = """%%ddp --timeline
-import time
-
-x = torch.ones(1000)
-for step in range(40):
-    time.sleep(0.02 if rank == 3 else 0.01)
-    dist.all_reduce(x)
-    nbddp.log(step=step)"""
-DEBUG = """%%ddp
-numbers = torch.arange(4.0) - rank
-if rank == 2:
-    breakpoint()
-numbers.log().sum()"""
-# By picture: the cells, and a text below the last cell. The picture shows the last cell.
-SCENES = {
-    "failure": ([FAIL], "Every rank keeps its variables"),
-    "hang": ([HANG], "no progress for"),
-    "sweep": (
-        [SMALL, "%%ddp --sweep lr=0.3,0.1,0.01\ntrain(lr)"],
-        "the code of all cells is the same",
-    ),
-    "timeline": ([STRAGGLER], "waited for"),
-    "debugger": ([DEBUG], "ipdb>"),
-    "script": (["%ddp run train.py"], "step 300"),
-}
 
 
 class Film:
@@ -206,74 +186,75 @@ class Film:
         )
 
 
-def take_moving(theme: str, folder: Path) -> None:
+def take_film(lab: front_end.Lab, path: Path) -> None:
     """Record a cell that trains, loses a rank to the Kill button, and heals."""
-    os.environ["LAB_THEME"] = THEMES[theme]
-    with tempfile.TemporaryDirectory() as root, front_end.Lab(Path(root)) as lab:
-        write_notebook(lab.notebooks / "heal.ipynb", START, PREPARE, HEAL)
-        with lab.open("heal.ipynb") as notebook:
-            notebook.page.set_viewport_size(VIEWPORT)
-            notebook.js(f"await window.jupyterapp.commands.execute('{TOGGLE}')")
-            notebook.run(0)
-            notebook.run(1)
-            notebook.code_cell(2).locator(".cm-content").click()
-            film = Film(notebook, 2)
-            film.record(1.0)
-            notebook.page.keyboard.press("Control+Enter")
-            film.record_until("Kill")
-            notebook.page.locator(".nbddp-buttons select").select_option("2")
-            film.record(3.0)
-            film.press("Kill")
-            film.press(r"Kill\?")
-            film.record_until("heal")
-            film.record_until("done on ranks")
-            film.record(PAUSE)
-            film.save(folder / f"heal-{theme}.webp")
+    write_notebook(lab.notebooks / "heal.ipynb", LOAD, START, PREPARE, HEAL)
+    with lab.open("heal.ipynb") as notebook:
+        notebook.page.set_viewport_size(VIEWPORT)
+        notebook.js(f"await window.jupyterapp.commands.execute('{TOGGLE}')")
+        for cell in range(3):
+            notebook.run(cell, timeout=TIMEOUT)
+        notebook.code_cell(3).locator(".cm-content").click()
+        film = Film(notebook, 3)
+        film.record(1.0)
+        notebook.page.keyboard.press("Control+Enter")
+        film.record_until("Kill")
+        notebook.page.locator(".nbddp-buttons select").select_option("2")
+        film.record(3.0)
+        film.press("Kill")
+        film.press(r"Kill\?")
+        film.record_until("heal")
+        film.record_until("done on ranks")
+        film.record(PAUSE)
+        film.save(path)
 
 
-def take(theme: str, folder: Path) -> None:
-    """Take one screenshot in the middle of the training."""
-    os.environ["LAB_THEME"] = THEMES[theme]
-    with tempfile.TemporaryDirectory() as root, front_end.Lab(Path(root)) as lab:
-        write_notebook(lab.notebooks / "digits.ipynb", START, TRAIN)
-        with lab.open("digits.ipynb", scale=SCALE) as notebook:
-            notebook.run(0)
-            notebook.begin(1)
-            notebook.await_text(1, r"epoch 10: loss", timeout=120)
-            panel = notebook.code_cell(1).locator(".nbddp-panel")
-            panel.scroll_into_view_if_needed()
-            panel.screenshot(path=folder / f"panel-{theme}.png")
-    reduce_colors(folder / f"panel-{theme}.png")
+def take(lab: front_end.Lab, name: str, path: Path) -> None:
+    """Take a screenshot of the last cell of a scene."""
+    scene = SCENES[name]
+    cells = (LOAD, *scene.cells)
+    last = len(cells) - 1
+    write_notebook(lab.notebooks / f"{name}.ipynb", *cells)
+    with lab.open(f"{name}.ipynb", scale=SCALE) as notebook:
+        notebook.page.set_viewport_size({"width": scene.width, "height": 1600})
+        notebook.js(f"await window.jupyterapp.commands.execute('{TOGGLE}')")
+        for cell in range(last):
+            notebook.run(cell, timeout=TIMEOUT)
+        notebook.begin(last)
+        notebook.await_text(last, scene.moment, timeout=TIMEOUT)
+        shown = notebook.code_cell(last)
+        if scene.opens:
+            shown.locator(scene.opens).click()
+        if scene.shows:
+            shown = shown.locator(scene.shows)
+        shown.scroll_into_view_if_needed()
+        box = shown.bounding_box()
+        if scene.until:
+            last_shown = shown.locator(scene.until).bounding_box()
+            box["height"] = last_shown["y"] + last_shown["height"] - box["y"]
+        picture = Image.open(io.BytesIO(notebook.page.screenshot(clip=box))).convert("RGB")
+    if scene.shows:
+        picture = ImageOps.expand(picture, MARGIN, fill=picture.getpixel((0, 0)))
+    picture.save(path, lossless=True, quality=100)
 
 
-def take_scenes(theme: str, folder: Path) -> None:
-    """Take a screenshot of the last cell of each scene."""
-    os.environ["LAB_THEME"] = THEMES[theme]
-    with tempfile.TemporaryDirectory() as root, front_end.Lab(Path(root)) as lab:
-        (lab.notebooks / "train.py").write_text(SCRIPT)
-        for name, (cells, pattern) in SCENES.items():
-            write_notebook(lab.notebooks / f"{name}.ipynb", START, *cells)
-            with lab.open(f"{name}.ipynb", scale=SCALE) as notebook:
-                for cell in range(len(cells)):
-                    notebook.run(cell)
-                notebook.begin(len(cells))
-                notebook.await_text(len(cells), pattern, timeout=120)
-                shown = notebook.code_cell(len(cells))
-                shown.scroll_into_view_if_needed()
-                path = folder / f"{name}-{theme}.png"
-                shown.screenshot(path=path)
-                reduce_colors(path)
-
-
-def reduce_colors(path: Path) -> None:
-    with Image.open(path) as picture:
-        few = picture.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
-    few.save(path, optimize=True)
+def main() -> None:
+    names = ["heal", *SCENES]
+    parser = argparse.ArgumentParser(description="Take the pictures of README and docs.")
+    parser.add_argument("--only", choices=names, action="append", help="take this picture")
+    parser.add_argument("--theme", choices=THEMES, action="append")
+    parser.add_argument("--folder", type=Path, default=ROOT / "notebooks" / "pictures")
+    args = parser.parse_args()
+    for theme in args.theme or THEMES:
+        os.environ["LAB_THEME"] = THEMES[theme]
+        with tempfile.TemporaryDirectory() as root, front_end.Lab(Path(root)) as lab:
+            for name in args.only or names:
+                path = args.folder / f"{name}-{theme}.webp"
+                if name == "heal":
+                    take_film(lab, path)
+                else:
+                    take(lab, name, path)
 
 
 if __name__ == "__main__":
-    where = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "notebooks" / "pictures"
-    for each in THEMES:
-        take(each, where)
-        take_moving(each, where)
-        take_scenes(each, where)
+    main()
