@@ -80,15 +80,18 @@ def test_show_refuses_a_missing_run_or_cell(folder: Path, snapshot: Any) -> None
 # ---- how it ended
 
 
-def test_the_end_of_a_run_is_unknown_if_its_kernel_ran_on_another_machine(tmp_path: Path) -> None:
-    assert (
-        summary.describe_run_end(StoredRun(failed_run(tmp_path)), current=None) == summary.STOPPED
-    )
+def test_how_a_run_ended_depends_on_its_kernel(tmp_path: Path) -> None:
+    stopped = StoredRun(failed_run(tmp_path))
+    assert summary.describe_run_end(stopped, current=None) == summary.STOPPED
     own = failed_run(tmp_path, "own", events=UNENDED)
     assert summary.describe_run_end(StoredRun(own), current=own) == summary.RUNNING
     assert summary.describe_run_end(StoredRun(own), current=None) == summary.UNKNOWN
     other = failed_run(tmp_path, "other", events=UNENDED, host="another", pid=1)
     assert summary.describe_run_end(StoredRun(other), current=None) == summary.UNKNOWN
+    here = {"host": platform.node(), "pid": os.getpid()}  # of another process by now
+    run = StoredRun(failed_run(tmp_path, "earlier", events=UNENDED, **here))
+    assert run.events[0].at < psutil.Process().create_time()
+    assert summary.describe_run_end(run, current=None) == summary.KILLED
 
 
 @pytest.mark.process
@@ -104,12 +107,6 @@ def test_a_run_of_a_zombie_kernel_is_described_as_killed(tmp_path: Path) -> None
     assert summary.describe_unended(facts, began=process.create_time()) == summary.KILLED
     killed.communicate()
     assert summary.describe_unended(facts, began=100.0) == summary.KILLED
-
-
-def test_a_new_process_with_the_pid_of_the_kernel_is_not_the_kernel(tmp_path: Path) -> None:
-    run = StoredRun(failed_run(tmp_path, events=UNENDED, host=platform.node(), pid=os.getpid()))
-    assert run.events[0].at < psutil.Process().create_time()
-    assert summary.describe_run_end(run, current=None) == summary.KILLED
 
 
 def test_a_run_with_ranks_that_were_taken_back_runs_while_the_new_kernel_is_alive() -> None:

@@ -70,14 +70,11 @@ def test_the_mean_line_of_ranks_at_different_steps() -> None:
     assert set(mean(by_turns.curves("loss"))[1:]) == {5.0}
 
 
-def test_a_spike_among_many_points_is_inside_the_band() -> None:
+def test_a_spike_is_inside_the_band_and_a_lone_point_is_a_dot() -> None:
     chart = chart_of(lambda _rank, step: 9.0 if step == 2_000 else 1.0, steps=5_000)
     [drawn] = chart.curves()
     assert len(drawn.steps) <= 161
     assert np.nanmax(drawn.high) == 9.0
-
-
-def test_a_point_without_neighbours_is_a_dot() -> None:
     [alone] = chart_of(lambda _r, s: 1.0 if s in (10, 50, 51) else math.nan).drawn
     assert np.flatnonzero(alone.dots).tolist() == [10, 50, 51], "few points all are dots"
     [most] = chart_of(lambda _r, s: math.nan if s in (49, 51) else 1.0).drawn

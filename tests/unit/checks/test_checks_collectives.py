@@ -96,7 +96,7 @@ def test_a_collective_of_a_subgroup_is_recognized_by_its_arguments() -> None:
     assert_no_findings(*(under("if rank < 2", f"dist.{call}") for call in of_some))
 
 
-def test_a_collective_in_a_function_of_the_cell_is_found_where_it_is_called() -> None:
+def test_a_collective_is_found_in_a_called_function_and_under_an_alias() -> None:
     text = (
         "def mean(x):\n    dist.all_reduce(x)\n    return x\n\nif rank == 0:\n    print(mean(x))\n"
     )
@@ -104,9 +104,6 @@ def test_a_collective_in_a_function_of_the_cell_is_found_where_it_is_called() ->
     assert (found.rule, found.line) == ("ND101", 7)
     assert "mean()" in found.text
     assert "(line 6)" in found.text
-
-
-def test_an_imported_collective_is_recognized_under_its_alias() -> None:
     text = "if rank == 1:\n    add(x)\n"
     assert_found("ND101", "from torch.distributed import all_reduce as add\n" + text, is_cell=False)
     assert_no_findings(text, is_cell=False)

@@ -292,16 +292,15 @@ def test_pushed_values_are_exported_as_code() -> None:
         assert script.remarks == ()
 
 
-def test_an_exported_script_imports_nbddp_only_if_it_is_used(snapshot: SnapshotAssertion) -> None:
+def test_an_exported_script_has_nbddp_and_settings_of_trainers_only_if_used(
+    snapshot: SnapshotAssertion,
+) -> None:
     script = export(cell("x = 1"), path="my runs/train.py")
     assert script.command.endswith(" --nproc-per-node=2 'my runs/train.py'")
     assert "torchrun" in script.text.splitlines()[2]
     assert "import nbddp" not in script.text
     assert "import nbddp" in export(cell("def train():\n    nbddp.log(step=1, loss=2)")).text
     assert refusal(RequestError, export, Omitted("cell [1]", "it failed")) == snapshot
-
-
-def test_a_script_with_a_trainer_tells_accelerate_to_use_a_group_without_a_gpu() -> None:
     line = 'os.environ.setdefault("ACCELERATE_USE_CPU", "true")'
     text = export(cell("from trl import SFTTrainer")).text
     assert text.index("device = _device()") < text.index(line) < text.index("SFTTrainer")

@@ -72,9 +72,6 @@ def test_options_and_arguments_set_their_values(snapshot: SnapshotAssertion) -> 
         for line in lines
     }
     assert said == snapshot(name="of commands")
-
-
-def test_arguments_of_a_script_are_passed_on_unchanged() -> None:
     args = parse_line(COMMANDS["run"], "--name -1 --quiet train.py --lr -1 --trace -1:3 -- -2")
     assert (args.name, args.script, args.trace) == ("-1", "train.py", None)
     assert args.script_args == ["--lr", "-1", "--trace", "-1:3", "--", "-2"]
@@ -127,9 +124,13 @@ def test_the_error_for_an_unknown_option_lists_all_options(unknown: str) -> None
     assert set(listed.split(", ")) == known
 
 
-def test_an_unknown_command_is_answered_with_a_similar_command(snapshot: SnapshotAssertion) -> None:
+def test_an_unknown_command_or_backend_is_answered_with_known_ones(
+    snapshot: SnapshotAssertion,
+) -> None:
     words = ("hepl", "checks", "sweep", "--nproc", "nonsense")
     assert {word: refusal(UsageError, command_parser, word) for word in words} == snapshot
+    said = refusal(UsageError, cell, "--backend mpi").replace("'", "")  # quoted until Python 3.12
+    assert said == "argument --backend: invalid choice: mpi (choose from auto, gloo, nccl)"
 
 
 def test_every_command_has_a_handler_and_a_line_in_the_help() -> None:
@@ -145,11 +146,6 @@ def test_help_shows_a_command_or_an_option_of_a_cell() -> None:
         assert "--scale" not in help_text(name)
     assert "did you mean `%ddp kill`" in refusal(UsageError, help_text, "kil")
     assert "else the newest)" in help_text("show")  # "last" is the name of no run
-
-
-def test_the_error_for_an_unknown_backend_lists_all_backends() -> None:
-    said = refusal(UsageError, cell, "--backend mpi").replace("'", "")  # quoted until Python 3.12
-    assert said == "argument --backend: invalid choice: mpi (choose from auto, gloo, nccl)"
 
 
 # ---- the types
@@ -181,15 +177,12 @@ def test_option_types_accept_a_text_or_name_it(kind: Callable[[str], Any], text:
 # ---- from options to a spec
 
 
-def test_options_that_are_not_given_keep_their_values_and_env_extends_the_variables() -> None:
+def test_options_extend_a_spec_and_equal_ones_need_no_new_start() -> None:
     env = {"A": "1", "B": "1"}
     base = GroupSpec(nproc=3, backend="gloo", gpus=(1,), env=env, threads=2, name="x")
     assert requested_spec(cell(""), base) == base
     asked = requested_spec(cell("--env B=2 --env C=3"), base)
     assert asked == replace(base, env={"A": "1", "B": "2", "C": "3"})
-
-
-def test_equal_options_another_name_and_leaving_the_process_group_need_no_new_start() -> None:
     current = GroupSpec(nproc=4, env={"A": "1"}, name="first")
     asked = requested_spec(cell("--nproc 4 --env A=1 --name second"), current)
     check_unchanged(replace(asked, joins_group=False), current)

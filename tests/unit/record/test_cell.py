@@ -40,12 +40,16 @@ def badly() -> CellEnded:
     return CellEnded(cell=7, in_group=True, failure=asdict(failure))
 
 
-def test_the_result_of_a_successful_cell_raises_no_error() -> None:
+def test_the_result_of_a_cell_raises_its_first_cause_if_there_is_one() -> None:
     result = finished(well(0), well(1))
     assert (result.number, result.ranks, result.is_ok, result.exits) == (7, (0, 1), True, {})
     assert result.seconds >= 0
     assert result.values() == [0, 1]
     result.raise_for_failure()
+    result = finished(well(), badly())
+    assert not result.is_ok
+    with pytest.raises(CellFailedError, match=r"rank 1: ValueError: no"):
+        result.raise_for_failure()
 
 
 def test_values_are_fetched_once_and_cached() -> None:
@@ -69,13 +73,6 @@ def test_missing_values_raise_a_one_line_error(snapshot: SnapshotAssertion) -> N
             finished(well(), other).values()
         said[name] = str(caught.value)
     assert said == snapshot
-
-
-def test_the_result_of_a_failed_cell_raises_its_first_cause() -> None:
-    result = finished(well(), badly())
-    assert not result.is_ok
-    with pytest.raises(CellFailedError, match=r"rank 1: ValueError: no"):
-        result.raise_for_failure()
 
 
 def test_the_facts_of_a_cell_have_its_outcome() -> None:

@@ -194,11 +194,14 @@ def test_invalid_utf8_bytes_are_replaced_and_the_text_around_them_is_kept(log: P
         assert rest(reader) == shown
 
 
-def test_a_log_is_for_its_owner_only_and_has_no_output_after_its_deletion(log: Path) -> None:
+def test_a_log_is_for_its_owner_only_and_named_after_its_deletion(
+    log: Path, snapshot: SnapshotAssertion
+) -> None:
     reader = LogReader(log)
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     log.unlink()
     assert rest(reader) == ""
+    assert read(LogSpan(0, log, 0, 123_456_789)) == snapshot
 
 
 @given(
@@ -253,10 +256,6 @@ def test_the_note_about_omitted_output_is_on_its_own_line(log: Path) -> None:
         log.write_text(text)
         lines = read(LogSpan(0, log, start, log.stat().st_size)).split("\n")
         assert ["SAID" if "rank0.log" in line else line for line in lines] == shown
-
-
-def test_a_log_deleted_before_it_is_shown_is_named(log: Path, snapshot: SnapshotAssertion) -> None:
-    assert read(LogSpan(0, log, 0, 123_456_789)) == snapshot
 
 
 # ---- its last lines

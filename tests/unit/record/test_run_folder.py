@@ -225,7 +225,7 @@ def test_a_stopped_cell_does_not_count_as_failed() -> None:
     assert (facts["interrupted"], facts["failures"]) == (False, 1)
 
 
-def test_restarts_heals_and_lost_time_are_counted() -> None:
+def test_restarts_heals_lost_time_and_the_end_are_recorded() -> None:
     facts = facts_of(
         ("start", {"attempt": 4, "world_size": 2}),
         ("start", {"attempt": 5, "world_size": 3}),
@@ -237,6 +237,10 @@ def test_restarts_heals_and_lost_time_are_counted() -> None:
     assert (facts["world_size"], facts["restarts"], facts["heals"]) == (3, 1, 1)
     assert facts["seconds_lost"] == 0.75
     assert facts["outcome"] == "start failed: rank 1: no room"
+    assert "ended" not in facts_of(("start", {"attempt": 1, "world_size": 1}))
+    assert facts_of(("stopped", {"attempt": 1}))["ended"]
+    restarted = facts_of(("stopped", {}), ("start", {"attempt": 2, "world_size": 1}))
+    assert "ended" not in restarted
 
 
 def test_later_settings_win_and_settings_of_rank_0_win_over_other_ranks() -> None:
@@ -259,13 +263,6 @@ def test_the_batch_size_is_known_if_all_shuffling_loaders_agree() -> None:
     assert json.loads(run_json.text())["samples_per_second"] == 160.0
 
 
-def test_a_run_has_an_end_time_only_after_its_stop_was_recorded() -> None:
-    assert "ended" not in facts_of(("start", {"attempt": 1, "world_size": 1}))
-    assert facts_of(("stopped", {"attempt": 1}))["ended"]
-    restarted = facts_of(("stopped", {}), ("start", {"attempt": 2, "world_size": 1}))
-    assert "ended" not in restarted
-
-
 # ---- in the folder
 
 
@@ -285,7 +282,7 @@ def test_run_json_has_all_facts_and_outcomes_even_of_a_resumed_run(tmp_path: Pat
     assert (facts["outcome"], facts["failures"]) == ("rank 0: no", 1)
 
 
-def test_an_unwritable_run_json_keeps_its_content(
+def test_an_unwritable_run_json_stays_and_a_torn_one_has_no_facts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -296,9 +293,6 @@ def test_an_unwritable_run_json_keeps_its_content(
         assert said[0].endswith("No space left on device")
         assert read_facts(folder.path)["nproc"] == 2
         assert not (folder.path / "run.json.tmp").exists()
-
-
-def test_a_torn_run_json_has_no_facts(tmp_path: Path) -> None:
     for text in ("", "{", "[]", "7", '{"a": ' * 100_000, "\x00", '{"nproc": 2'):
         (tmp_path / "run.json").write_text(text)
         assert read_facts(tmp_path) == {}, text[:9]

@@ -255,16 +255,13 @@ def test_an_interrupt_raises_cell_interrupted_error_unless_a_rank_was_killed() -
 # ---- one rank
 
 
-def test_the_failure_of_a_rank_comes_from_its_report_or_else_its_exit() -> None:
+def test_a_failure_comes_from_a_report_or_an_exit_and_is_a_cause_or_not() -> None:
     killed = ProcessExit(-9, 4.0)
     assert failure_of(1, ended(), None) is failure_of(1, None, None) is None
     assert failure_of(1, None, killed) == RankFailure(rank=1, at=4.0, process_exit=killed)
     failed = failure_of(1, ended("ValueError", "no", at=3.0), killed)
     assert failed is not None
     assert (failed.rank, failed.at, failed.exitcode) == (1, 3.0, None)
-
-
-def test_a_verdict_says_for_each_rank_whether_its_failure_is_a_cause() -> None:
     verdict = verdict_on({0: timed_out(), 1: elsewhere(), 2: timed_out(at=10.1)})
     causes = {rank: verdict.for_rank(rank) for rank in (0, 1, 2, 3)}
     found = {rank: each and not each.is_consequence for rank, each in causes.items()}

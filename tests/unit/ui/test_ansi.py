@@ -96,8 +96,8 @@ MARKUP = (
 )
 REMOVED = (
     *("\x1b[2K\x1b[1A\x1b[?25l\x1b[10;20Hx", "\x1b[>4;2mx\x1b[?4mx", "\x1b[0 qx"),
-    *("\x1b]0;title\x07x", "\x1b]0;title\x1b\\x"),
-    "\x1b]8;;https://a.b/?c\x1b\\link\x1b]8;;\x1b\\ on",
+    *("\x1b]0;title\x07x", "\x1b]0;title\x1b\\x", "\x1b]0;title\nmore\x07"),
+    *("\x1b]0;title \x1b[2Kmore", "\x1b]8;;https://a.b/?c\x1b\\link\x1b]8;;\x1b\\ on"),
     *("\x1bPq#0;2\x1b\\x\x1b_apc\x1b\\y\x1b^pm\x1b\\\x1bXsos\x1b\\z", "\x1b(Bx\x1b)0y\x1b%Gz"),
     *("\x1b7x\x1b8\x1b=\x1bcy", "x\x1b", "x\x1b\x1b[0my\x1b[", "\x1bé"),
     "a\x08b\x07c\0d\x7fe\x85f\r\ng\x0b\x0ch\ti",
@@ -109,11 +109,6 @@ def test_styles_and_markup_become_html_and_other_sequences_go(snapshot: Snapshot
     plain = {ascii(text): strip(text) for text in REMOVED}
     assert plain == snapshot(name="plain text")
     assert {ascii(text): to_html(text) for text in REMOVED} == plain
-
-
-def test_an_unterminated_title_sequence_hides_no_text() -> None:
-    assert strip("\x1b]0;title\nmore\x07") == "0;title\nmore"
-    assert strip("\x1b]0;title \x1b[31mred") == "0;title red"
 
 
 @pytest.mark.parametrize("character", "\u202a\u202e\u2066\u2069\u2028\u2029\ud800\udfff")

@@ -89,9 +89,6 @@ def test_the_legend_names_the_bold_line_and_has_a_key_in_each_lines_colour() -> 
     assert alone.text.endswith("━ rank 3 ")
     many = Page(live(losses(rising, ranks=64)))
     assert many.text.endswith("━ mean of 64 ranks ▒ all ━ 0 ━ 63 ")
-
-
-def test_nonfinite_values_are_counted_next_to_the_chart_name() -> None:
     curves = losses(lambda _rank, step: math.nan if step == 3 else 10.0 ** (-step / 20), ranks=2)
     page = Page(live(curves))
     assert "log scale" in page.text

@@ -115,14 +115,11 @@ def test_first_causes_are_red_and_waiting_or_interrupted_ranks_are_yellow() -> N
         assert {*page.values("class")} & {"nbddp-wrong", "nbddp-waits"} == mood, facts
 
 
-def test_the_width_of_a_progress_bar_is_its_completed_share() -> None:
+def test_progress_bars_have_their_share_and_sparklines_are_before_texts() -> None:
     widths = {(0, 4): ["0.0%"], (1, 4): ["25.0%"], (9, 4): ["100.0%"], (9, 0): []}
     for (done, total), shown in widths.items():
         html = ranks_html([replace(ONE, progress_bars=(LoopProgress("", done, total, 1.0),))])
         assert re.findall(r"[^-]width:([\d.]+%)", html) == shown
-
-
-def test_a_sparkline_is_placed_before_the_text_of_its_column() -> None:
     curves = {"step": "<svg></svg>"}
     known = [replace(ONE, step=7.0)]
     html = ranks_html(known, curves=lambda _each, title: curves.get(title, ""))

@@ -40,7 +40,7 @@ def failure(number: int) -> RunEvent:
     return RunEvent(100.0 + number, "failure", {"rank": 1, "what": f"error {number}"})
 
 
-def test_the_status_of_each_kind_of_group_as_text(snapshot: Any) -> None:
+def test_the_status_as_text_and_as_a_page_with_a_time_line(snapshot: Any) -> None:
     known = with_ranks(
         state="waiting",
         line=3,
@@ -66,6 +66,8 @@ def test_the_status_of_each_kind_of_group_as_text(snapshot: Any) -> None:
     groups = {"off": off, "ready": TWO, "in a hang": hang, "one is gone": gone}
     assert {name: status(each) for name, each in groups.items()} == snapshot
     assert "%ddp start" in NO_GROUP == status(off)
+    known = replace(with_ranks(state="waiting"), events=(failure(1),), alarm="<no progress>")
+    assert readable(render_html(status_report(known))) == snapshot
 
 
 def test_the_status_has_the_newest_events_and_relative_log_paths(folder: Path) -> None:
@@ -74,8 +76,3 @@ def test_the_status_has_the_newest_events_and_relative_log_paths(folder: Path) -
     *told, logs = text.split("\n")[4:]
     assert [line.split()[-1] for line in told] == [str(at) for at in range(5, SHOWN_EVENTS + 5)]
     assert logs == "logs in runs/x"
-
-
-def test_the_status_page_shows_the_events_on_a_time_line(snapshot: Any) -> None:
-    known = replace(with_ranks(state="waiting"), events=(failure(1),), alarm="<no progress>")
-    assert readable(render_html(status_report(known))) == snapshot
