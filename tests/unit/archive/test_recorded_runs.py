@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
 from console import ddp
 
 import nbddp
@@ -19,14 +18,6 @@ from nbddp.archive.stored_run import StoredRun
 HERE = Path(__file__).parents[2]
 RECORDED = (HERE / "recorded_runs", HERE / "golden" / "recorded")
 NAMES = ("loops", "resumed", "killed", "lr0.1", "slow", "fast")
-
-
-@pytest.fixture
-def recorded(folder: Path) -> Path:
-    """A folder in which these runs were started."""
-    for each in RECORDED:
-        shutil.copytree(each, folder / ".nbddp" / "runs", dirs_exist_ok=True)
-    return folder
 
 
 def numbers_of(name: str) -> dict[str, Any]:
@@ -50,8 +41,9 @@ def said(line: str) -> str:
     return re.sub(r"\b\d\d-\d\d \d\d:\d\d\b|\b\d\d:\d\d:\d\d\b", "TIME", ddp(line))
 
 
-@pytest.mark.usefixtures("recorded")
-def test_recorded_runs_are_read_as_by_the_version_that_wrote_them(snapshot: Any) -> None:
+def test_recorded_runs_are_read_as_by_their_version(folder: Path, snapshot: Any) -> None:
+    for each in RECORDED:
+        shutil.copytree(each, folder / ".nbddp" / "runs", dirs_exist_ok=True)
     assert said("runs") == snapshot(name="list")
     for names in ("loops resumed killed lr0.1", "slow fast"):
         values, _, _ = said(f"compare {names}").partition("\n\ndiffers")

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,19 +47,14 @@ def on_disk(folder: RunFolder) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
 
 
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """``now.at`` is the time."""
-    clock = SimpleNamespace(at=1.0)
-    monkeypatch.setattr(time, "time", lambda: clock.at)
-    return clock
-
-
-def test_events_are_listed_by_time_or_attempt(event_log: EventLog, now: SimpleNamespace) -> None:
+def test_events_are_listed_by_time_or_attempt(
+    event_log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1.0)
     told = ["start", "b", "a", "cell", "a", "b", "exit"]
     for kind in told:  # all of the same moment
         event_log.record(kind, attempt=1)
-    now.at = 2.0
+    monkeypatch.setattr(time, "time", lambda: 2.0)
     event_log.record("start", attempt=2)
     event_log.record("exit", rank=1, how="was killed by SIGKILL")
     newest = (

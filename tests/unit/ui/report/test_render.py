@@ -57,13 +57,6 @@ def test_text_in_reports_is_escaped(text: str) -> None:
 # ---- where a report is shown
 
 
-@pytest.fixture
-def published(monkeypatch: pytest.MonkeyPatch) -> Mock:
-    known = Mock()
-    monkeypatch.setattr(presenter_module, "publish_display_data", known)
-    return known
-
-
 def presenter(choice: ViewChoice, *, has_kernel: bool) -> Presenter:
     made = Presenter(Mock(spec=["kernel", "execution_count"] if has_kernel else []), Mock())
     made.print_line = Mock()  # type: ignore[method-assign]
@@ -71,8 +64,11 @@ def presenter(choice: ViewChoice, *, has_kernel: bool) -> Presenter:
     return made
 
 
-def test_a_report_is_shown_as_html_as_a_picture_or_as_console_text(published: Mock) -> None:
-    text = render_text(report())
+def test_a_report_is_shown_as_html_as_a_picture_or_as_console_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text, published = render_text(report()), Mock()
+    monkeypatch.setattr(presenter_module, "publish_display_data", published)
     presenter(ViewChoice.PANEL, has_kernel=True).show(report())
     [data] = published.call_args.args
     assert data == {"text/html": render_html(report()), "text/plain": text}
