@@ -52,7 +52,7 @@ def rows(paces: Sequence[tuple[int, float]], *, every: int = 1, rank: int = 0) -
 # ---- the pace of a run
 
 
-def test_the_step_rate_excludes_the_first_steps() -> None:
+def test_the_step_rate_is_that_of_the_longest_loop_without_its_first_steps() -> None:
     twice = rows([(20, 10.0)])
     later = [{**row, "time": row["time"] + 2.0} for row in twice]
     for name, found, pace in (
@@ -66,9 +66,6 @@ def test_the_step_rate_excludes_the_first_steps() -> None:
         known = steady_rate(found, 0.0)
         assert (known and known[0]) == (pace and pytest.approx(pace)), name
     assert steady_rate(rows([(10, 1.0), (90, 20.0)]), 0.0) == (pytest.approx(20.0), 79)
-
-
-def test_only_the_cells_own_rows_of_its_longest_loop_count_and_ranks_are_averaged() -> None:
     own = [*rows([(50, 10.0)]), *rows([(50, 20.0)], rank=1)]
     epochs = [{"time": 100.0 + each, "rank": 0, "accuracy": 0.5} for each in range(5)]
     before = [{"time": each / 1000, "rank": 0, "loss": 1.0} for each in range(500)]
@@ -94,16 +91,13 @@ def met(at: float, waited: float) -> MatchedCollective:
     )
 
 
-def test_time_shares_cover_all_ranks_since_the_first_kept_collective() -> None:
+def test_waits_and_communication_are_shares_of_the_time_of_all_ranks() -> None:
     found = time_shares(
         line(met(15.0, 1.0), met(16.0, 2.0), loads={0: [(10.0, 12.0), (17.0, 18.0)]}), 10.0
     )
     # from 14, when rank 0 arrived at the first kept collective, to 20: six seconds of two ranks
     assert found == {"waiting": pytest.approx(3 / 12), "loading": pytest.approx(1 / 12)}
     assert time_shares(line(), 10.0) == {}
-
-
-def test_ddp_communication_is_a_share_of_the_step_summed_over_models() -> None:
     facts = {"iteration": 1, "forward": 0.0, "backward": 0.0}
     overlaps = tuple(
         DdpOverlap(rank=rank, name=name, communication=0.02, overlapped=0.005, **facts)

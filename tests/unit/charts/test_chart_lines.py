@@ -134,15 +134,13 @@ def test_a_log_axis_omits_a_zero_value() -> None:
     assert chart_of(steep).facts == ["log scale"]
 
 
-def test_a_smoothed_line_averages_earlier_values_and_keeps_gaps() -> None:
+def test_a_smoothed_line_averages_values_or_logarithms_and_keeps_gaps() -> None:
     [line] = chart_of(lambda _r, s: math.nan if s == 50 else s % 2).drawn
     smooth = line.smoothed(99.0)
     assert smooth[0] == 0.0
     assert math.isnan(smooth[50])
     assert all(0.2 < value < 0.8 for value in smooth[60:])
 
-
-def test_a_smoothed_line_on_a_log_axis_averages_logarithms() -> None:
     def deep(_rank: int, step: int) -> float:
         return 10.0 ** (-step / 3 - 2 * (step % 2))
 

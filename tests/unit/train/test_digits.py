@@ -33,7 +33,7 @@ def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_existing_mnist_files_are_read(mnist: Path) -> None:
+def test_existing_mnist_files_are_read_if_their_checksums_are_right(mnist: Path) -> None:
     found = digits(mnist)
     images, labels = found.train.tensors
     assert (images.shape, images.dtype) == ((6, 1, 28, 28), torch.float32)
@@ -41,9 +41,6 @@ def test_existing_mnist_files_are_read(mnist: Path) -> None:
     assert images.max() == 1.0
     assert len(found.test) == 2
     assert found.source.startswith("MNIST")
-
-
-def test_a_file_with_another_checksum_is_refused(mnist: Path) -> None:
     name = list(FILES)[1]
     (mnist / name).write_bytes(gzip.compress(idx(7)))
     with pytest.raises(ValueError, match=f"{name} .*checksum"):

@@ -94,7 +94,7 @@ def test_evaluation_gives_every_sample_to_one_rank_and_sizes_differ_by_one(
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_a_dataset_with_getitems_gets_the_indices_of_a_whole_batch() -> None:
+def test_getitems_collate_and_other_options_are_used_as_by_a_dataloader() -> None:
     asked = []
 
     class Fast(Augmented):
@@ -104,9 +104,6 @@ def test_a_dataset_with_getitems_gets_the_indices_of_a_whole_batch() -> None:
 
     assert samples_of(loader(Fast(5), 2, shuffle=False)) == [0, 1, 2, 3, 4]
     assert asked == [[0, 1], [2, 3], [4]]
-
-
-def test_collate_and_other_options_reach_the_dataloader() -> None:
     assert list(loader(range(4), 2, shuffle=False, collate_fn=tuple)) == [(0, 1), (2, 3)]
     with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'"):
         loader(range(4), 2, batchsize=3)
@@ -253,7 +250,7 @@ def test_resuming_at_the_last_batch_ends_the_epoch_and_between_epochs_starts_the
     assert samples_of(theirs) == samples_of(ours)
 
 
-def test_iterating_after_a_break_starts_the_next_epoch_but_a_loaded_state_continues() -> None:
+def test_a_new_iterator_starts_the_next_epoch_or_continues_a_loaded_state() -> None:
     ours, theirs, whole = (loader(range(12), 4) for _ in range(3))
     assert len(list(itertools.islice(ours, 1))) == 1
     theirs.load_state_dict(ours.state_dict())
@@ -261,9 +258,6 @@ def test_iterating_after_a_break_starts_the_next_epoch_but_a_loaded_state_contin
     assert samples_of(theirs) == first[4:]
     assert ours.epoch == 0
     assert samples_of(ours) == second
-
-
-def test_an_old_open_iterator_does_not_advance_a_restarted_loader() -> None:
     ours = loader(range(12), 4)
     old = iter(ours)
     next(old)

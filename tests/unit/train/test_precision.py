@@ -113,11 +113,6 @@ def test_clipping_applies_to_the_whole_accumulated_gradient() -> None:
     assert norm > 0.5
 
 
-def test_a_final_micro_step_does_not_end_the_next_accumulation_early() -> None:
-    amp, made = precision(accumulate=2), model_and_optimizer()
-    assert [step(amp, *made, final=each) for each in (True, False, False)] == [True, False, True]
-
-
 def test_bf16_trains_on_the_cpu_with_fp32_weights() -> None:
     assert_learns(precision("bf16"), "cpu", steps=60)
 
@@ -129,13 +124,15 @@ def test_a_gpu_trains_with_mixed_precision(kind: str) -> None:
     assert_learns(precision(kind, accumulate=2, max_norm=10.0), "cuda", steps=120)
 
 
-def test_the_scheduler_advances_once_per_optimizer_step() -> None:
+def test_the_scheduler_advances_once_per_step_and_a_final_micro_step_ends_one() -> None:
     model, optimizer = model_and_optimizer(lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     amp = precision(accumulate=2)
     for _ in range(6):
         step(amp, model, optimizer, scheduler=scheduler)
     assert scheduler.get_last_lr() == [0.125]
+    amp, made = precision(accumulate=2), model_and_optimizer()
+    assert [step(amp, *made, final=each) for each in (True, False, False)] == [True, False, True]
 
 
 def test_a_step_skipped_by_the_scaler_does_not_count_as_a_step() -> None:

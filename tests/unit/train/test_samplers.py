@@ -73,10 +73,14 @@ def test_each_rank_gets_its_share_of_the_samples_of_a_sampler(name: str, world_s
         assert samples_of(part) == samples_of(whole)[rank::world_size]
 
 
-def test_in_training_a_sampler_gives_all_ranks_equally_many_batches() -> None:
+def test_a_sampler_gives_all_ranks_equally_many_batches_and_needs_no_length() -> None:
     parts = on_ranks(3, lambda: loader(range(40), 2, sampler=[5, 3, 9, 1, 0, 7, 2]))
     assert parts == [[[5, 1], [2]], [[3, 0], [5]], [[9, 7], [3]]]
     assert len(loader(range(40), 2, sampler=[5, 3, 9])) == 2
+    ours = loader(range(9), 2, sampler=filter(None, [0, 4, 8]))
+    with pytest.raises(TypeError, match="unknown"):
+        len(ours)
+    assert epochs_of(ours) == [[[4, 8]]]
 
 
 def test_a_sampler_draws_a_new_reproducible_order_in_each_epoch() -> None:
@@ -103,13 +107,6 @@ def test_each_batch_of_a_batch_sampler_goes_to_one_rank() -> None:
     assert (len(ours), ours.batch_size) == (4, None)
     next(iter(ours))
     assert epochs_of(resumed(make, ours.state_dict())) == [[[2, 3], [4, 5], [6]]]
-
-
-def test_a_sampler_without_a_length_still_has_an_order() -> None:
-    ours = loader(range(9), 2, sampler=filter(None, [0, 4, 8]))
-    with pytest.raises(TypeError, match="unknown"):
-        len(ours)
-    assert epochs_of(ours) == [[[4, 8]]]
 
 
 # ---- streams
