@@ -49,9 +49,6 @@ def rows(paces: Sequence[tuple[int, float]], *, every: int = 1, rank: int = 0) -
     return found
 
 
-# ---- the pace of a run
-
-
 def test_the_step_rate_is_that_of_the_longest_loop_without_its_first_steps() -> None:
     twice = rows([(20, 10.0)])
     later = [{**row, "time": row["time"] + 2.0} for row in twice]
@@ -72,9 +69,6 @@ def test_the_step_rate_is_that_of_the_longest_loop_without_its_first_steps() -> 
     found = steady_rate([*before, *own, *epochs], 100.0)
     assert found is not None
     assert found[0] == pytest.approx(15.0)
-
-
-# ---- where the time went
 
 
 def line(*meetings: MatchedCollective, **facts: Any) -> Timeline:
@@ -109,9 +103,6 @@ def test_waits_and_communication_are_shares_of_the_time_of_all_ranks() -> None:
     assert found["exposed"] == pytest.approx(0.3)
     slower = time_shares(line(met(15.0, 1.0), overlaps=overlaps), 40.0)
     assert (slower["communication"], slower["exposed"]) == (1.0, 1.0), "no more than the whole step"
-
-
-# ---- results
 
 
 def test_a_world_size_has_the_median_rate_and_the_spread_of_its_rounds() -> None:

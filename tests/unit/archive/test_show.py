@@ -216,9 +216,6 @@ def test_a_comparison_finds_every_recorded_metric_and_draws_a_bounded_number(fol
     assert (len(comparison.metrics), comparison.left_out) == (MAX_CHARTS, MANY - MAX_CHARTS)
 
 
-# ---- damage
-
-
 def test_show_reports_each_file_that_cannot_be_read(folder: Path) -> None:
     path = make_run(folder)
     (path / "rank0.log").unlink()

@@ -29,8 +29,6 @@ def points_of(rows: Iterable[Mapping[str, Any]], *begins: float) -> list[Aggrega
     return steps.pop_complete(math.inf)
 
 
-# ---- steps of all ranks
-
 REPORTED: dict[str, list[Row]] = {
     "several ranks": [row(3, rank, loss=value) for rank, value in enumerate((4.0, 1.0, 1.0))],
     "one rank alone": [row(0, loss=0.1), row(1, loss=0.2)],
@@ -57,9 +55,6 @@ def test_reports_of_ranks_are_merged_by_step(snapshot: SnapshotAssertion) -> Non
         for name, found in points.items()
     }
     assert said == snapshot
-
-
-# ---- while the run goes on
 
 
 def two_ranks() -> StepAggregator:

@@ -123,9 +123,6 @@ def test_only_ranks_that_were_alive_count_as_ended_by_the_user() -> None:
     assert verdict.causes == (1,)
 
 
-# ---- for a reader that polls
-
-
 @pytest.mark.parametrize("patience", [0.0, -1.0, 5.0])
 def test_a_cell_handle_is_drained_after_its_last_notice_was_read(patience: float) -> None:
     handle = handle_for(0)
@@ -140,9 +137,6 @@ def test_a_cell_handle_is_drained_after_its_last_notice_was_read(patience: float
     assert not handle.notice_queue.is_drained
     assert handle.notice_queue.get(patience) is None
     assert handle.notice_queue.is_drained
-
-
-# ---- while it runs
 
 
 def test_the_failure_of_a_rank_is_known_before_the_cell_ends() -> None:

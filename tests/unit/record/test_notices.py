@@ -157,9 +157,6 @@ def test_only_adjacent_spans_of_the_same_log_are_merged(log: Log, tmp_path: Path
     assert [each.size for each in notices._waiting if isinstance(each, LogSpan)] == [9, 2, 3]
 
 
-# ---- pictures
-
-
 def test_unread_pictures_beyond_the_limit_are_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
@@ -173,9 +170,6 @@ def test_unread_pictures_beyond_the_limit_are_dropped_and_counted(
     found = all_of(notices)
     assert found[:-2] == [picture(1)] * 10
     assert [each.text for each in found[-2:] if isinstance(each, ControllerMessage)] == snapshot
-
-
-# ---- between two cells
 
 
 def test_notices_between_cells_are_shown_in_the_next(log: Log, snapshot: SnapshotAssertion) -> None:

@@ -30,9 +30,6 @@ def numbers(*steps: int, missed: int = 0) -> Metrics:
     return Metrics(rows=rows, missed=missed)
 
 
-# ---- a bar
-
-
 def test_a_progress_bar_estimates_its_rate_and_its_time_left() -> None:
     for done, total, seconds, rate, left in (
         (20, 80, 4.0, 5.0, 12.0),
@@ -44,9 +41,6 @@ def test_a_progress_bar_estimates_its_rate_and_its_time_left() -> None:
     ):
         bar = LoopProgress("", done, total, seconds)
         assert (bar.per_second, bar.seconds_left) == (rate, left)
-
-
-# ---- what ranks say
 
 
 def test_the_last_heartbeat_is_kept_until_the_ranks_are_cleared(rank_monitor: RankMonitor) -> None:
@@ -84,9 +78,6 @@ def test_the_version_changes_with_every_message(rank_monitor: RankMonitor) -> No
     assert len(seen) == 5
 
 
-# ---- cells
-
-
 def test_a_new_cell_clears_metrics_and_progress_bars(rank_monitor: RankMonitor) -> None:
     rank_monitor.add(0, numbers(0, missed=2), now=1.0)
     for bar in (["x", 1, 2, 1.0], ["y", 10, 0, 2.5]):
@@ -98,9 +89,6 @@ def test_a_new_cell_clears_metrics_and_progress_bars(rank_monitor: RankMonitor) 
     assert rank_monitor.metrics.names() == []
     assert rank_monitor.progress_bars == {}
     assert rank_monitor.first_step is rank_monitor.last_step is None
-
-
-# ---- a recovery
 
 
 @pytest.mark.parametrize("purpose", [Purpose.RETRY, Purpose.USER])

@@ -163,9 +163,6 @@ def test_run_json_names_the_notebook_or_script_that_started_the_run(
         assert begin(base).run_json.facts["started_by"] == name
 
 
-# ---- the record never stops the run
-
-
 def test_a_full_disk_does_not_stop_the_run_and_is_reported_once(
     base: Path, begin: Begin, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,9 +258,6 @@ def test_the_batch_size_is_known_if_all_shuffling_loaders_agree() -> None:
         assert samples_per_step([ended, ended]) == batch, batches
     run_json = RunJson({"steps_per_second": 2.5, "samples_per_step": 64})
     assert json.loads(run_json.text())["samples_per_second"] == 160.0
-
-
-# ---- in the folder
 
 
 def test_run_json_has_all_facts_and_outcomes_even_of_a_resumed_run(tmp_path: Path) -> None:

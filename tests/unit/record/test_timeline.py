@@ -145,9 +145,6 @@ def test_final_output_has_the_logs_of_the_given_ranks(event_log: EventLog, tmp_p
     assert event_log.final_output([2, 0]) == "words of 2\nwords of 0"
 
 
-# ---- failures that several ranks have
-
-
 def failure(rank: int, what: str = "ValueError: no", at: float = 1.0) -> RunEvent:
     return RunEvent(at, "failure", {"rank": rank, "what": what})
 

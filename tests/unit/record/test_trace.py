@@ -47,9 +47,6 @@ def trace(tmp_path: Path, ranks: dict[int, TraceSent] | None = None, **more: Any
     )
 
 
-# ---- one file
-
-
 @pytest.mark.parametrize("big", [10**6, 1])
 def test_the_merged_trace_file_is_one_document_of_all_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: int
@@ -65,9 +62,6 @@ def test_the_merged_trace_file_is_one_document_of_all_parts(
     assert [each["pid"] for each in document["traceEvents"]] == [1, 2]
     assert document["baseTimeNanoseconds"] == 7
     assert path.stat().st_mode & 0o77 == 0
-
-
-# ---- where ranks differ
 
 
 def test_operators_whose_times_differ_between_ranks_come_first_and_are_marked() -> None:
@@ -97,9 +91,6 @@ def test_trace_reports_as_text(tmp_path: Path, snapshot: Any) -> None:
     said = {name: render_text(trace_report(each)) for name, each in traces.items()}
     assert str(tmp_path / "cell3.json") in said["ranks that differ"]
     assert {name: text.replace(str(tmp_path), "RUN") for name, text in said.items()} == snapshot
-
-
-# ---- on a page
 
 
 def on_page(told: Trace) -> str:

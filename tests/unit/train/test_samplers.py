@@ -57,9 +57,6 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
 }
 
 
-# ---- samplers
-
-
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_each_rank_gets_its_share_of_the_samples_of_a_sampler(name: str, world_size: int) -> None:
@@ -109,9 +106,6 @@ def test_each_batch_of_a_batch_sampler_goes_to_one_rank() -> None:
     assert epochs_of(resumed(make, ours.state_dict())) == [[[2, 3], [4, 5], [6]]]
 
 
-# ---- streams
-
-
 @given(
     samples=st.integers(1, 40),
     world_size=st.integers(1, 5),
@@ -155,9 +149,6 @@ def test_the_rest_of_a_resumed_stream_is_divided_among_the_new_ranks() -> None:
     assert sorted(samples_of(itertools.chain(*parts))) == list(range(4, 12))
 
 
-# ---- epochs
-
-
 def make_of_20() -> Loader:
     return loader(range(20), 4, seed=2)
 
@@ -186,9 +177,6 @@ def test_set_epoch_restarts_an_epoch_after_a_break_but_continues_a_resumed_epoch
     again.set_epoch(0)
     assert epochs_of(again) == whole
     assert "-1" in refusal(ArgumentError, again.set_epoch, -1)
-
-
-# ---- what does not go together
 
 
 def test_conflicting_arguments_are_refused_with_the_next_step(snapshot: SnapshotAssertion) -> None:

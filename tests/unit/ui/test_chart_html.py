@@ -44,9 +44,6 @@ def told(curves: dict[int, Curve]) -> list[str]:
     return [tip.text for tip in tooltips(curves)]
 
 
-# ---- where one points
-
-
 def test_tooltips_show_the_values_at_the_pointer(snapshot: Any) -> None:
     def broken(rank: int, _step: int) -> float:
         return math.nan if rank else 1.0
@@ -76,9 +73,6 @@ def test_tooltips_are_thinned_cover_the_chart_and_omit_ranks_without_values() ->
     assert "rank 1" not in told(curves)[-1]
 
 
-# ---- keys
-
-
 def test_the_legend_names_the_bold_line_and_has_a_key_in_each_lines_colour() -> None:
     page = Page(live(losses(rising, ranks=3)))
     assert "mean of 3 ranks" in page.text
@@ -93,9 +87,6 @@ def test_the_legend_names_the_bold_line_and_has_a_key_in_each_lines_colour() -> 
     page = Page(live(curves))
     assert "log scale" in page.text
     assert "2 values not finite" in page.text
-
-
-# ---- what stays
 
 
 def bare(html: str) -> str:

@@ -41,9 +41,6 @@ def marks(page: Page) -> list[float]:
     return [float(style.removeprefix("left:").removesuffix("%")) for style in styles]
 
 
-# ---- safe for any input
-
-
 @given(TEXT)
 def test_notes_cards_and_alarms_escape_any_text(text: str) -> None:
     for made in (muted(text), blocks_html(alarm_blocks(with_alarm(text))), card(to_html(text))):
@@ -55,9 +52,6 @@ def test_refused_messages_are_listed_below_a_hang_alarm_and_a_healthy_group_has_
     hang, said = "no progress for 10 s", describe_refused(3)
     text = Page(blocks_html(alarm_blocks(replace(with_alarm(hang), rejected_messages=3)))).text
     assert text.index(hang) < text.index(said)
-
-
-# ---- the line of the group
 
 
 @pytest.mark.parametrize("state", list(GroupState))
@@ -73,9 +67,6 @@ def test_a_long_title_breaks_between_its_facts() -> None:
     page = Page(title_html(Cell("done on ranks 0-1 · 12.0 s · 2026-first")))
     assert page.text == "done on ranks 0-1 · 12.0 s · 2026-first"
     assert {"· 12.0 s", "· 2026-first"} <= set(page.by_tag["span"])
-
-
-# ---- the time line
 
 
 def test_an_event_is_a_mark_at_its_time_and_a_line_of_text() -> None:

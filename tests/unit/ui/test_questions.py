@@ -162,9 +162,6 @@ def test_questions_are_refused_at_once_without_an_input_page() -> None:
     assert questions.sent == [(0, InputReply(question=1, refusal="no page"))]
 
 
-# ---- a terminal
-
-
 def test_console_input_is_read_line_by_line_from_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,9 +108,6 @@ def test_in_a_terminal_a_progress_line_overwrites_the_previous_one(cell: Cell) -
     assert cell.screen.text == f"{lines}\r\x1b[K"
 
 
-# ---- the charts
-
-
 def test_the_curves_of_a_cell_are_one_picture_with_the_last_values_as_text(cell: Cell) -> None:
     for step in range(20):
         cell.log(step, loss=2.0 / (step + 1), accuracy=step / 20)

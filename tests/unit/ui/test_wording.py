@@ -16,8 +16,6 @@ from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui import wording
 
-# ---- events
-
 SETBACK = AttemptFailure(what="it failed", at=0.0, step=34)
 RESTART = RecoveryRecord(
     failure=SETBACK, facts={"detected": 0.2, "restarted": 0.1, "replayed": 0.35, "cells": 2}
@@ -101,9 +99,6 @@ def test_the_wording_cases_cover_every_recorded_event_and_its_facts() -> None:
             assert {*re.findall(r"\b(\w+)=", arguments)} == {*known[kind]}, kind
 
 
-# ---- numbers
-
-
 def test_seconds_rates_and_steps_in_words() -> None:
     said = {0: "0 ms", 0.0994: "99 ms", 0.1: "0.1 s", 59.94: "59.9 s", 59.95: "1:00", 60: "1:00"}
     said |= {119.6: "2:00", 3599.4: "59:59", 3599.6: "1:00:00", 90061: "25:01:01"}
@@ -131,9 +126,6 @@ def test_format_progress_bar(bar: LoopProgress, long: str, short: str) -> None:
         long,
         short,
     )
-
-
-# ---- the group
 
 
 def test_a_group_description_lists_known_facts_and_each_device_once() -> None:

@@ -237,9 +237,6 @@ def test_ddp_overlap_is_read_only_from_measurements_since_the_given_time() -> No
     assert overlap_of(0, "model", MEASURED | {"backward_compute_time_end": 9e9}, since=9.0)
 
 
-# ---- as text, and on a page
-
-
 def whole() -> Timeline:
     """Part of the timeline of a successful cell, with all optional facts."""
     line = replace(line_of(waiting(), last=4), lost=12, thinned=3, error=0.0012, awaited=AWAITED)

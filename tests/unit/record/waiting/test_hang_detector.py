@@ -82,9 +82,6 @@ def test_hang_reports_as_text(dog: HangDetector, snapshot: SnapshotAssertion) ->
     assert said == snapshot
 
 
-# ---- the alarm: the current problem, reported before or not
-
-
 def test_an_alarm_lasts_as_long_as_the_hang_and_is_told_once_per_cell(dog: HangDetector) -> None:
     assert dog.problem_text == ""
     text = hang(dog)
@@ -111,9 +108,6 @@ def test_a_silent_rank_raises_an_alarm_until_its_next_heartbeat(dog: HangDetecto
     assert "rank 1" in text
     dog.heartbeats[1] = Heartbeat(elsewhere(seconds=0.0), LATE + 1)
     assert look(dog, now=LATE + 1) == dog.problem_text == ""
-
-
-# ---- why ranks wait forever
 
 
 def waits(*call: Any) -> RankStatus:

@@ -42,9 +42,6 @@ class Log(log_area.LogArea):
         return [line for line in Page("\n".join(drawn)).text.split("\n") if line]
 
 
-# ---- pages
-
-
 def test_a_log_page_is_one_widget_without_layout_and_style_widgets() -> None:
     new: list[widgets.Widget] = []
     log_area.LogPages(new.append).add(["a"], 1)
@@ -93,9 +90,6 @@ def test_the_total_number_of_kept_log_rows_is_bounded() -> None:
     assert pages.line_count >= log_area.MAX_ROWS
     pages.remove()
     assert pages.root.children == ()
-
-
-# ---- lines
 
 
 def test_log_lines_are_appended_to_a_page_and_new_widgets_are_registered() -> None:

@@ -70,8 +70,6 @@ def is_open(page: Page) -> bool:
     return "open" in next(known for tag, known in page.tags if tag == "details")
 
 
-# ---- each kind of record
-
 CURVES = {0: Curve((0.0, 1.0), (0.0, 1.0), (2.0, 1.0), (2.0, 1.0), (2.0, 1.0), (0, 0), 1.0)}
 
 

@@ -54,9 +54,6 @@ def test_text_in_reports_is_escaped(text: str) -> None:
     assert len(page.by_tag["td"]) == 4
 
 
-# ---- where a report is shown
-
-
 def presenter(choice: ViewChoice, *, has_kernel: bool) -> Presenter:
     made = Presenter(Mock(spec=["kernel", "execution_count"] if has_kernel else []), Mock())
     made.print_line = Mock()  # type: ignore[method-assign]
