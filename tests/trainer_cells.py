@@ -36,6 +36,13 @@ COMMON = dict(
 )
 """
 
+TRAIN = """
+def train():
+    trainer = make_trainer()
+    trainer.train()
+    return trainer.model
+"""
+
 TRAINER = f"""{LANGUAGE_MODEL}
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
 
@@ -63,12 +70,7 @@ def make_trainer(**options):
         train_dataset=Dataset.from_dict({{"text": TEXTS}}), processing_class=make_tokenizer(),
         peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
     )
-
-def train():
-    trainer = make_trainer()
-    trainer.train()
-    return trainer.model
-"""
+{TRAIN}"""
 
 DPO = f"""{LANGUAGE_MODEL}
 from trl import DPOConfig, DPOTrainer
@@ -79,12 +81,7 @@ def make_trainer(**options):
         make_model(), make_model(), args=DPOConfig(**{{**COMMON, "use_cpu": True, **options}}),
         train_dataset=Dataset.from_list(pairs), processing_class=make_tokenizer(),
     )
-
-def train():
-    trainer = make_trainer()
-    trainer.train()
-    return trainer.model
-"""
+{TRAIN}"""
 
 GRPO = f"""{LANGUAGE_MODEL}
 from trl import GRPOConfig, GRPOTrainer
@@ -98,12 +95,7 @@ def make_trainer(**options):
         make_model(), reward_length, args=GRPOConfig(**{{**COMMON, **settings, **options}}),
         train_dataset=Dataset.from_dict({{"prompt": TEXTS}}), processing_class=make_tokenizer(),
     )
-
-def train():
-    trainer = make_trainer()
-    trainer.train()
-    return trainer.model
-"""
+{TRAIN}"""
 
 PEFT = f"""{LANGUAGE_MODEL}
 from accelerate import Accelerator
