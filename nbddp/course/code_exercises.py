@@ -21,6 +21,7 @@ from nbddp.checks.source import CellSource
 from nbddp.course.grading import NEEDS_FUNCTION, RIGHT, as_python_value, grade_number, needs_ranks
 from nbddp.course.own_classes import own_adam, own_ddp
 from nbddp.course.parallel_classes import column_parallel, my_fsdp, row_parallel
+from nbddp.course.survival import survives
 from nbddp.course.training_functions import train_on_all_ranks
 from nbddp.train import this_rank
 from nbddp.train.call_agreement import communication_device
@@ -354,4 +355,5 @@ CODE_EXERCISES: dict[str, Callable[..., str]] = {
     "17.1": my_fsdp,
     "17.2": column_parallel,
     "17.3": row_parallel,
+    "18.1": survives,
 }

@@ -54,7 +54,8 @@ def check_answer(exercise: str, *answer: Any) -> Judgement:
     Args:
         exercise: notebook and number, such as ``"02.3"``. Exercises that can be checked say so.
         answer: the requested values: numbers (also NumPy numbers and tensors), or a function,
-            which is then tested. A function that communicates needs a cell on all ranks.
+            which is then tested. A function that communicates needs a cell on all ranks. The
+            answer to ``"18.1"`` is a script, by its path or as text: torchrun runs it.
 
     Returns:
         The result, which the cell shows: that the answer is right, or a hint.

@@ -1,0 +1,151 @@
+"""The project of notebook 18: scripts that run under torchrun and lose ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import nbformat
+import pytest
+from lessons import NOTEBOOKS, answers_of
+from syrupy.assertion import SnapshotAssertion
+
+import nbddp
+from nbddp.course import survival
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(500)]
+
+[PATH] = [path for path in NOTEBOOKS if path.name.startswith("18_")]
+LESSON = nbformat.read(PATH, as_version=4)
+WRITES = "%%writefile "
+
+
+def script_of(cells: list[nbformat.NotebookNode], name: str) -> str:
+    [cell] = [cell for cell in cells if cell.source.startswith(f"{WRITES}{name}\n")]
+    source: str = cell.source
+    return source.partition("\n")[2] + "\n"
+
+
+STARTER = script_of(LESSON.cells, "train.py")
+SOLUTION = script_of(answers_of(LESSON), "solution.py")
+SAVE = SOLUTION[SOLUTION.index("            if step % SAVE_EVERY") :].partition("\n\n")[0] + "\n"
+STEP = "            optimizer.step()\n            scheduler.step()\n"
+LOAD = "    if CHECKPOINT.exists():\n        saved = torch.load(CHECKPOINT, weights_only=True)\n"
+OWN_GENERATOR = "sampler=sampler, generator=torch.Generator()"
+
+
+def but(*changes: tuple[str, str], of: str = SOLUTION) -> str:
+    """Return a script with other lines."""
+    for old, new in changes:
+        assert of.count(old) == 1, old
+        of = of.replace(old, new)
+    return of
+
+
+WRONG = {
+    "no checkpoint": STARTER,
+    "too few checkpoints": but(("SAVE_EVERY = 3, 16, 10", "SAVE_EVERY = 3, 16, 20")),
+    "all ranks write one file": but((SAVE, SAVE.replace("if rank == 0", "if rank >= 0"))),
+    "never calls set_epoch": but(("sampler.set_epoch(epoch)", "pass")),
+    "never loads": but(("if CHECKPOINT.exists()", "if False")),
+    "written in place": but(("save_whole(state |", "torch.save(state |")),
+    "written in place, errors of loading ignored": but(
+        ("save_whole(state |", "torch.save(state |"),
+        (
+            LOAD,
+            "    saved = None\n    try:\n        saved = torch.load(CHECKPOINT)\n"
+            "    except Exception:\n        pass\n    if saved is not None:\n",
+        ),
+    ),
+    "forgets the model": but(('parts = {"net": net, ', "parts = {")),
+    "forgets the optimizer": but(('"optimizer": optimizer, ', "")),
+    "forgets the scheduler": but((', "scheduler": scheduler}', "}")),
+    "forgets the step": but(('        done = saved["done"]\n', "")),
+    "forgets the place in the epoch": but(('= saved["done"]', '= saved["done"] // 20 * 20')),
+    "forgets the sampler's epoch": but(("set_epoch(epoch)", "set_epoch(epoch - done // 20)")),
+    "forgets the random state": but(('        torch.set_rng_state(saved["random"][rank])\n', "")),
+    "rank 0's random state on all ranks": but(('["random"][rank]', '["random"][0]')),
+    "a number is drawn after the random state is restored": but((OWN_GENERATOR, "sampler=sampler")),
+    "restores on rank 0 only": but(
+        ("if CHECKPOINT.exists()", "if rank == 0 and CHECKPOINT.exists()")
+    ),
+    "saves before the step": but((STEP, ""), (SAVE, SAVE + STEP)),
+    "counts a batch twice": but(('"done": step}', '"done": step - 1}')),
+    "catches the failure and exits with 0": but(
+        (
+            "    main()\n",
+            "    try:\n        main()\n    except RuntimeError as error:\n        print(error)\n",
+        )
+    ),
+}
+
+NUMBERED = but(  # another right way: a file for each checkpoint, and the newest that can be loaded
+    (", CHECKPOINT)", ', Path(f"step-{step:02}.pt"))'),
+    ("save_whole(state |", "torch.save(state |"),
+    (
+        LOAD,
+        "    saved = None\n"
+        "    for path in sorted(Path().glob('step-*.pt')):\n"
+        "        try:\n"
+        "            saved = torch.load(path, weights_only=True)\n"
+        "        except (RuntimeError, EOFError, OSError):\n"
+        "            break\n"
+        "    if saved is not None:\n",
+    ),
+)
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files, which is empty in the end."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("script", [SOLUTION, NUMBERED], ids=["one file", "numbered files"])
+def test_a_right_script_survives(
+    script: str, temporary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert nbddp.check_answer("18.1", script).text == "Right."
+    told = capsys.readouterr().out
+    assert "continues with step 31" in told
+    assert "continues with step 41" in told
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_script_with_a_mistake_gets_its_hint(
+    mistake: str, temporary: Path, snapshot: SnapshotAssertion
+) -> None:
+    assert nbddp.check_answer("18.1", WRONG[mistake]).text == snapshot
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.full
+def test_ranks_that_wait_for_each_other_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survival, "STANDSTILL", 40.0)
+    waits = SAVE + "                    dist.barrier()\n"
+    judgement = nbddp.check_answer("18.1", but((SAVE, waits)))
+    assert "stands still after 10 steps" in judgement.text
+
+
+def test_an_interrupt_ends_the_job_and_leaves_no_file(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = survival._Job.look
+
+    def interrupted(job: survival._Job) -> None:
+        look(job)
+        if job.attempts:  # its workers run
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(survival._Job, "look", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        nbddp.check_answer("18.1", STARTER)
+    assert list(temporary.iterdir()) == []

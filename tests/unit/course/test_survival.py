@@ -1,0 +1,242 @@
+"""The judge of notebook 18: it compares traces, and refuses what it cannot run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from nbddp.course.exercises import check_answer
+from nbddp.course.grading import RIGHT
+from nbddp.course.survival_trace import (
+    N_STEPS,
+    PER_EPOCH,
+    RANKS,
+    RankTrace,
+    Resume,
+    Save,
+    Step,
+    first_step_of,
+    hint_to_resumed,
+    hint_to_undisturbed,
+    read_attempt,
+)
+
+HERE = Path("/folder")
+
+
+def step_of(rank: int, number: int) -> Step:
+    """A step with the samples, weights and random numbers that it alone has."""
+    epoch, place = divmod(number - 1, PER_EPOCH)
+    first = (place * RANKS + rank) * 16
+    return Step(
+        samples=[(each + 5 * epoch) % 640 for each in range(first, first + 16)],
+        weights=number,
+        random=100 * number + rank,
+        rate=1 / number,
+        has_averages=number > 1,
+    )
+
+
+def undisturbed() -> list[RankTrace]:
+    traces = [
+        RankTrace(steps=[step_of(rank, number) for number in range(1, N_STEPS + 1)])
+        for rank in range(RANKS)
+    ]
+    saves = [Save(str(HERE / "checkpoint.pt"), after) for after in (10, 20, 30, 40, 50, 60)]
+    traces[0].saves += [*saves, Save(str(HERE / "weights.pt"), 60)]
+    return traces
+
+
+REFERENCE = undisturbed()
+DEATH = Resume(37, "the death of rank 1")
+IN_SAVE = Resume(50, "the death of rank 0 in the middle of a save", in_save=True)
+
+
+def resumed(begin: int, end: int = 45) -> list[RankTrace]:
+    return [
+        RankTrace(steps=trace.steps[begin - 1 : end], events=["random restored"])
+        for trace in undisturbed()
+    ]
+
+
+def change(attempt: list[RankTrace], make: Callable[[Step], Step], *ranks: int) -> list[RankTrace]:
+    """Change the steps of some ranks, or of all."""
+    for rank in ranks or range(RANKS):
+        attempt[rank].steps = [make(step) for step in attempt[rank].steps]
+    return attempt
+
+
+def from_step(number: int, **facts: float) -> Callable[[Step], Step]:
+    return lambda step: replace(step, **facts) if step.rate <= 1 / number else step
+
+
+def with_data_of(begin: int) -> list[RankTrace]:
+    """The weights of step 31, and the batches from another step on."""
+    attempt = resumed(31)
+    for trace, other in zip(attempt, resumed(begin, begin + 14), strict=True):
+        pairs = zip(trace.steps, other.steps, strict=True)
+        trace.steps = [replace(step, samples=each.samples) for step, each in pairs]
+    return attempt
+
+
+def without_restoring(attempt: list[RankTrace]) -> list[RankTrace]:
+    for trace in attempt:
+        trace.events.clear()
+    return attempt
+
+
+RESUMED = {
+    "begins again": (resumed(1), DEATH),
+    "begins again after a torn file": (resumed(1), IN_SAVE),
+    "an old checkpoint": (resumed(21), DEATH),
+    "a batch twice": (with_data_of(30), DEATH),
+    "the epoch once more": (with_data_of(21), DEATH),
+    "a batch left out": (with_data_of(32), DEATH),
+    "the wrong epoch": (with_data_of(11), DEATH),
+    "unknown batches": (change(resumed(31), lambda step: replace(step, samples=[1])), DEATH),
+    "unknown weights": (change(resumed(31), lambda step: replace(step, weights=-1)), DEATH),
+    "new weights": (change(resumed(31), lambda step: replace(step, weights=1)), DEATH),
+    "one rank only": ([resumed(31)[0], resumed(1)[1]], DEATH),
+    "new optimizer": (change(resumed(31), lambda step: replace(step, has_averages=False)), DEATH),
+    "new optimizer on a rank": (
+        change(resumed(31), lambda step: replace(step, has_averages=False), 1),
+        DEATH,
+    ),
+    "another rate": (change(resumed(31), from_step(32, rate=0.01)), DEATH),
+    "another update": (change(resumed(31), from_step(33, weights=-1)), DEATH),
+    "another batch later": (
+        change(resumed(31), lambda step: replace(step, samples=[1]) if step.weights > 40 else step),
+        DEATH,
+    ),
+    "other random numbers": (
+        without_restoring(change(resumed(31), lambda step: replace(step, random=-1))),
+        DEATH,
+    ),
+    "drawn after it was restored": (
+        change(resumed(31), lambda step: replace(step, random=-1)),
+        DEATH,
+    ),
+    "random numbers of rank 0": (
+        change(
+            change(resumed(31), lambda step: replace(step, random=step.random - 1), 1),
+            from_step(32, weights=-1),  # their consequence, on both ranks
+        ),
+        DEATH,
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", RESUMED)
+def test_each_mistake_in_a_resumed_run_has_its_hint(
+    mistake: str, snapshot: SnapshotAssertion
+) -> None:
+    attempt, resume = RESUMED[mistake]
+    assert hint_to_resumed(REFERENCE, attempt, resume) == snapshot
+
+
+def test_the_hints_to_a_resumed_run_are_all_different() -> None:
+    hints = {hint_to_resumed(REFERENCE, *case) for case in RESUMED.values()}
+    assert len(hints) == len(RESUMED)
+    assert RIGHT not in hints
+
+
+@pytest.mark.parametrize(
+    ("begin", "resume"), [(31, DEATH), (28, DEATH), (38, DEATH), (41, IN_SAVE)]
+)
+def test_a_run_that_continues_with_all_its_state_has_no_hint(begin: int, resume: Resume) -> None:
+    attempt = resumed(begin)
+    assert first_step_of(REFERENCE, attempt) == begin
+    assert hint_to_resumed(REFERENCE, attempt, resume) == RIGHT
+
+
+def test_an_attempt_without_a_step_of_each_rank_is_not_judged_yet() -> None:
+    attempt = [resumed(1)[0], RankTrace()]
+    assert hint_to_resumed(REFERENCE, attempt, DEATH) == RIGHT
+    assert first_step_of(REFERENCE, [RankTrace(), RankTrace()]) is None
+
+
+def with_saves(*afters: int) -> list[RankTrace]:
+    attempt = undisturbed()
+    attempt[0].saves = [Save(str(HERE / "checkpoint.pt"), after) for after in afters]
+    return attempt
+
+
+def saved_by_both() -> list[RankTrace]:
+    attempt = undisturbed()
+    attempt[1].saves = attempt[0].saves
+    return attempt
+
+
+def saved_at(path: str) -> list[RankTrace]:
+    attempt = undisturbed()
+    attempt[0].saves.append(Save(path, 20))
+    return attempt
+
+
+def in_one_order() -> list[RankTrace]:
+    attempt = undisturbed()
+    for trace in attempt:
+        pairs = zip(trace.steps, trace.steps[:PER_EPOCH] * 3, strict=True)
+        trace.steps = [replace(step, samples=first.samples) for step, first in pairs]
+    return attempt
+
+
+UNDISTURBED = {
+    "no step": [RankTrace(), RankTrace()],
+    "without DDP": change(undisturbed(), lambda step: replace(step, samples=[])),
+    "fewer steps": [RankTrace(steps=trace.steps[:40]) for trace in undisturbed()],
+    "the same data on both ranks": [undisturbed()[0], undisturbed()[0]],
+    "one order": in_one_order(),
+    "without dropout": change(undisturbed(), lambda step: replace(step, random=5)),
+    "another folder": saved_at("/elsewhere/checkpoint.pt"),
+    "one file of both": saved_by_both(),
+    "saved at the end": with_saves(60),
+    "seldom saved": with_saves(10, 20, 40, 50, 60),
+}
+
+
+@pytest.mark.parametrize("mistake", UNDISTURBED)
+def test_each_mistake_in_the_undisturbed_run_has_its_hint(
+    mistake: str, snapshot: SnapshotAssertion
+) -> None:
+    hint = hint_to_undisturbed(UNDISTURBED[mistake], HERE)
+    assert hint != RIGHT
+    assert hint == snapshot
+
+
+def test_the_undisturbed_run_has_no_hint_if_it_saves_often_enough() -> None:
+    for attempt in (undisturbed(), with_saves(*range(1, 61)), with_saves(10, 20, 30, 40, 50)):
+        assert hint_to_undisturbed(attempt, HERE) == RIGHT
+
+
+def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
+    assert read_attempt(tmp_path, 0) is None
+    lines = [{"event": "began"}, {"event": "step", "samples": [1, 2]}]
+    lines += [{"event": "save", "path": "a.pt", "after": 1}, {"event": "fault"}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "0-1.jsonl").write_text(text + '{"event": "st')
+    attempt = read_attempt(tmp_path, 0)
+    assert attempt is not None
+    assert attempt[0] == RankTrace()
+    assert attempt[1].steps == [Step(samples=[1, 2])]
+    assert attempt[1].saves == [Save("a.pt", 1)]
+    assert attempt[1].has_fault
+
+
+def test_what_cannot_be_run_gets_a_hint(folder: Path, snapshot: SnapshotAssertion) -> None:
+    Path("broken.py").write_text("def main(:\n")
+    given = {
+        "a number": 3,
+        "an error of syntax": "import torch\nif True\n",
+        "the same in a file": Path("broken.py"),
+        "nbddp": "import torch\nfrom nbddp import Checkpoint\n",
+    }
+    assert {name: check_answer("18.1", each).text for name, each in given.items()} == snapshot
+    missing = check_answer("18.1", "missing.py").text
+    assert "'missing.py'" in missing
+    assert str(folder) in missing
