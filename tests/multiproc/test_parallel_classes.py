@@ -111,8 +111,8 @@ class MyFSDP(nn.Module):
         return self.hidden[0](x)
 
 
-def but(**options):
-    return type("Changed", (MyFSDP,), options)
+def but(kind=MyFSDP, /, **changes):
+    return type("Changed", (kind,), changes)
 
 
 class AllAtOnce(MyFSDP):
@@ -209,19 +209,11 @@ class RowParallelLinear(nn.Module):
         return self.g(F.linear(x, self.weight)) + self.bias
 
 
-def column(forward=None, **options):
-    more = {"forward": forward} if forward else {}
-    return type("Changed", (ColumnParallelLinear,), options | more)
+Column, Row = ColumnParallelLinear, RowParallelLinear
 
 
-def row(forward=None, **options):
-    more = {"forward": forward} if forward else {}
-    return type("Changed", (RowParallelLinear,), options | more)
-
-
-class Frozen(ColumnParallelLinear):
-    def forward(self, x):
-        return F.linear(Copy.apply(x), self.weight.detach(), self.bias)
+def frozen(self, x):
+    return F.linear(self.f(x), self.weight.detach(), self.bias)
 
 
 def gathered(self, x):
@@ -260,19 +252,19 @@ WRONG = [
     '"17.2", RowParallelLinear',
     '"17.2", Whole',
     '"17.2", nn.Identity',
-    '"17.2", column(f=staticmethod(lambda x: x))',
-    '"17.2", column(lambda self, x: F.linear(self.f(x), self.weight))',
-    '"17.2", column(gathered)',
-    '"17.2", column(f=staticmethod(AddTwice.apply))',
-    '"17.2", Frozen',
+    '"17.2", but(Column, f=staticmethod(lambda x: x))',
+    '"17.2", but(Column, forward=lambda self, x: F.linear(self.f(x), self.weight))',
+    '"17.2", but(Column, forward=gathered)',
+    '"17.2", but(Column, f=staticmethod(AddTwice.apply))',
+    '"17.2", but(Column, forward=frozen)',
     '"17.3", RowParallelLinear(nn.Linear(4, 2))',
     '"17.3", Whole',
-    '"17.3", row(g=staticmethod(lambda x: x))',
-    '"17.3", row(g=staticmethod(AddTwice.apply))',
-    '"17.3", row(g=staticmethod(detached))',
-    '"17.3", row(lambda self, x: self.g(F.linear(x, self.weight, self.bias)))',
-    '"17.3", row(lambda self, x: self.g(F.linear(x, self.weight)))',
-    '"17.3", row(lambda self, x: self.g(F.linear(x, self.weight)) * 0)',
+    '"17.3", but(Row, g=staticmethod(lambda x: x))',
+    '"17.3", but(Row, g=staticmethod(AddTwice.apply))',
+    '"17.3", but(Row, g=staticmethod(detached))',
+    '"17.3", but(Row, forward=lambda self, x: self.g(F.linear(x, self.weight, self.bias)))',
+    '"17.3", but(Row, forward=lambda self, x: self.g(F.linear(x, self.weight)))',
+    '"17.3", but(Row, forward=lambda self, x: self.g(F.linear(x, self.weight)) * 0)',
 ]
 
 
