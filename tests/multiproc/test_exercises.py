@@ -38,24 +38,6 @@ def name_of(store, download):
         store.set("name", download())
     return store.get("name").decode()
 
-def each_for_itself(store, download):
-    return download()
-
-def in_bytes(store, download):
-    if store.add("turn", 1) == 1:
-        store.set("name", download())
-    return store.get("name")
-
-def another_name(store, download):
-    if store.add("turn", 1) == 1:
-        download()
-    return "digits"
-
-def own_name(store, download):
-    if store.add("turn", 1) == 1:
-        download()
-    return f"digits-{rank}"
-
 def checksum(model):
     return sum(each.double().sum().item() for each in model.parameters())
 
@@ -138,11 +120,11 @@ WRONG = [
     '"01.2", lambda x: ring(x, first=0)',
     '"01.2", lambda x: ring(x, steps=1)',
     '"01.2", lambda x: None',
-    '"01.4", each_for_itself',
+    '"01.4", lambda store, download: download()',
     '"01.4", lambda store, download: "digits"',
-    '"01.4", in_bytes',
-    '"01.4", another_name',
-    '"01.4", own_name',
+    '"01.4", lambda store, download: name_of(store, download).encode()',
+    '"01.4", lambda store, download: name_of(store, download) and "digits"',
+    '"01.4", lambda store, download: f"{name_of(store, download)}-{rank}"',
     '"01.4", lambda store, download: len(name_of(store, download))',
     '"02.2", lambda model: True',
     '"02.2", lambda model: False',
