@@ -11,6 +11,7 @@ import time
 import psutil
 import pytest
 from conditions import wait_until_blocked
+from golden.walks import pids
 from notebook import Notebook
 from syrupy.assertion import SnapshotAssertion
 
@@ -20,12 +21,6 @@ SHARES_KERNEL = True
 PAIR = "%%ddp --nproc 2\n"
 ONE = "%%ddp --nproc 2 --ranks 0\n"
 WORKS = "%%ddp\nassert kept == rank\ndist.barrier()"
-
-
-def pids(notebook: Notebook) -> list[int]:
-    """The ranks' process ids, in their order."""
-    reply = notebook.run("%%ddp\nimport os\nprint(os.getpid())")
-    return [int(reply.lines(rank)[0]) for rank in (0, 1)]
 
 
 def values(text: str) -> list[str]:
@@ -121,7 +116,7 @@ def test_interrupt_during_input_ends_the_cell_and_keeps_all_names(notebook: Note
 @pytest.mark.full
 def test_waiting_in_the_debugger_uses_no_cpu_and_pauses_the_timeout(notebook: Notebook) -> None:
     notebook.run("%ddp restart --nproc 2 --timeout 5")
-    waiting = psutil.Process(pids(notebook)[0])
+    waiting = psutil.Process(pids(notebook, [0])[0])
     used: list[float] = []
 
     def wait_and_continue() -> None:
@@ -185,7 +180,7 @@ def test_input_without_an_input_box_fails_at_once(notebook: Notebook) -> None:
 def test_reply_to_a_stale_input_box_answers_no_other_prompt(notebook: Notebook) -> None:
     """The rank of the box is killed; a late reply answers no prompt of another rank."""
     notebook.run(f"{PAIR}import os")
-    ranks = pids(notebook)
+    ranks = pids(notebook, [0, 1])
     left_open: list[dict[str, object]] = []
 
     def kill() -> None:
@@ -208,7 +203,7 @@ def test_reply_to_a_stale_input_box_answers_no_other_prompt(notebook: Notebook) 
 
 def test_debugger_opens_an_interrupted_rank_at_the_cell_line(notebook: Notebook) -> None:
     notebook.run(f"{PAIR}kept = 1")
-    ranks = pids(notebook)
+    ranks = pids(notebook, [0, 1])
     request = notebook.begin(
         "%%ddp\nnbddp.faults.at(step=3, rank=1, kind='hang')\n"
         "for step in range(8):\n    dist.barrier(); print('at', step)\n    nbddp.log(step=step)\n"

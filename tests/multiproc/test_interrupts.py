@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from conditions import run_and_act, wait_until_blocked, wait_until_computing, when
 from drivers.ranks import Capture, MakeRanks, Ranks
+from golden.walks import KEEP, assert_ranks_work
 from limits import set_limits
 from notebook import Notebook, Reply
 
@@ -29,8 +30,6 @@ NEVER_RETURNS = (
     f"{BEGUN}\nif rank == 1: c.pthread_mutex_lock(lock)\ndist.barrier()"
 )
 
-AFTER = "%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nprint(kept, x.item())"
-
 
 def interrupted(notebook: Notebook, body: str) -> Reply:
     """Run an endless body, and interrupt it when all three ranks run it.
@@ -38,7 +37,7 @@ def interrupted(notebook: Notebook, body: str) -> Reply:
     The body calls ``begin()`` first. Then all ranks wait, or compute if the body is ``pass``.
     """
     begin = "def begin():\n    print('begun', os.getpid())"
-    notebook.run(f"%%ddp --nproc 3\nkept = rank\nimport os, time\n{begin}")
+    notebook.run(f"%%ddp --nproc 3\n{KEEP}\nimport os, time\n{begin}")
     request = notebook.begin(f"%%ddp\n\n\n{body}")
     printed = notebook.finish(request, until="begun", times=3).text
     pids = [int(pid) for pid in re.findall(r"begun (\d+)", printed)]
@@ -78,8 +77,7 @@ def test_the_stop_button_ends_the_cell_and_keeps_the_names(
     assert reply.error.startswith("CellInterruptedError: ")
     assert re.search(place, reply.traceback)
     assert reply.seconds < 20  # the promise is 1 s; a busy machine gets more
-    after = notebook.run(AFTER)
-    assert [after.lines(rank)[-1:] for rank in range(3)] == [["0 3.0"], ["1 3.0"], ["2 3.0"]]
+    assert_ranks_work(notebook, 3)
 
 
 def test_cell_can_catch_the_interrupt_and_a_swallowed_one_is_reported(

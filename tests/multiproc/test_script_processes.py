@@ -10,6 +10,7 @@ import psutil
 import pytest
 from conditions import interrupt_at
 from drivers.ranks import Capture, Lines, MakeRanks, Ranks, Write
+from golden.walks import KEEP, assert_ranks_work
 from notebook import Notebook
 from processes import free_port, wait_until
 
@@ -205,16 +206,10 @@ def waits(notebook: Notebook, write: Write, folder: Path) -> Notebook:
     """A notebook whose ranks have a name, while a script runs in other ranks."""
     write(WAITS, "waits.py")
     notebook.run(f"%cd -q {folder}")
-    assert notebook.run("%%ddp --nproc 2\nkept = rank * 10").status == "ok"
+    assert notebook.run(f"%%ddp --nproc 2\n{KEEP}").status == "ok"
     assert notebook.run("%ddp run --no-wait waits.py").status == "ok"
     assert wait_until(lambda: all((folder / f"begun{rank}").exists() for rank in range(2)))
     return notebook
-
-
-def assert_kept(notebook: Notebook) -> None:
-    """Check that the cells' ranks have their names and can run a collective."""
-    reply = notebook.run("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nprint(int(x), kept)")
-    assert [reply.lines(rank) for rank in range(2)] == [["2 0"], ["2 10"]], reply.traceback
 
 
 def test_commands_apply_to_the_running_script(waits: Notebook) -> None:
@@ -224,14 +219,14 @@ def test_commands_apply_to_the_running_script(waits: Notebook) -> None:
     assert waits.run("%ddp kill 1").status == "ok"
     assert waits.run("%ddp wait").error == "CellFailedError: rank 1 was killed by SIGKILL"
     assert "all ranks of the cells are alive" in waits.run("%ddp heal").text
-    assert_kept(waits)
+    assert_ranks_work(waits)
 
 
 def test_interrupt_command_applies_to_the_running_script(waits: Notebook) -> None:
     assert waits.run("%ddp interrupt").status == "ok"
     assert waits.run("%ddp wait").error.startswith("CellInterruptedError: ranks 0-1 interrupted")
     assert "no cell is running" in waits.run("%ddp interrupt").text
-    assert_kept(waits)
+    assert_ranks_work(waits)
 
 
 def test_debugger_opens_a_failed_script_until_the_next_cell(waits: Notebook, folder: Path) -> None:
@@ -245,7 +240,7 @@ def test_debugger_opens_a_failed_script_until_the_next_cell(waits: Notebook, fol
     look = waits.run("%ddp debug -c 'p secret' -c q")
     assert "41" in look.text.split(), look.text
     assert "waits.py" in waits.run("%ddp show").text
-    assert_kept(waits)
+    assert_ranks_work(waits)
     assert "`%ddp debug` looks" not in waits.run("%ddp status").text
     assert "nothing to debug" in waits.run("%ddp debug").text
 
