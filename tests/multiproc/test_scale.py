@@ -84,8 +84,7 @@ def test_interrupt_ends_the_scale_and_shows_finished_rounds(notebook: Notebook, 
     )
     first = notebook.finish(request, until="[rank 1] here")
     notebook.interrupt()
-    reply = notebook.finish(request)
-    reply.text = first.text + reply.text
+    reply = notebook.finish(request, so_far=first)
     assert re.search("ended by you: scale of 6: 1 ok, 1 .*, 4 ", reply.error)
     [only] = table(reply)
     assert (only[0], only[-1]) == ("1", "0.0 % of 1")

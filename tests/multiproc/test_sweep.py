@@ -104,8 +104,7 @@ if (lr, batch) == (0.3, 16) and not pathlib.Path("go_on").exists():
     request = notebook.begin(cell)
     first = notebook.finish(request, until="[rank 1] here")
     notebook.interrupt()
-    reply = notebook.finish(request)
-    reply.text = first.text + reply.text
+    reply = notebook.finish(request, so_far=first)
     assert reply.error.startswith("CellInterruptedError: ended by you: sweep of ")
     assert re.search("sweep of 6: 2 ok, 2 failed, 1 .*, 1 ", reply.error)
     assert notebook.run(LR).text == AS_BEFORE
