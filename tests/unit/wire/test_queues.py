@@ -6,7 +6,6 @@ import hmac
 import logging
 import random
 import struct
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -121,13 +120,9 @@ CHANCE = random.Random(20)
 UNSIGNED: dict[str, list[bytes]] = {
     "nobody's": [b"\0" * size for size in (0, 1, 31, 32, 48)] + [b"{}" * 100],
     "random": [CHANCE.randbytes(CHANCE.randrange(200)) for _ in range(500)],
-    "randomly signed": [CHANCE.randbytes(32) + sealed()[32:] for _ in range(500)],
     "changed in one bit": [flipped(sealed(), bit) for bit in range(len(sealed()) * 8)],
     "cut": [sealed()[:length] for length in range(len(sealed()))],
     "longer": [sealed() + b"\0"],
-    "with another header": [
-        sealed()[:32] + struct.pack("!iIQ", sender, 1, 1) + sealed()[48:] for sender in range(100)
-    ],
     "of another queue": [sealed(queue=queue) for queue in ("", "u", "up\0", "up2", "down")],
     "with another secret": [sealed(secret=it) for it in (b"", b"s" * 31, b"s" * 33, b"t" * 32)],
 }
@@ -261,22 +256,13 @@ def test_a_message_near_the_piece_size_is_read_complete(
     assert queue.reader.get().message == large()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda pieces: [*pieces[:3], b"y" + pieces[3][1:], *pieces[4:]],
-        lambda pieces: pieces[:-1],
-        lambda pieces: [pieces[1], pieces[0], *pieces[2:]],
-        lambda _: [encode(Shutdown())] * 50,
-    ],
-    ids=["changed", "gone", "swapped", "another's"],
-)
-def test_pieces_that_do_not_match_their_signature_are_refused(
-    cut: Queue, change: Callable[[list[bytes]], list[bytes]]
-) -> None:
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_a_changed_or_missing_piece_is_refused(cut: Queue, is_changed: bool) -> None:
     cut.box.put(large())
-    found = change(list(cut.pieces.values()))
-    cut.store.keys = dict(zip(cut.pieces, found, strict=False))
+    third = [*cut.pieces][2]  # of the text alone: the message stays valid
+    piece = cut.pieces.pop(third)
+    if is_changed:
+        cut.pieces[third] = b"y" + piece[1:]
     assert cut.is_refused()
 
 
