@@ -24,14 +24,14 @@ NEEDS_MODULE = "The class has to be an `nn.Module`."
 SIZES = (5, 7, 6, 7, 3)  # of the tested layers; most do not divide evenly by the ranks
 
 
-class _WrongError(Exception):
+class WrongError(Exception):
     """An answer is wrong. The text is the hint; it is empty if only other ranks have one."""
 
 
-def _stop_if(hint: str | None) -> None:
+def stop_if(hint: str | None) -> None:
     """Stop all ranks if one of them has a hint, as the next test may contain a collective."""
     if any(all_gather(hint or "")):
-        raise _WrongError(hint or "")
+        raise WrongError(hint or "")
 
 
 def _tests_class(grade: Callable[[Any], None]) -> Callable[[Any], str]:
@@ -42,11 +42,11 @@ def _tests_class(grade: Callable[[Any], None]) -> Callable[[Any], str]:
         if this_rank.world_size() == 1:
             return NEEDS_MORE_RANKS
         try:
-            _stop_if(None if isinstance(given, type) else NEEDS_CLASS)
-            _stop_if(None if issubclass(given, nn.Module) else NEEDS_MODULE)
+            stop_if(None if isinstance(given, type) else NEEDS_CLASS)
+            stop_if(None if issubclass(given, nn.Module) else NEEDS_MODULE)
             with torch.random.fork_rng(devices=[]):
                 grade(given)
-        except _WrongError as wrong:
+        except WrongError as wrong:
             return str(wrong)
         return RIGHT
 
@@ -108,7 +108,7 @@ class _WatchedBackward(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         layer = ctx.layer
         if 0 in layer.watch.bytes_of(layer.at):  # torch would read freed memory
-            raise _WrongError(
+            raise WrongError(
                 "The backward pass has reached a layer that is not in memory: gather it again, in "
                 "a hook of the layer's output."
             )
@@ -124,7 +124,7 @@ class _WatchedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.weight.shape != (self.out_features, self.in_features) or not _is_there(self.weight):
-            raise _WrongError("A layer computes before its weight is whole: gather it first.")
+            raise WrongError("A layer computes before its weight is whole: gather it first.")
         self.watch.add(self.at, self.weight)
         self.watch.count()
         output = super().forward(x)
@@ -176,21 +176,21 @@ def my_fsdp(given: Any) -> None:
 
     model = given(watched)
     kept, total = (sum(p.numel() for p in each.parameters()) for each in (model, first))
-    _stop_if(_hint_of_share(kept, total, world_size))
-    _stop_if(_hint_of_memory(watch, "Before the first forward pass"))
+    stop_if(_hint_of_share(kept, total, world_size))
+    stop_if(_hint_of_memory(watch, "Before the first forward pass"))
 
     output = model(batches[0])
-    _stop_if(_hint_of_output(output, first(batches[0])))
-    _stop_if(_hint_of_memory(watch, "After the forward pass"))
+    stop_if(_hint_of_output(output, first(batches[0])))
+    stop_if(_hint_of_memory(watch, "After the forward pass"))
     output.square().mean().backward()
-    _stop_if(_hint_of_backward(model, watched, watch))
+    stop_if(_hint_of_backward(model, watched, watch))
 
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     optimizer.step()
     mean = _stepped(first, batches[:1], scale=RATE / world_size)
     added = _stepped(first, batches[:1], scale=RATE)
     got, outputs = model(batches[1]), [each(batches[1]) for each in (mean, first, added)]
-    _stop_if(_hint_of_step(got, *outputs))
+    stop_if(_hint_of_step(got, *outputs))
 
     optimizer.zero_grad()
     got.square().mean().backward()
@@ -200,8 +200,8 @@ def my_fsdp(given: Any) -> None:
         _stepped(mean, some, scale=RATE / world_size) for some in (batches[1:], batches[2:])
     )
     got = model(batches[0])
-    _stop_if(_hint_of_two_passes(got, both(batches[0]), last(batches[0])))
-    _stop_if(_hint_of_memory(watch, "After the fourth forward pass"))
+    stop_if(_hint_of_two_passes(got, both(batches[0]), last(batches[0])))
+    stop_if(_hint_of_memory(watch, "After the fourth forward pass"))
 
 
 def _whole_parameters(model: nn.Module) -> list[Tensor]:
@@ -287,9 +287,9 @@ def _cut(given: Any, layer: nn.Linear, share: int) -> nn.Module:
     cut = given(whole)
     kept = sum(each.numel() for each in cut.parameters())
     if kept == 0:
-        _stop_if("It has no parameters: an `nn.Parameter` keeps this rank's part of the weight.")
+        stop_if("It has no parameters: an `nn.Parameter` keeps this rank's part of the weight.")
     hint = f"It keeps {kept} parameters on this rank, not {share}."
-    _stop_if(None if kept == share else hint)
+    stop_if(None if kept == share else hint)
     result: nn.Module = cut
     return result
 
@@ -320,7 +320,7 @@ def column_parallel(given: Any) -> None:
         hint = "The bias is missing: each rank adds its own part of it."
     else:
         hint = "The output is not this rank's part of the whole layer's."
-    _stop_if(hint)
+    stop_if(hint)
     got.backward(_part(gradient, -1))
     partial = _part(gradient, -1) @ _part(layer.weight, 0)
     if _close(own_x.grad, x.grad):
@@ -329,7 +329,7 @@ def column_parallel(given: Any) -> None:
         hint = "The gradient of the input is only this rank's part of a sum: `f` is missing."
     else:
         hint = "The gradient of the input is not that of the whole layer."
-    _stop_if(hint)
+    stop_if(hint)
 
 
 @_tests_class
@@ -352,7 +352,7 @@ def row_parallel(given: Any) -> None:
         hint = "The output is only this rank's part of a sum: `g` is missing."
     else:
         hint = "The output is not that of the whole layer."
-    _stop_if(hint)
+    stop_if(hint)
     got.backward(gradient)
     expected = _part(x.grad, -1)
     if _close(own_x.grad, expected):
@@ -363,4 +363,4 @@ def row_parallel(given: Any) -> None:
         hint = "The input has no gradient: make an autograd function of the all-reduce."
     else:
         hint = "The gradient of the input is not this rank's part of the whole layer's."
-    _stop_if(hint)
+    stop_if(hint)
