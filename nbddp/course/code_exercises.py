@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from nbddp.checks.checker import check_source
 from nbddp.checks.source import CellSource
 from nbddp.course.grading import NEEDS_FUNCTION, RIGHT, as_python_value, grade_number, needs_ranks
+from nbddp.course.mesh_project import parallelize, train, whole_state
 from nbddp.course.own_classes import own_adam, own_ddp
 from nbddp.course.parallel_classes import column_parallel, my_fsdp, row_parallel
 from nbddp.course.survival import survives
@@ -356,4 +357,7 @@ CODE_EXERCISES: dict[str, Callable[..., str]] = {
     "17.2": column_parallel,
     "17.3": row_parallel,
     "18.1": survives,
+    "19.1": parallelize,
+    "19.2": train,
+    "19.3": whole_state,
 }
