@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
+from nbddp.course import survival
 from nbddp.course.exercises import check_answer
 from nbddp.course.grading import RIGHT
 from nbddp.course.survival_trace import (
@@ -226,6 +228,42 @@ def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
     assert attempt[1].steps == [Step(samples=[1, 2])]
     assert attempt[1].saves == [Save("a.pt", 1)]
     assert attempt[1].has_fault
+
+
+LOST = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:550] Connection closed by peer\n"
+CAUSE = '[rank1]:   File "/place/train.py", line 30, in main\n[rank1]: KeyError: 7\n'
+TAKEN = "torch.distributed.DistNetworkError: port: 4711, name: EADDRINUSE\n"
+
+
+def failed_job(notes: Path, *logs: str) -> survival._Job:
+    """A job whose first attempt has begun and ended, and whose second one has begun."""
+    for attempt in (0, 1):
+        for rank in range(RANKS):
+            (notes / f"{attempt}-{rank}.jsonl").write_text('{"event": "began"}\n')
+    for rank, text in enumerate(logs):
+        folder = notes / "logs" / "job" / "attempt_0" / str(rank)
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(text)
+    job = survival._Job(notes, notes, Mock())
+    job.look()
+    return job
+
+
+def test_an_attempt_that_fails_by_itself_is_told_with_the_error_that_is_no_lost_connection(
+    tmp_path: Path,
+) -> None:
+    job = failed_job(tmp_path, LOST, CAUSE)
+    hint = survival._Progress(REFERENCE, survival._plan_for(0)).check(job, has_failed=False)
+    assert "In attempt 1" in hint
+    assert "`KeyError: 7`, line 30, on rank 1" in hint
+    assert "Connection" not in hint
+
+
+def test_an_attempt_whose_port_was_taken_is_no_fault_of_the_script(tmp_path: Path) -> None:
+    job = failed_job(tmp_path, TAKEN, LOST)
+    progress = survival._Progress(REFERENCE, survival._plan_for(0))
+    assert progress.check(job, has_failed=False) == RIGHT
+    assert progress.n_fired == 0
 
 
 def test_what_cannot_be_run_gets_a_hint(folder: Path, snapshot: SnapshotAssertion) -> None:
