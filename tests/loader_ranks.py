@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import strategies as st
 
 from nbddp.train import this_rank
 from nbddp.train.loader import Loader
+
+SIZES = {
+    "samples": st.integers(1, 40),
+    "world_size": st.integers(1, 5),
+    "batch_size": st.integers(1, 7),
+}
 
 
 @contextmanager

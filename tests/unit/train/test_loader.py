@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loader_ranks import as_rank, on_ranks, resumed, samples_of
+from loader_ranks import SIZES, as_rank, on_ranks, resumed, samples_of
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 from torch.utils.data import Dataset, DistributedSampler, TensorDataset
@@ -52,13 +52,7 @@ def equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
 # ---- parts
 
 
-@given(
-    samples=st.integers(1, 40),
-    world_size=st.integers(1, 5),
-    batch_size=st.integers(1, 7),
-    shuffle=st.booleans(),
-    drop_last=st.booleans(),
-)
+@given(**SIZES, shuffle=st.booleans(), drop_last=st.booleans())
 def test_the_loader_gives_each_rank_the_samples_of_a_distributed_sampler(
     samples: int, world_size: int, batch_size: int, shuffle: bool, drop_last: bool
 ) -> None:
@@ -78,7 +72,7 @@ def test_the_loader_gives_each_rank_the_samples_of_a_distributed_sampler(
                 assert [batch.tolist() for batch in ours] == batches
 
 
-@given(samples=st.integers(1, 40), world_size=st.integers(1, 5), batch_size=st.integers(1, 7))
+@given(**SIZES)
 def test_evaluation_gives_every_sample_to_one_rank_and_sizes_differ_by_one(
     samples: int, world_size: int, batch_size: int
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from loader_ranks import on_ranks, resumed, samples_of
+from loader_ranks import SIZES, on_ranks, resumed, samples_of
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 from torch.utils import data
@@ -106,12 +106,7 @@ def test_each_batch_of_a_batch_sampler_goes_to_one_rank() -> None:
     assert epochs_of(resumed(make, ours.state_dict())) == [[[2, 3], [4, 5], [6]]]
 
 
-@given(
-    samples=st.integers(1, 40),
-    world_size=st.integers(1, 5),
-    batch_size=st.integers(1, 7),
-    kind=st.sampled_from([{}, {"drop_last": True}, {"evaluation": True}]),
-)
+@given(**SIZES, kind=st.sampled_from([{}, {"drop_last": True}, {"evaluation": True}]))
 def test_a_stream_gives_the_same_batches_as_an_unshuffled_dataset(
     samples: int, world_size: int, batch_size: int, kind: dict[str, bool]
 ) -> None:
