@@ -32,7 +32,7 @@ def test_source_files_and_folders_are_short() -> None:
     assert {str(folder): count for folder, count in counts.items() if count > 15} == {}
 
 
-def test_public_names_are_sorted_importable_and_complete() -> None:
+def test_public_names_are_sorted_importable_and_complete_and_others_are_refused() -> None:
     assert nbddp.__all__ == sorted(set(nbddp.__all__))
     assert [name for name in nbddp.__all__ if getattr(nbddp, name) is None] == []
     defined = {

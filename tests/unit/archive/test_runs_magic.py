@@ -276,7 +276,7 @@ def test_the_list_of_runs_as_text_and_as_html(folder: Path, snapshot: Any) -> No
     assert "<no>" in Page(html).text
 
 
-def test_the_runs_command_parses_filters_sorting_and_a_limit(folder: Path) -> None:
+def test_the_runs_command_filters_sorts_limits_and_names_the_command_for_more(folder: Path) -> None:
     three(folder)
     title, _, first, note = ddp("runs lr<1 --sort loss --down -n 1").splitlines()
     assert title.startswith("2 of 3 runs, ")

@@ -55,7 +55,7 @@ def test_lines_have_the_colour_of_their_rank_and_smooth_lines_cover_faint_lines(
     assert lines(is_smooth=True) == [*thin, (INK, 0.3), (INK, 1.0)]
 
 
-def test_a_figure_is_small_and_has_a_transparent_background() -> None:
+def test_a_figure_is_small_and_transparent_even_without_values() -> None:
     png, width = png_of(draw_charts([chart()] * 3))
     picture = imread(io.BytesIO(png))
     assert (len(png) < 90_000, width) == (True, 740)

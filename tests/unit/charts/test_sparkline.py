@@ -62,7 +62,7 @@ def test_the_title_of_a_sparkline_names_its_quantity_and_its_scale(snapshot: Any
     assert not any(noted(ONE, ONE).draw(replace(ONE, rank=1), title) for title in drawn)
 
 
-def test_the_sparkline_of_a_rank_has_one_point_per_second_of_the_last_minute() -> None:
+def test_a_ranks_sparkline_has_one_point_per_second_of_the_last_minute_until_it_ends() -> None:
     sparklines = RankSparklines()
     for at in range(300):
         sparklines.add_points([replace(ONE, steps_per_second=float(at))], at * SAMPLE_PERIOD / 2)

@@ -159,7 +159,7 @@ def test_assigned_names_finds_names_in_every_kind_of_binding() -> None:
 # ---- a cell
 
 
-def test_an_exported_cell_shows_its_last_value(snapshot: SnapshotAssertion) -> None:
+def test_an_exported_cell_shows_its_last_value_if_it_has_one(snapshot: SnapshotAssertion) -> None:
     sources = ["x = 1\nx", "x;", "print(x)", "None", "x = 1", "(x +\n y)  # both", "x, y"]
     sources += ["(x, 1), y", "*x, y  # both", "(x := 1)", "!ls"]
     found = {source: cells_of(export(cell(source))) for source in sources}

@@ -246,7 +246,7 @@ def test_later_settings_win_and_settings_of_rank_0_win_over_other_ranks() -> Non
     assert facts["config"] == {"lr": 0.3, "seed": 7}
 
 
-def test_the_batch_size_is_known_if_all_shuffling_loaders_agree() -> None:
+def test_the_batch_size_is_known_if_all_loaders_agree_and_gives_samples_per_second() -> None:
     for batches, batch in {
         (("train", 32),): 64,
         (("train", 32), ("check", 10)): None,

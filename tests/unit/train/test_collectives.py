@@ -105,7 +105,7 @@ class Trainer:
         return len(self.saved)
 
 
-def test_on_main_works_on_methods_partials_and_bound_methods() -> None:
+def test_on_main_works_on_any_callable_and_raises_its_exception() -> None:
     trainer = Trainer()
     assert (trainer.save(3), trainer.save(4, twice=True)) == (1, 3)
     assert trainer.saved == [3, 4, 4]

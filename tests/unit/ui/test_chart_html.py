@@ -73,7 +73,7 @@ def test_tooltips_are_thinned_cover_the_chart_and_omit_ranks_without_values() ->
     assert "rank 1" not in told(curves)[-1]
 
 
-def test_the_legend_names_the_bold_line_and_has_a_key_in_each_lines_colour() -> None:
+def test_the_legend_has_a_key_for_each_line_and_counts_values_that_are_not_finite() -> None:
     page = Page(live(losses(rising, ranks=3)))
     assert "mean of 3 ranks" in page.text
     keys = [known for _, known in page.tags if "nbddp-key" in known.get("class", "")]

@@ -153,7 +153,7 @@ def test_the_timeline_of_a_dead_rank_ends_at_its_death() -> None:
     assert picture(line) != picture(replace(line, died={}))
 
 
-def test_a_rank_of_a_running_cell_is_missing_only_after_the_report_delay() -> None:
+def test_a_rank_is_missing_only_after_the_report_delay_and_if_the_collective_blocks() -> None:
     told = ended_apart().history()
     for track in told.tracks.values():
         track.is_over = False
