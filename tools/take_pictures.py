@@ -123,7 +123,7 @@ POINTER = """([x, y]) => {
         border-radius:50%;background:#f908;border:2px solid #f90;z-index:99;pointer-events:none`;
     document.body.append(dot);
 }"""
-QUALITY = 55  # below half a megabyte, with sharp letters
+QUALITY = 40  # below half a megabyte, with sharp letters
 NO_POINTER = "document.querySelector('#pointer')?.remove()"
 
 
