@@ -17,7 +17,7 @@ from limits import limit, set_limits
 from multiproc.long_work import waits_for, works
 from processes import wait_until
 
-from nbddp import CellInterruptedError, RequestError
+from nbddp import CellFailedError, CellInterruptedError, RequestError
 
 pytestmark = pytest.mark.multiproc
 
@@ -350,3 +350,23 @@ def test_idle_rank_is_reported_as_a_hang(sensitive_group: Ranks, capsys: Capture
     said = output_of_hang(sensitive_group, source, capsys)
     assert re.search("^nbddp: .* 3 s: rank ", said, re.MULTILINE)
     assert re.search("^  rank 1 .*barrier #1", said, re.MULTILINE)
+
+
+@pytest.mark.full
+def test_rendezvous_with_missing_ranks_is_explained(make_group: MakeRanks, capsys: Capture) -> None:
+    group = make_group(2, init=False)
+    group.run("kept = rank")
+    text = output_of_hang(group, "if rank == 0:\n    dist.init_process_group()", capsys)
+    assert re.search(r"rank 0 .*\binit_process_group, line 2$", text, re.MULTILINE)
+    group.run("pass")
+    assert group.pull("kept") == [0, 1]
+
+
+def test_timeout_applies_to_a_receive(make_group: MakeRanks) -> None:
+    group = make_group(2, timeout=4.0)  # the barrier below has no more time
+    source = "import time\nif rank: time.sleep(60)\nelse: dist.recv(torch.ones(1), src=1)"
+    began = time.monotonic()
+    with pytest.raises(CellFailedError, match=r"rank 0: .*[Tt]imed out waiting 4000ms"):
+        group.run(source)
+    assert time.monotonic() - began < 30  # the group was made with 60
+    group.run("dist.barrier()")

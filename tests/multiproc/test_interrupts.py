@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conditions import run_and_act, wait_until_blocked, wait_until_computing, when
+from conditions import interrupt_at, run_and_act, wait_until_blocked, wait_until_computing, when
 from drivers.ranks import Capture, MakeRanks, Ranks
 from golden.walks import KEEP, assert_ranks_work
 from limits import set_limits
@@ -174,3 +174,76 @@ def test_signal_between_cells_does_not_run_a_handler_set_by_a_cell(group: Ranks)
     for pid in group.pids.values():
         os.kill(pid, signal.SIGINT)
     assert group.pull("kept") == [0, 1]
+
+
+def test_interrupt_ends_an_await_at_once(group: Ranks) -> None:
+    source = (
+        "import asyncio, pathlib\ntry:\n"
+        "    asyncio.get_running_loop().call_later(0.1, pathlib.Path(f'waits{rank}').touch)\n"
+        "    await asyncio.sleep(300)\nfinally:\n    cleaned = True"
+    )
+    group.run("kept, cleaned = rank, False")
+    began = time.monotonic()
+    interrupt_at(group, group.begin(source), "waits0", "waits1")
+    assert time.monotonic() - began < 40  # it takes a second, not 60
+    assert group.pull("kept") == [0, 1]
+    assert group.pull("cleaned") == [True, True]
+    group.run("import asyncio\nawait asyncio.sleep(0)\ndist.barrier()")
+
+
+def stopped(group: Ranks, source: str) -> None:
+    """Run endless source, and interrupt it when all ranks have begun."""
+
+    def interrupt() -> None:
+        assert wait_until_blocked(group.pids.values())
+        group.interrupt()
+
+    is_begun = lambda said: said.count("begun") == group.world_size  # noqa: E731
+    with pytest.raises(CellInterruptedError):
+        run_and_act(group, source, is_begun, interrupt)
+
+
+def test_objects_of_an_interrupted_cell_are_freed_before_the_next_cell(
+    make_group: MakeRanks,
+) -> None:
+    group = make_group(2, init=False)
+    group.run("import gc, time, weakref\nclass Big: pass\ngc.disable()")
+    stopped(
+        group,
+        "def work():\n    global seen\n    big = Big()\n    seen = weakref.ref(big)\n"
+        "    print('begun')\n    time.sleep(60)\nwork()",
+    )
+    group.run("held = seen() is not None")
+    assert group.pull("held") == [False, False]
+
+
+def test_loader_workers_of_an_interrupted_loop_do_not_delay_the_next_cell(group: Ranks) -> None:
+    group.run(
+        "import multiprocessing, time\nfrom torch.utils.data import DataLoader, _utils\n"
+        "_utils.MP_STATUS_CHECK_INTERVAL *= 10"  # seconds that torch waits for each worker
+    )
+    stopped(
+        group,  # not in a put: of that, an interrupt may lose the next wakeup (CPython's Condition)
+        "for each in DataLoader(range(99), num_workers=3):\n    print('begun')\n    time.sleep(60)",
+    )
+    began = time.monotonic()
+    group.run("assert not multiprocessing.active_children()")
+    assert time.monotonic() - began < 40  # it was 15 s, and would be 150 s
+
+
+def test_persistent_workers_survive_an_interrupt_at_the_start_of_an_epoch(group: Ranks) -> None:
+    group.run(
+        "import os, signal\nfrom torch.utils.data import DataLoader\n"
+        "loader = DataLoader(range(8), batch_size=2, num_workers=2, persistent_workers=True)\n"
+        "assert len(list(loader)) == 4\n"
+        "workers = [each.pid for each in loader._iterator._workers]"
+    )
+    stopped(
+        group,  # one worker answers too late
+        "os.kill(workers[1], signal.SIGSTOP)\nprint('begun')\n"
+        "try: list(loader)\nfinally: os.kill(workers[1], signal.SIGCONT)",
+    )
+    group.run(
+        "for _ in range(3):\n"
+        "    assert [each.tolist() for each in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]"
+    )

@@ -164,3 +164,21 @@ def test_push_names_a_rank_that_died_unpickling_and_the_receivers(make_group: Ma
     assert "code 3" in failed_push(group, Opened())
     assert group.pull("x") == [False, False]
     assert group.replay_log == ()
+
+
+def test_loader_workers_return_classes_and_functions_of_a_cell(group: Ranks) -> None:
+    group.run(
+        "from enum import Enum\nfrom torch.utils.data import DataLoader, Dataset\n"
+        "class Kind(Enum):\n    ODD = 1\n"
+        "class Batch:\n    class Part: pass\n    def __init__(self, items): self.items = items\n"
+        "def name(): return 'name'\n"
+        "def collate(items): return Batch([*items, Kind.ODD, name, Batch.Part()])\n"
+        "class Rows(Dataset):\n    def __len__(self): return 2\n"
+        "    def __getitem__(self, at): return at\n"
+    )
+    group.run(  # a batch that cannot be sent would never arrive
+        "loader = DataLoader(Rows(), 2, num_workers=1, collate_fn=collate, timeout=30)\n"
+        "[batch] = loader\n*rows, kind, function, part = batch.items\n"
+        "assert type(batch) is Batch and type(part) is Batch.Part and kind is Kind.ODD\n"
+        "assert rows == [0, 1] and function() == 'name'"
+    )
