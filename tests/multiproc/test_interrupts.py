@@ -191,28 +191,17 @@ def test_interrupt_ends_an_await_at_once(group: Ranks) -> None:
     group.run("import asyncio\nawait asyncio.sleep(0)\ndist.barrier()")
 
 
-def stopped(group: Ranks, source: str) -> None:
-    """Run endless source, and interrupt it when all ranks have begun."""
-
-    def interrupt() -> None:
-        assert wait_until_blocked(group.pids.values())
-        group.interrupt()
-
-    is_begun = lambda said: said.count("begun") == group.world_size  # noqa: E731
-    with pytest.raises(CellInterruptedError):
-        run_and_act(group, source, is_begun, interrupt)
-
-
 def test_objects_of_an_interrupted_cell_are_freed_before_the_next_cell(
     make_group: MakeRanks,
 ) -> None:
     group = make_group(2, init=False)
     group.run("import gc, time, weakref\nclass Big: pass\ngc.disable()")
-    stopped(
-        group,
+    source = (
         "def work():\n    global seen\n    big = Big()\n    seen = weakref.ref(big)\n"
-        "    print('begun')\n    time.sleep(60)\nwork()",
+        f"    {BEGUN}\n    time.sleep(60)\nwork()"
     )
+    with pytest.raises(CellInterruptedError):
+        run_and_interrupt(group, source)
     group.run("held = seen() is not None")
     assert group.pull("held") == [False, False]
 
@@ -222,10 +211,10 @@ def test_loader_workers_of_an_interrupted_loop_do_not_delay_the_next_cell(group:
         "import multiprocessing, time\nfrom torch.utils.data import DataLoader, _utils\n"
         "_utils.MP_STATUS_CHECK_INTERVAL *= 10"  # seconds that torch waits for each worker
     )
-    stopped(
-        group,  # not in a put: of that, an interrupt may lose the next wakeup (CPython's Condition)
-        "for each in DataLoader(range(99), num_workers=3):\n    print('begun')\n    time.sleep(60)",
-    )
+    # not in a put: of that, an interrupt may lose the next wakeup (CPython's Condition)
+    source = f"for each in DataLoader(range(99), num_workers=3):\n    {BEGUN}\n    time.sleep(60)"
+    with pytest.raises(CellInterruptedError):
+        run_and_interrupt(group, source)
     began = time.monotonic()
     group.run("assert not multiprocessing.active_children()")
     assert time.monotonic() - began < 40  # it was 15 s, and would be 150 s
@@ -238,11 +227,12 @@ def test_persistent_workers_survive_an_interrupt_at_the_start_of_an_epoch(group:
         "assert len(list(loader)) == 4\n"
         "workers = [each.pid for each in loader._iterator._workers]"
     )
-    stopped(
-        group,  # one worker answers too late
-        "os.kill(workers[1], signal.SIGSTOP)\nprint('begun')\n"
-        "try: list(loader)\nfinally: os.kill(workers[1], signal.SIGCONT)",
+    source = (  # one worker answers too late
+        f"os.kill(workers[1], signal.SIGSTOP)\n{BEGUN}\n"
+        "try: list(loader)\nfinally: os.kill(workers[1], signal.SIGCONT)"
     )
+    with pytest.raises(CellInterruptedError):
+        run_and_interrupt(group, source)
     group.run(
         "for _ in range(3):\n"
         "    assert [each.tolist() for each in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]"
