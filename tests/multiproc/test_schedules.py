@@ -132,10 +132,11 @@ class Schedules:
         moments = sorted(self.chance.uniform(0.0, within) for _ in failures)
         self._occurred.clear()
         has_ended = threading.Event()
-        began = time.monotonic()
-        threading.Thread(target=self._cause, args=(failures, moments, has_ended)).start()
+        causes = threading.Thread(target=self._cause, args=(failures, moments, has_ended))
         outcome: object = None
+        began = time.monotonic()
         try:
+            causes.start()
             try:
                 outcome = act()
             except NbddpError as error:
@@ -218,8 +219,9 @@ class Schedules:
         for _ in range(6):
             self.replace_nodes()
             if self.group.state == "not started" or not self.group.alive:
-                self.restart_ranks()
                 was_restarted = True
+                with suppress(NbddpError):  # a node may be lost only now
+                    self.restart_ranks()
             elif self.group.dead:
                 with suppress(NbddpError):
                     report = self.group.heal()
