@@ -1,4 +1,4 @@
-"""Each kind of fault fires once, at its rank and step, with the reported effect."""
+"""Faults in real ranks fire once and are recorded; the unit tests have each kind of fault."""
 
 from __future__ import annotations
 

@@ -72,6 +72,12 @@ def test_handled_failure_of_a_run_script_is_no_failure(notebook: Notebook) -> No
     assert notebook.run("%%ddp\n%run zero.py\nmade").text == "Out [ranks 0-1] 5\n"
 
 
+def test_names_and_captured_output_survive_an_error(notebook: Notebook) -> None:
+    reply = notebook.run("%%ddp\n%%capture said\nx = 1\nprint('before')\n1 / 0")
+    assert (reply.status, reply.text) == ("error", "")
+    assert notebook.run("%%ddp\nx, said.stdout").text == "Out [ranks 0-1] (1, 'before\\n')\n"
+
+
 def test_error_in_a_nested_run_cell_fails_the_outer_cell(notebook: Notebook) -> None:
     reply = notebook.run("%%ddp\nget_ipython().run_cell('1 / 0')\nprint('after')")
     assert reply.error.startswith("CellFailedError: ranks 0-1: ZeroDivisionError: ")
