@@ -53,7 +53,10 @@ OWN_VARIABLES = re.compile(
 
 
 # torch puts the rank in front of a traceback when there is a process group
-ERROR = re.compile(r"^(?:\[rank\d+\]: ?)?(\w[\w.]*(?:Error|Exception|Interrupt)\b.*)", re.MULTILINE)
+ERROR = re.compile(
+    r"^(?:\[rank\d+\]: ?)?(\w[\w.]*(?:Error|Exception|Interrupt|Iteration)\b.*)", re.MULTILINE
+)
+HALF_FILE = re.compile("PytorchStreamReader|EOFError|OSError|Unpickling|BadZipFile")  # torch.load
 LOST_CONNECTION = re.compile("connection|closed by peer|gloo", re.IGNORECASE)
 
 
@@ -376,13 +379,15 @@ class _Progress:
         error = job.error(number)
         has_begun = any(trace.steps for trace in job.attempts[number])
         last = self.faults[self.n_fired - 1] if self.n_fired else None
-        if last and last.kind == "save" and not has_begun:
+        if last and last.kind == "save" and not has_begun and HALF_FILE.search(error):
             return (
                 f"After {last.noun}, the script fails at its start: {error}. The file that it "
                 "loads is half written. Write to another name, then rename (notebook 04, *Whole or "
                 "absent*)."
             )
-        return f"In attempt {number + 1} the script fails without a fault of the judge: {error}."
+        after = f", after {last.noun}," if last else ""
+        where = f"In attempt {number + 1}{after}"
+        return f"{where} the script fails without a fault of the judge: {error}."
 
 
 def _hint_to_weights(job: _Job, calm: _Job, progress: _Progress) -> str:

@@ -235,13 +235,13 @@ CAUSE = '[rank1]:   File "/place/train.py", line 30, in main\n[rank1]: KeyError:
 TAKEN = "torch.distributed.DistNetworkError: port: 4711, name: EADDRINUSE\n"
 
 
-def failed_job(notes: Path, *logs: str) -> survival._Job:
-    """A job whose first attempt has begun and ended, and whose second one has begun."""
-    for attempt in (0, 1):
+def failed_job(notes: Path, *logs: str, number: int = 0) -> survival._Job:
+    """A job with an attempt that has begun and failed, and the next one, which has begun."""
+    for attempt in range(number + 2):
         for rank in range(RANKS):
             (notes / f"{attempt}-{rank}.jsonl").write_text('{"event": "began"}\n')
     for rank, text in enumerate(logs):
-        folder = notes / "logs" / "job" / "attempt_0" / str(rank)
+        folder = notes / "logs" / "job" / f"attempt_{number}" / str(rank)
         folder.mkdir(parents=True)
         (folder / "stderr.log").write_text(text)
     job = survival._Job(notes, notes, Mock())
@@ -257,6 +257,24 @@ def test_an_attempt_that_fails_by_itself_is_told_with_the_error_that_is_no_lost_
     assert "In attempt 1" in hint
     assert "`KeyError: 7`, line 30, on rank 1" in hint
     assert "Connection" not in hint
+
+
+@pytest.mark.parametrize(
+    ("error", "is_half"),
+    [("EOFError: Ran out of input", True), ("StopIteration", False), ("KeyError: 'step'", False)],
+)
+def test_a_failed_start_after_a_death_in_a_save_is_blamed_on_the_file_if_it_cannot_be_read(
+    error: str, is_half: bool, tmp_path: Path
+) -> None:
+    job = failed_job(tmp_path, f"[rank0]: {error}\n", number=1)
+    died = {"event": "save", "path": "a.pt", "after": 2}, {"event": "fault"}
+    (tmp_path / "0-0.jsonl").write_text("".join(json.dumps(each) + "\n" for each in died))
+    job.look()
+    progress = survival._Progress(REFERENCE, [survival._Fault("save", 0, 2)])
+    hint = progress.check(job, has_failed=False)
+    assert f"`{error}`" in hint
+    assert "in the middle of a save" in hint
+    assert ("half written" in hint) == is_half
 
 
 def test_an_attempt_whose_port_was_taken_is_no_fault_of_the_script(tmp_path: Path) -> None:
