@@ -12,7 +12,7 @@ from typing import Any
 
 from nbddp.checks.facts import TrainerFacts
 from nbddp.train import log_and_track
-from nbddp.train.log_and_track import RESERVED, SHOW_PERIOD, ProgressBar
+from nbddp.train.log_and_track import RESERVED, ProgressBar
 
 _is_enabled = False
 _trainers: dict[str, TrainerFacts] = {}
@@ -103,29 +103,16 @@ class StepReporter:
         self._samples = samples
         self._bar: ProgressBar | None = None
         self._mark = time.monotonic()
-        self._reported = -SHOW_PERIOD
-        self._step = self._steps = 0  # the last one, and the number since the last report
-        self._seconds = 0.0  # of these steps
         if _is_enabled:
             self._bar = log_and_track.open_bar(label=label, total=max(0, total - first))
 
     def end_step(self, step: int, values: Mapping[str, Any] | None = None) -> None:
-        """Report that this step has ended: with metrics at once, else at most every 0.1 seconds."""
+        """Report that this step has ended, with its metrics."""
         now = time.monotonic()
-        self._step = step
-        self._steps += 1
-        self._seconds += now - self._mark
-        self._mark = now
-        if values or now >= self._reported + SHOW_PERIOD:
-            self._report_steps(values or {})
+        seconds, self._mark = now - self._mark, now
+        rate = {"samples_per_second": self._samples / seconds} if self._samples and seconds else {}
+        report({**rate, **(values or {})}, step)
         self.show(step)
-
-    def _report_steps(self, values: Mapping[str, Any]) -> None:
-        """Report metrics, and the speed of the steps since the last report."""
-        samples = self._samples * self._steps
-        rate = {"samples_per_second": samples / self._seconds} if samples and self._seconds else {}
-        report({**rate, **values}, self._step)
-        self._reported, self._steps, self._seconds = self._mark, 0, 0.0
 
     def show(self, step: int) -> None:
         """Show that this step has ended."""
@@ -138,7 +125,5 @@ class StepReporter:
 
     def close(self) -> None:
         """Report that the loop has ended."""
-        if self._steps:
-            self._report_steps({})
         if self._bar:
             log_and_track.close_bar(self._bar)

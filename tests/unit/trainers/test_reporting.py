@@ -74,17 +74,6 @@ def test_steps_of_a_resumed_training_fill_a_bar_of_the_remaining_steps(sink: Rec
     assert not bar.is_open
 
 
-def test_quick_steps_without_metrics_are_reported_together(sink: Recorder) -> None:
-    steps = StepReporter("train", 100, samples=8)
-    for step in range(1, 101):
-        steps.end_step(step)
-    assert [step for step, _ in sink.rows][:1] == [1]
-    assert len(sink.rows) < 50
-    steps.close()
-    [*_, (last, values)] = sink.rows
-    assert (last, values.keys()) == (100, {"samples_per_second"})
-
-
 class Accelerator:
     """Has the methods of the library that are changed."""
 
