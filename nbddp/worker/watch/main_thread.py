@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import inspect
 import linecache
 import os
@@ -20,9 +21,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -36,6 +38,10 @@ _LIBRARIES = (
     *((Path(sysconfig.get_path(name)), "") for name in ("purelib", "platlib", "stdlib")),
 )
 
+T = TypeVar("T")
+
+_caller_of = attrgetter("f_back")
+
 _SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)", re.MULTILINE)
 
 
@@ -46,7 +52,27 @@ def main_thread_id() -> int:
 
 def main_frame() -> FrameType:
     """Return the current frame of the main thread."""
-    return sys._current_frames()[main_thread_id()]
+    return _current_frames()[main_thread_id()]
+
+
+def _without_collection(read: Callable[..., T], *args: object) -> T:
+    """Read a frame of another thread, and collect no garbage meanwhile.
+
+    Python 3.11 collects garbage when it creates the object of a frame. A finalizer may then let the
+    other thread run, whose frame ends: Python writes to freed memory, and the rank is killed by
+    SIGSEGV. Since 3.12, Python collects garbage only between instructions.
+    """
+    if sys.version_info >= (3, 12) or not gc.isenabled():
+        return read(*args)
+    try:
+        gc.disable()
+        return read(*args)
+    finally:
+        gc.enable()
+
+
+def _current_frames() -> dict[int, FrameType]:
+    return _without_collection(sys._current_frames)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -70,7 +96,7 @@ def frames_from(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield a frame and its callers, innermost first."""
     while frame is not None:
         yield frame
-        frame = frame.f_back
+        frame = _without_collection(_caller_of, frame)
 
 
 def is_called_from(frame: FrameType | None, is_of: Callable[[str], bool]) -> bool:
@@ -249,7 +275,7 @@ def waiting_thread() -> FrameType | None:
 
     Ignore threads of autograd, which Python has not started: the main thread waits for them.
     """
-    stacks = sys._current_frames()
+    stacks = _current_frames()
     for thread in threading.enumerate():
         is_other = not isinstance(thread, threading._DummyThread | threading._MainThread)  # type: ignore[attr-defined]
         if is_other and torch_frames(stacks.get(thread.ident or 0)):

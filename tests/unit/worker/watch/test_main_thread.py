@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import subprocess
 import sys
@@ -10,9 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+import pytest
 from processes import wait_until
 
-from nbddp.worker.watch.main_thread import mark_event_wait
+from nbddp.worker.watch import main_thread
+from nbddp.worker.watch.main_thread import frames_from, mark_event_wait
 
 
 @contextmanager
@@ -69,3 +72,26 @@ def test_marking_a_wait_does_not_replace_a_trace_function() -> None:
         assert mark_event_wait(frame()) is None
         assert frame().f_trace is not None
         is_over.set()
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python collects between instructions")
+def test_no_garbage_is_collected_while_a_frame_of_another_thread_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+    caller_of = main_thread._caller_of
+
+    def read(frame: FrameType) -> FrameType | None:
+        seen.append(gc.isenabled())
+        return caller_of(frame)
+
+    monkeypatch.setattr(main_thread, "_caller_of", read)
+    assert [*frames_from(sys._getframe())][-1].f_back is None
+    assert gc.isenabled()
+    assert {*seen} == {False}
+    gc.disable()
+    try:
+        list(frames_from(sys._getframe()))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
