@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from types import BuiltinMethodType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import UntypedStorage
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.storage import TypedStorage
@@ -378,6 +380,8 @@ def _custom_reduce(obj: Any) -> Any:
     if type(obj) is weakref.ReferenceType:
         target = obj()
         return weakref.ref, (_DeadReferent() if target is None else target,)
+    if isinstance(obj, OpOverload | OpOverloadPacket):  # torch recurses for ever in a copy of one
+        return _find_operator, (str(obj),)
     if shared := _shared_dict(obj):
         return _make_sharing, (type(obj), shared), vars(obj).copy()
     if f"{type(obj).__module__}.{type(obj).__qualname__}" == _FP32_OUTPUTS:
@@ -399,6 +403,10 @@ def _custom_reduce(obj: Any) -> Any:
         memory = torch.from_numpy(obj.reshape(-1).view(np.uint8))
         return _make_array, (memory, obj.dtype, obj.shape)
     return None
+
+
+def _find_operator(name: str) -> Any:
+    return attrgetter(name)(torch.ops)
 
 
 def _make_array(memory: torch.Tensor, dtype: Any, shape: tuple[int, ...]) -> Any:

@@ -14,6 +14,7 @@ import torch
 from syrupy.assertion import SnapshotAssertion
 from torch import nn
 from torch.utils.data import DataLoader
+from torch.utils.flop_counter import FlopCounterMode
 
 import nbddp
 from nbddp.worker.heal.namespace_transfer import UnpickleError, load_namespace, pickle_namespace
@@ -229,6 +230,17 @@ def test_the_memory_of_large_arrays_is_not_in_the_pickle() -> None:
     assert (there["large"][:2].tolist(), large[0]) == ([7.0, 1.0], 0.0)
     assert there["small"].tolist() == [0, 1, 2]
     assert there["fixed"].sum() == fixed.sum()
+
+
+def test_operators_of_torch_are_transferred_by_name() -> None:
+    with FlopCounterMode(display=False) as counter:
+        torch.ones(4, 4) @ torch.ones(4, 4)
+    operators = [torch.ops.aten.mm, torch.ops.aten.add.Tensor]
+    carried = packed({"counter": counter, "operators": operators})
+    assert carried.not_carried == {}
+    there = opened(carried)
+    assert there["operators"] == operators
+    assert there["counter"].get_flop_counts() == counter.get_flop_counts()
 
 
 def test_a_logger_is_transferred_with_its_level() -> None:
