@@ -57,6 +57,8 @@ ERROR = re.compile(
     r"^(?:\[rank\d+\]: ?)?(\w[\w.]*(?:Error|Exception|Interrupt|Iteration)\b.*)", re.MULTILINE
 )
 HALF_FILE = re.compile("PytorchStreamReader|EOFError|OSError|Unpickling|BadZipFile")  # torch.load
+# torch 2.13 can abort when Python ends a process with Gloo threads (2 of 10 jobs, on two ranks)
+ABORTED = "terminate called without an active exception"
 LOST_CONNECTION = re.compile("connection|closed by peer|gloo", re.IGNORECASE)
 
 
@@ -148,13 +150,16 @@ class _Job:
         return sorted(self.notes.glob(f"logs/*/attempt_{attempt}/*/stderr.log"))
 
     def is_bad_luck(self, number: int) -> bool:
-        """Return whether an attempt has failed at its start because its port was taken.
+        """Return whether an attempt has failed without a fault of the script.
 
-        The agent chooses a free port, and rank 0 listens on it seconds later.
+        Either its port was taken: the agent chooses a free port, and rank 0 listens on it seconds
+        later. Or a process has aborted at its end.
         """
-        if any(trace.steps for trace in self.attempts[number]):
-            return False
-        return any("EADDRINUSE" in log.read_text(errors="replace") for log in self.logs(number))
+        texts = [log.read_text(errors="replace") for log in self.logs(number)]
+        has_begun = any(trace.steps for trace in self.attempts[number])
+        if not has_begun and any("EADDRINUSE" in text for text in texts):
+            return True
+        return any(ABORTED in text for text in texts) and "Traceback" not in "".join(texts)
 
     def error(self, attempt: int) -> str:
         """Return the error of an attempt: not a lost connection, if there is another one."""
@@ -264,7 +269,7 @@ def _judge(script: str, place: Path) -> str:
         hint = _hint_to_first_job(calm)
     if hint:
         return hint
-    reference = calm.attempts[-1]
+    reference = _longest(calm)
     seconds = time.monotonic() - began
     saver = max(rank for rank, trace in enumerate(reference) if trace.saves)
     _tell(f"   {len(reference[0].steps)} steps on each rank, {seconds:.0f} s")
@@ -280,6 +285,11 @@ def _tell(text: str) -> None:
     print(text, flush=True)  # noqa: T201 - the judge takes a while
 
 
+def _longest(job: _Job) -> Attempt:
+    """Return the attempt that has trained: one after an aborted end has nothing left to do."""
+    return max(job.attempts, key=lambda attempt: len(attempt[0].steps))
+
+
 def _hint_to_first_job(job: _Job) -> str:
     for code in job.wait():
         if code is None and job.stands_still(STANDSTILL):
@@ -291,7 +301,7 @@ def _hint_to_first_job(job: _Job) -> str:
             return hint or f"Without any fault, the script fails: {job.error(failed[0])}."
     if job.process.returncode or not job.attempts:
         return f"torchrun failed: {job.agent_error()}"
-    hint = hint_to_undisturbed(job.attempts[-1], job.folder)
+    hint = hint_to_undisturbed(_longest(job), job.folder)
     return hint or _hint_to_final_file(job)
 
 

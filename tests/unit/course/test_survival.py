@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -232,6 +232,7 @@ def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
 
 LOST = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:550] Connection closed by peer\n"
 CAUSE = '[rank1]:   File "/place/train.py", line 30, in main\n[rank1]: KeyError: 7\n'
+ABORTED = "terminate called without an active exception\n"
 TAKEN = "torch.distributed.DistNetworkError: port: 4711, name: EADDRINUSE\n"
 
 
@@ -277,11 +278,32 @@ def test_a_failed_start_after_a_death_in_a_save_is_blamed_on_the_file_if_it_cann
     assert ("half written" in hint) == is_half
 
 
-def test_an_attempt_whose_port_was_taken_is_no_fault_of_the_script(tmp_path: Path) -> None:
-    job = failed_job(tmp_path, TAKEN, LOST)
+@pytest.mark.parametrize("logs", [(TAKEN, LOST), ("", ABORTED)], ids=["taken", "aborted"])
+def test_an_attempt_whose_port_was_taken_or_that_aborts_at_its_end_is_no_fault_of_the_script(
+    logs: Sequence[str], tmp_path: Path
+) -> None:
+    job = failed_job(tmp_path, *logs)
     progress = survival._Progress(REFERENCE, survival._plan_for(0))
     assert progress.check(job, has_failed=False) == RIGHT
     assert progress.n_fired == 0
+
+
+def test_an_abort_after_an_error_of_the_script_is_its_fault(tmp_path: Path) -> None:
+    job = failed_job(tmp_path, f"Traceback\n{CAUSE}{ABORTED}", LOST)
+    hint = survival._Progress(REFERENCE, survival._plan_for(0)).check(job, has_failed=False)
+    assert "KeyError" in hint
+
+
+def test_the_undisturbed_run_is_the_attempt_that_has_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = failed_job(tmp_path, "", ABORTED)
+    job.process.poll.return_value = job.process.returncode = 0  # type: ignore[attr-defined]
+    trained, nothing_left = undisturbed(), [RankTrace(events=["load"]) for _ in range(RANKS)]
+    trained[0].saves = [Save(str(tmp_path / "a.pt"), after) for after in range(10, 61, 10)]
+    job.attempts = [trained, nothing_left]
+    monkeypatch.setattr(job, "look", lambda: None)
+    assert "no file weights.pt" in survival._hint_to_first_job(job)
 
 
 def test_what_cannot_be_run_gets_a_hint(folder: Path, snapshot: SnapshotAssertion) -> None:
