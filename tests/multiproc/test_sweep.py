@@ -154,14 +154,22 @@ def test_seeds_control_random_numbers_of_the_cell_and_earlier_cells(
 
 
 def test_changed_values_or_environment_begin_another_sweep(notebook: Notebook, base: Path) -> None:
-    cell = "%%ddp --nproc 1 --push scale,lr --name {}{} --sweep lr=1,2 --env SHIFT={}\nimport os\n"
-    cell += "nbddp.log(x=scale * lr + int(os.environ['SHIFT']))"
+    # each with its own name: two folders of one name in the same second get different names
+    cell = "%%ddp --nproc 1 --push scale,lr --name s{0}_{1} --sweep lr=1,2 --env SHIFT={1}\n"
+    cell += "import os\nnbddp.log(x=scale * lr + int(os.environ['SHIFT']))"
     notebook.run("lr = 1")
     for scale, shift in ((10, 0), (20, 0), (20, 5), (20, 5)):
         notebook.run(f"scale = {scale}")
-        assert notebook.run(cell.format("s", scale, shift)).status == "ok"
+        assert notebook.run(cell.format(scale, shift)).status == "ok"
     lasts = {name: facts["last"]["x"]["mean"] for name, facts in swept(base).items()}
-    assert lasts == {"s10-lr1": 10, "s10-lr2": 20, "s20-lr1": 25, "s20-lr2": 45}
+    assert lasts == {
+        "s10_0-lr1": 10,
+        "s10_0-lr2": 20,
+        "s20_0-lr1": 20,
+        "s20_0-lr2": 40,
+        "s20_5-lr1": 25,
+        "s20_5-lr2": 45,
+    }
     assert len(list((base / ".nbddp" / "runs").glob("*lr*"))) == 6
 
 
