@@ -14,10 +14,21 @@ from nbddp.train.collectives import all_gather
 
 RIGHT = ""
 NEEDS_FUNCTION = "Give the function itself, without calling it: it is tested here."
+NEEDS_CLASS = "Give the class itself, without creating an object: it is tested here."
 NEEDS_MORE_RANKS = (
     "A single process has no other rank to talk to: call this in a `%%ddp` cell, on two ranks or "
     "more."
 )
+
+
+class WrongError(Exception):
+    """An answer is wrong. The text is the hint; it is empty if only other ranks have one."""
+
+
+def stop_if(hint: str | None) -> None:
+    """Stop all ranks if one of them has a hint, as the next test may contain a collective."""
+    if any(all_gather(hint or "")):
+        raise WrongError(hint or "")
 
 
 def needs_ranks(grade: Callable[[Any], str]) -> Callable[[Any], str]:

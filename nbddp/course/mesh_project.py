@@ -19,8 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
-from nbddp.course.grading import NEEDS_FUNCTION, RIGHT
-from nbddp.course.parallel_classes import WrongError, stop_if
+from nbddp.course.grading import NEEDS_FUNCTION, RIGHT, WrongError, stop_if
 from nbddp.train import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather

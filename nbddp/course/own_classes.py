@@ -16,14 +16,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nbddp.course.grading import NEEDS_MORE_RANKS, RIGHT
+from nbddp.course.grading import NEEDS_CLASS, NEEDS_MORE_RANKS, RIGHT
 from nbddp.train import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather
 
 WIDTH = 16
 LAYER_BYTES = 4 * WIDTH * WIDTH
-NEEDS_CLASS = "Give the class itself, without creating an object: it is tested here."
 
 
 def _needs_class(grade: Callable[[Any], str]) -> Callable[[Any], str]:

@@ -15,23 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from nbddp.course.grading import NEEDS_MORE_RANKS, RIGHT
+from nbddp.course.grading import NEEDS_CLASS, NEEDS_MORE_RANKS, RIGHT, WrongError, stop_if
 from nbddp.train import this_rank
-from nbddp.train.collectives import all_gather
 
-NEEDS_CLASS = "Give the class itself, without creating an object: it is tested here."
 NEEDS_MODULE = "The class has to be an `nn.Module`."
 SIZES = (5, 7, 6, 7, 3)  # of the tested layers; most do not divide evenly by the ranks
-
-
-class WrongError(Exception):
-    """An answer is wrong. The text is the hint; it is empty if only other ranks have one."""
-
-
-def stop_if(hint: str | None) -> None:
-    """Stop all ranks if one of them has a hint, as the next test may contain a collective."""
-    if any(all_gather(hint or "")):
-        raise WrongError(hint or "")
 
 
 def _tests_class(grade: Callable[[Any], None]) -> Callable[[Any], str]:
