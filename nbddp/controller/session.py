@@ -471,7 +471,7 @@ class Session:
                 if runtime is not None:
                     runtime.close()
                     self._executor.drop_runtime()
-                self.replay_log.set_pending((), clears_entries=True)
+                self.replay_log.set_pending((), clears_entries=True)  # it refers to the pushes
                 self._push_store.free()
 
     def _ensure_runtime(self) -> None:

@@ -102,7 +102,7 @@ def _missing_ranks(missing: Any) -> str:
             continue
         if 2 in given:
             return "Rank 2 comes 0.3 s later, in time: wait for all keys before you look."
-        return "Return the ranks that have not come: those whose key does not exist."
+        return "Return the missing ranks: their keys do not exist."
     return RIGHT
 
 

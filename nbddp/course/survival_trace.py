@@ -1,4 +1,4 @@
-"""What the workers of a judged training did, and what is wrong with it.
+"""Read the steps and saves of the workers in a judged training, and find the mistake.
 
 The undisturbed run is the reference. The first step after a restart shows which part of the state
 was not restored: its batch, its weights, its random numbers, its learning rate.

@@ -380,7 +380,7 @@ def _custom_reduce(obj: Any) -> Any:
     if type(obj) is weakref.ReferenceType:
         target = obj()
         return weakref.ref, (_DeadReferent() if target is None else target,)
-    if isinstance(obj, OpOverload | OpOverloadPacket):  # torch recurses for ever in a copy of one
+    if isinstance(obj, OpOverload | OpOverloadPacket):  # a copy calls its __getattr__ for ever
         return _find_operator, (str(obj),)
     if shared := _shared_dict(obj):
         return _make_sharing, (type(obj), shared), vars(obj).copy()
