@@ -177,9 +177,9 @@ def parallelize(parallelize: Any) -> None:
     stop_if(_hint_of_bytes(model))
     batches = _batches()
     mine = [texts.chunk(2)[row] for texts in batches]
-    with _Traffic() as forward:
+    with _CollectiveCounts() as forward:
         loss = _loss_of(model, mine[0])
-    with _Traffic() as backward:
+    with _CollectiveCounts() as backward:
         loss.backward()  # type: ignore[no-untyped-call]
     model.zero_grad()
     got = _mean_over_ranks(_losses(model, mine, clips=False))
@@ -313,7 +313,7 @@ def _hint_of_losses(got: list[float], batches: Sequence[Tensor]) -> str | None:
     )
 
 
-class _Traffic(CommDebugMode):
+class _CollectiveCounts(CommDebugMode):
     """Count the collectives of a forward or backward pass.
 
     Attributes:
@@ -344,7 +344,7 @@ class _Traffic(CommDebugMode):
         return 2 * self.all_reduced + self.all_gathered + self.scattered
 
 
-def _hint_of_collectives(forward: _Traffic, backward: _Traffic) -> str | None:
+def _hint_of_collectives(forward: _CollectiveCounts, backward: _CollectiveCounts) -> str | None:
     if forward.gathered <= BLOCKS:
         return (
             f"The forward pass gathers the model in {forward.gathered} part(s), and a rank holds a "

@@ -121,7 +121,7 @@ def _all_true(value: object) -> bool:
 
 
 @dataclass
-class _Step:
+class _DDPStep:
     """A step of a ``MyDDP``: its gradients, the right ones, and what it has sent.
 
     Attributes:
@@ -157,10 +157,10 @@ def _mean(own: torch.Tensor) -> torch.Tensor:
     return torch.stack(all_gather(own)).mean(0)
 
 
-def _run_step(model: Any, inner: nn.Module, *call: Any) -> _Step:
+def _run_step(model: Any, inner: nn.Module, *call: Any) -> _DDPStep:
     """Run one step of the class, and record it."""
     own = _gradients(inner, call)
-    step = _Step(own, _mean(own))
+    step = _DDPStep(own, _mean(own))
     parameters = list(inner.parameters())
     inner.zero_grad()
     traffic = _Traffic()
@@ -179,7 +179,7 @@ def _run_step(model: Any, inner: nn.Module, *call: Any) -> _Step:
     return step
 
 
-def _hint_to_gradients(step: _Step) -> str:
+def _hint_to_gradients(step: _DDPStep) -> str:
     world_size = this_rank.world_size()
     mistakes = {
         "The gradients are the sum over the ranks: DDP needs their mean.": step.mean * world_size,

@@ -63,7 +63,7 @@ LOST_CONNECTION = re.compile("connection|closed by peer|gloo", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class _Fault:
+class _PlannedFault:
     """A fault, which ends an attempt.
 
     Attributes:
@@ -94,9 +94,13 @@ class _Fault:
         }[self.kind]
 
 
-def _plan_for(saver: int) -> list[_Fault]:
+def _plan_for(saver: int) -> list[_PlannedFault]:
     """Return the faults: in the middle of an epoch, in the middle of a save, and an exception."""
-    return [_Fault("kill", 1, 37), _Fault("save", saver, 2), _Fault("raise", 1, 12)]
+    return [
+        _PlannedFault("kill", 1, 37),
+        _PlannedFault("save", saver, 2),
+        _PlannedFault("raise", 1, 12),
+    ]
 
 
 @dataclass
@@ -176,7 +180,7 @@ class _Job:
 
 
 @contextmanager
-def _started(script: str, place: Path, faults: Sequence[_Fault] = ()) -> Iterator[_Job]:
+def _started(script: str, place: Path, faults: Sequence[_PlannedFault] = ()) -> Iterator[_Job]:
     """Start a job, and end all its processes with the block."""
     folder, notes = place / "work", place / "notes"
     folder.mkdir(parents=True)
@@ -276,7 +280,7 @@ def _judge(script: str, place: Path) -> str:
     _tell("2. The same with three faults, and up to three restarts")
     faults = _plan_for(saver)
     with _started(script, place / "with-faults", faults) as job:
-        progress = _Progress(reference, faults)
+        progress = _JobProgress(reference, faults)
         hint = _hint_to_second_job(job, progress, STANDSTILL + 2 * seconds)
     return hint or _hint_to_weights(job, calm, progress)
 
@@ -332,7 +336,7 @@ def _hint_to_standstill(job: _Job) -> str:
     )
 
 
-def _hint_to_second_job(job: _Job, progress: _Progress, limit: float) -> str:
+def _hint_to_second_job(job: _Job, progress: _JobProgress, limit: float) -> str:
     """Follow a job with faults; return at the first mistake."""
     for code in job.wait():
         hint = progress.check(job, has_failed=bool(code))
@@ -344,7 +348,7 @@ def _hint_to_second_job(job: _Job, progress: _Progress, limit: float) -> str:
 
 
 @dataclass
-class _Progress:
+class _JobProgress:
     """Checks the attempts of a job, and tells what happens.
 
     Attributes:
@@ -355,7 +359,7 @@ class _Progress:
     """
 
     reference: Attempt
-    faults: Sequence[_Fault]
+    faults: Sequence[_PlannedFault]
     n_fired: int = 0
     n_told: int = 0
 
@@ -400,7 +404,7 @@ class _Progress:
         return f"{where} the script fails without a fault of the judge: {error}."
 
 
-def _hint_to_weights(job: _Job, calm: _Job, progress: _Progress) -> str:
+def _hint_to_weights(job: _Job, calm: _Job, progress: _JobProgress) -> str:
     """Compare the final weights of both jobs; torchrun has ended both with exit code 0."""
     weights, expected = _load(job.folder / FINAL_FILE), _load(calm.folder / FINAL_FILE)
     is_equal = (

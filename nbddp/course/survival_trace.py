@@ -27,7 +27,7 @@ FINAL_FILE = "weights.pt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class TracedStep:
     """An optimizer step of a rank.
 
     Attributes:
@@ -63,7 +63,7 @@ class RankTrace:
         events: the names of all events.
     """
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[TracedStep] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ def _read(file: Path) -> RankTrace:
         facts: dict[str, Any] = json.loads(line)
         trace.events.append(facts.pop("event"))
         if trace.events[-1] == "step":
-            trace.steps.append(Step(**facts))
+            trace.steps.append(TracedStep(**facts))
         elif trace.events[-1] == "save":
             trace.saves.append(Save(**facts))
     return trace
@@ -336,7 +336,7 @@ def _hint_to_rank(reference: Attempt, trace: RankTrace, rank: int) -> tuple[int,
     return N_STEPS + 1, RIGHT
 
 
-def _hint_to_step(expected: Step, step: Step, number: int, start: int) -> str:
+def _hint_to_step(expected: TracedStep, step: TracedStep, number: int, start: int) -> str:
     """Compare the batch and the learning rate of a step with the undisturbed run."""
     if list(step.samples) != list(expected.samples):
         return (

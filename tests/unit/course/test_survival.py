@@ -21,7 +21,7 @@ from nbddp.course.survival_trace import (
     RankTrace,
     Resume,
     Save,
-    Step,
+    TracedStep,
     first_step_of,
     hint_to_resumed,
     hint_to_undisturbed,
@@ -31,11 +31,11 @@ from nbddp.course.survival_trace import (
 HERE = Path("/folder")
 
 
-def step_of(rank: int, number: int) -> Step:
+def step_of(rank: int, number: int) -> TracedStep:
     """A step with the samples, weights and random numbers that it alone has."""
     epoch, place = divmod(number - 1, PER_EPOCH)
     first = (place * RANKS + rank) * 16
-    return Step(
+    return TracedStep(
         samples=[(each + 5 * epoch) % 640 for each in range(first, first + 16)],
         weights=number,
         random=100 * number + rank,
@@ -66,14 +66,16 @@ def resumed(begin: int, end: int = 45) -> list[RankTrace]:
     ]
 
 
-def change(attempt: list[RankTrace], make: Callable[[Step], Step], *ranks: int) -> list[RankTrace]:
+def change(
+    attempt: list[RankTrace], make: Callable[[TracedStep], TracedStep], *ranks: int
+) -> list[RankTrace]:
     """Change the steps of some ranks, or of all."""
     for rank in ranks or range(RANKS):
         attempt[rank].steps = [make(step) for step in attempt[rank].steps]
     return attempt
 
 
-def from_step(number: int, **facts: float) -> Callable[[Step], Step]:
+def from_step(number: int, **facts: float) -> Callable[[TracedStep], TracedStep]:
     return lambda step: replace(step, **facts) if step.rate <= 1 / number else step
 
 
@@ -225,7 +227,7 @@ def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
     attempt = read_attempt(tmp_path, 0)
     assert attempt is not None
     assert attempt[0] == RankTrace()
-    assert attempt[1].steps == [Step(samples=[1, 2])]
+    assert attempt[1].steps == [TracedStep(samples=[1, 2])]
     assert attempt[1].saves == [Save("a.pt", 1)]
     assert attempt[1].has_fault
 
@@ -254,7 +256,7 @@ def test_an_attempt_that_fails_by_itself_is_told_with_the_error_that_is_no_lost_
     tmp_path: Path,
 ) -> None:
     job = failed_job(tmp_path, LOST, CAUSE)
-    hint = survival._Progress(REFERENCE, survival._plan_for(0)).check(job, has_failed=False)
+    hint = survival._JobProgress(REFERENCE, survival._plan_for(0)).check(job, has_failed=False)
     assert "In attempt 1" in hint
     assert "`KeyError: 7`, line 30, on rank 1" in hint
     assert "Connection" not in hint
@@ -271,7 +273,7 @@ def test_a_failed_start_after_a_death_in_a_save_is_blamed_on_the_file_if_it_cann
     died = {"event": "save", "path": "a.pt", "after": 2}, {"event": "fault"}
     (tmp_path / "0-0.jsonl").write_text("".join(json.dumps(each) + "\n" for each in died))
     job.look()
-    progress = survival._Progress(REFERENCE, [survival._Fault("save", 0, 2)])
+    progress = survival._JobProgress(REFERENCE, [survival._PlannedFault("save", 0, 2)])
     hint = progress.check(job, has_failed=False)
     assert f"`{error}`" in hint
     assert "in the middle of a save" in hint
@@ -283,14 +285,14 @@ def test_an_attempt_whose_port_was_taken_or_that_aborts_at_its_end_is_no_fault_o
     logs: Sequence[str], tmp_path: Path
 ) -> None:
     job = failed_job(tmp_path, *logs)
-    progress = survival._Progress(REFERENCE, survival._plan_for(0))
+    progress = survival._JobProgress(REFERENCE, survival._plan_for(0))
     assert progress.check(job, has_failed=False) == RIGHT
     assert progress.n_fired == 0
 
 
 def test_an_abort_after_an_error_of_the_script_is_its_fault(tmp_path: Path) -> None:
     job = failed_job(tmp_path, f"Traceback\n{CAUSE}{ABORTED}", LOST)
-    hint = survival._Progress(REFERENCE, survival._plan_for(0)).check(job, has_failed=False)
+    hint = survival._JobProgress(REFERENCE, survival._plan_for(0)).check(job, has_failed=False)
     assert "KeyError" in hint
 
 
