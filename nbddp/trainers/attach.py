@@ -43,7 +43,7 @@ def report_trainers() -> None:
 def attach_to_libraries() -> None:
     """Make the libraries report, if :func:`~nbddp.trainers.reporting.enable` allows it."""
     change_when_imported("transformers.trainer", _add_transformers_callback)
-    change_when_imported("accelerate.accelerator", _report_accelerator)
+    change_when_imported("accelerate.accelerator", _change_accelerate)
     for name in ("lightning.fabric.fabric", "lightning_fabric.fabric"):
         change_when_imported(name, _report_fabric)
     change_when_imported("torch.utils.tensorboard.writer", _report_tensorboard)
@@ -52,6 +52,11 @@ def attach_to_libraries() -> None:
 def _add_transformers_callback(trainer: Any) -> None:
     callback = importlib.import_module("nbddp.trainers.transformers_callback")
     trainer.DEFAULT_CALLBACKS.append(callback.NbddpCallback)
+
+
+def _change_accelerate(module: Any) -> None:
+    _report_accelerator(module)
+    _let_ranks_share_a_gpu(module)
 
 
 def _report_accelerator(module: Any) -> None:
@@ -70,6 +75,34 @@ def _report_accelerator(module: Any) -> None:
 
     _call_after(module.Accelerator, "log", report_log)
     _call_after(module.Accelerator, "prepare", add_accelerator)
+
+
+def _let_ranks_share_a_gpu(module: Any) -> None:
+    """Let Accelerate use a GPU that several ranks share.
+
+    It takes the local rank for the number of the rank's GPU, in two places:
+    ``wait_for_everyone`` and the ``device_ids`` of DDP (accelerate 1.15).
+    """
+
+    def with_number_of_gpu(owner: Any, name: str, get_state: Callable[[Any], Any]) -> None:
+        method = getattr(owner, name)
+
+        @functools.wraps(method)
+        def call(this: Any, *args: Any, **options: Any) -> Any:
+            state = get_state(this)
+            local_rank, gpu = state.local_process_index, state.device.index
+            if state.device.type != "cuda" or gpu == local_rank:
+                return method(this, *args, **options)
+            state.local_process_index = gpu
+            try:
+                return method(this, *args, **options)
+            finally:
+                state.local_process_index = local_rank
+
+        setattr(owner, name, call)
+
+    with_number_of_gpu(module.PartialState, "wait_for_everyone", lambda state: state)
+    with_number_of_gpu(module.Accelerator, "prepare_model", lambda accelerator: accelerator.state)
 
 
 def _report_fabric(module: Any) -> None:

@@ -118,6 +118,34 @@ def test_trainer_without_the_group_warns_when_it_starts(
     assert reporting.trainers_of_cell() == {}
 
 
+@pytest.mark.parametrize(
+    ("device", "passed"), [("cuda:0", 0), ("cuda:3", 3), ("cpu", 3)], ids=["shared", "own", "cpu"]
+)
+def test_accelerate_uses_the_gpu_that_ranks_share(device: str, passed: int) -> None:
+    seen = []
+
+    class State:
+        local_process_index = 3
+        device = torch.device("cpu")
+
+        def wait_for_everyone(self) -> None:
+            seen.append(self.local_process_index)
+
+    class Accelerator:
+        state = State()
+
+        def prepare_model(self, model: str) -> str:
+            seen.append(self.state.local_process_index)
+            return model
+
+    attach._let_ranks_share_a_gpu(SimpleNamespace(PartialState=State, Accelerator=Accelerator))
+    Accelerator.state.device = torch.device(device)
+    assert Accelerator().prepare_model("model") == "model"
+    Accelerator.state.wait_for_everyone()
+    assert seen == [passed, passed]
+    assert Accelerator.state.local_process_index == 3
+
+
 def test_tensorboard_is_reported_unless_a_trainer_writes_to_it(sink: Recorder) -> None:
     class SummaryWriter:
         def add_scalar(self, tag: str, scalar_value: float, global_step: int = 0) -> None:
