@@ -304,12 +304,14 @@ class _Writer:
         wants_display = "display" in body and "display" not in self._bound_names
         form = template.INIT_GROUP_AGAIN if self._n_groups > 1 else template.INIT_GROUP
         spec, timeout = self._input.spec, ""
-        backend = template.BACKEND if spec.backend == "auto" else repr(spec.backend)
+        is_auto = spec.backend == "auto"
+        backend = "_backend()" if is_auto else repr(spec.backend)
         if spec.timeout != GroupSpec().timeout:
             timeout = f", timeout=datetime.timedelta(seconds={spec.timeout})"
         frame = [
             '_RANK = int(os.environ["RANK"]) if "RANK" in os.environ else 0',
             template.DEVICE,
+            template.BACKEND if is_auto else "",
             form.format(backend=backend, timeout=timeout),
             template.DESTROY_GROUP if self._n_groups > 1 else "",
             template.WAIT_FOR_ALL if "_wait_for_all()" in body else "",

@@ -54,7 +54,14 @@ def _restore_process_group(number):
     if not dist.is_initialized():
         _init_process_group(number)'''
 
-BACKEND = '"nccl" if _device().type == "cuda" else "gloo"'
+BACKEND = '''def _backend():
+    """Return nccl if each rank of this machine has a GPU of its own."""
+    import os
+
+    import torch
+
+    gpus, ranks = torch.cuda.device_count(), int(os.environ["LOCAL_WORLD_SIZE"])
+    return "nccl" if gpus >= ranks else "gloo"'''
 
 DEVICE = """def _device():
     import os
