@@ -81,19 +81,26 @@ def _abort(group: dist.ProcessGroup) -> None:
         logger.info("a process group could not be aborted: %s", error)
 
 
-def is_default_group_aborted() -> bool:
-    """Return whether NCCL's watchdog has aborted the default group.
+def describe_abort() -> str:
+    """Return why NCCL's watchdog has aborted the default group; "" if it has not.
 
     That ends the waits for its collectives without an error; only the next collective raises one.
     """
     group: Any = dist.distributed_c10d._get_default_group()
     try:
-        backend = group._get_backend(torch.device("cuda"))  # a cell may have made a group for CPUs
-        if hasattr(backend, "_comm_ptr"):  # torch 2.9 may not have it
-            backend._comm_ptr()
+        backend = group._get_backend(torch.device("cuda"))
+    except RuntimeError:  # a cell has made a group for CPUs
+        return ""
+    if not hasattr(backend, "_comm_ptr"):  # torch 2.9 may not have it
+        return ""
+    try:
+        backend._comm_ptr()
+    except dist.DistBackendError:
+        has_timed_out = backend.get_error().name == "TIMEOUT"
+        return "collective operation timeout" if has_timed_out else "remote process exited"
     except RuntimeError as error:
-        return isinstance(error, dist.DistBackendError)
-    return False
+        logger.info("NCCL's communicator cannot be read: %s", error)
+    return ""
 
 
 def has_lost_cuda() -> bool:

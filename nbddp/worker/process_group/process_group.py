@@ -213,10 +213,11 @@ class ProcessGroup:
     def lost_result(self) -> RuntimeError | None:
         """Return an error if NCCL has given up a collective, and torch has raised none."""
         has_nccl = self.backend == "nccl" and dist.is_initialized()
-        if not has_nccl or not nccl.is_default_group_aborted():
+        reason = nccl.describe_abort() if has_nccl else ""
+        if not reason:
             return None
         return RuntimeError(
-            "NCCL has given up a collective, after its timeout or an error: the result is undefined"
+            f"NCCL has given up a collective ({reason}), and its result is undefined"
         )
 
     def record_failure(self, error: BaseException | None) -> None:

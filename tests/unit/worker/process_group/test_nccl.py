@@ -18,9 +18,10 @@ from nbddp.worker.process_group.nccl import (
     abort_all,
     abort_groups,
     configure_nccl,
-    is_default_group_aborted,
+    describe_abort,
 )
 
+ABORTED = dist.DistBackendError("NCCL communicator was aborted on rank 0.")
 HEADER = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
 
 
@@ -71,25 +72,28 @@ def test_torchs_header_defines_the_nccl_variables_and_the_meaning_of_2() -> None
 
 
 @pytest.mark.parametrize(
-    ("error", "is_aborted"),
+    ("error", "kind", "reason"),
     [
-        (dist.DistBackendError("NCCL communicator was aborted on rank 0."), True),
-        (RuntimeError("another error"), False),
-        (None, False),
+        (ABORTED, "TIMEOUT", "collective operation timeout"),
+        (ABORTED, "COMM_ERROR", "remote process exited"),
+        (RuntimeError("another error"), "SUCCESS", ""),
+        (None, "SUCCESS", ""),
     ],
 )
 def test_a_group_that_the_watchdog_has_aborted_is_recognized(
-    monkeypatch: pytest.MonkeyPatch, error: Exception | None, is_aborted: bool
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, kind: str, reason: str
 ) -> None:
-    for backend in (Mock(_comm_ptr=Mock(side_effect=error)), SimpleNamespace()):
+    found = SimpleNamespace(name=kind)
+    with_abort = Mock(_comm_ptr=Mock(side_effect=error), get_error=Mock(return_value=found))
+    for backend, expected in ((with_abort, reason), (SimpleNamespace(), "")):
         group = Mock(_get_backend=Mock(return_value=backend))
         monkeypatch.setattr(dist.distributed_c10d, "_get_default_group", lambda found=group: found)
-        assert is_default_group_aborted() == (is_aborted and hasattr(backend, "_comm_ptr"))
+        assert describe_abort() == expected
 
 
 def test_a_group_for_cpus_alone_is_not_aborted() -> None:
     dist.init_process_group("cpu:gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        assert not is_default_group_aborted()
+        assert describe_abort() == ""
     finally:
         dist.destroy_process_group()
