@@ -84,25 +84,28 @@ def _let_ranks_share_a_gpu(module: Any) -> None:
     ``wait_for_everyone`` and the ``device_ids`` of DDP (accelerate 1.15).
     """
 
-    def with_number_of_gpu(owner: Any, name: str, get_state: Callable[[Any], Any]) -> None:
+    def with_number_of_gpu(owner: Any, name: str) -> None:
         method = getattr(owner, name)
 
         @functools.wraps(method)
         def call(this: Any, *args: Any, **options: Any) -> Any:
-            state = get_state(this)
-            local_rank, gpu = state.local_process_index, state.device.index
-            if state.device.type != "cuda" or gpu == local_rank:
+            # AcceleratorState copies the values of PartialState whenever it is constructed
+            states = module.PartialState(), getattr(this, "state", this)
+            local_rank, gpu = states[0].local_process_index, states[0].device
+            if gpu.type != "cuda" or gpu.index == local_rank:
                 return method(this, *args, **options)
-            state.local_process_index = gpu
+            for state in states:
+                state.local_process_index = gpu.index
             try:
                 return method(this, *args, **options)
             finally:
-                state.local_process_index = local_rank
+                for state in states:
+                    state.local_process_index = local_rank
 
         setattr(owner, name, call)
 
-    with_number_of_gpu(module.PartialState, "wait_for_everyone", lambda state: state)
-    with_number_of_gpu(module.Accelerator, "prepare_model", lambda accelerator: accelerator.state)
+    with_number_of_gpu(module.PartialState, "wait_for_everyone")
+    with_number_of_gpu(module.Accelerator, "prepare_model")
 
 
 def _report_fabric(module: Any) -> None:

@@ -123,27 +123,30 @@ def test_trainer_without_the_group_warns_when_it_starts(
 )
 def test_accelerate_uses_the_gpu_that_ranks_share(device: str, passed: int) -> None:
     seen = []
+    shared = {"local_process_index": 3, "device": torch.device(device)}
 
     class State:
-        local_process_index = 3
-        device = torch.device("cpu")
+        local_process_index: int
+
+        def __init__(self) -> None:
+            self.__dict__ = shared
 
         def wait_for_everyone(self) -> None:
             seen.append(self.local_process_index)
 
     class Accelerator:
-        state = State()
+        state = SimpleNamespace()
 
         def prepare_model(self, model: str) -> str:
+            self.state.__dict__.update(shared)
             seen.append(self.state.local_process_index)
             return model
 
     attach._let_ranks_share_a_gpu(SimpleNamespace(PartialState=State, Accelerator=Accelerator))
-    Accelerator.state.device = torch.device(device)
     assert Accelerator().prepare_model("model") == "model"
-    Accelerator.state.wait_for_everyone()
+    State().wait_for_everyone()
     assert seen == [passed, passed]
-    assert Accelerator.state.local_process_index == 3
+    assert shared["local_process_index"] == 3
 
 
 def test_tensorboard_is_reported_unless_a_trainer_writes_to_it(sink: Recorder) -> None:
