@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import bdb
 import functools
+import inspect
 import os
 import pdb
 import re
 import sys
 from collections.abc import Callable, Sequence
+from traceback import walk_tb
 from types import FrameType, TracebackType
 from typing import Any
 
 import IPython.core.debugger
+import torch.utils.checkpoint
 from IPython.core.debugger import Pdb
 
 from nbddp.wire.messages import DEBUGGER, RunCell
@@ -189,6 +192,7 @@ class Debuggers:
         An error is kept until the next error. An interrupt is kept only until another cell begins,
         because its frames may hold memory that the next run needs.
         """
+        _end_checkpointed_calls(error)
         self._is_interrupt_kept = is_interrupt
         last = (type(error), error, error.__traceback__, error)
         vars(sys).update(zip(_LAST_ERROR, last, strict=True))
@@ -199,6 +203,19 @@ class Debuggers:
         self._hidden_error = {}
         if isinstance(getattr(sys.gettrace(), "__self__", None), bdb.Bdb):
             sys.settrace(None)
+
+
+def _end_checkpointed_calls(error: BaseException) -> None:
+    """Remove the hooks of the checkpointed calls that an error has ended.
+
+    Before torch 2.13, ``torch.utils.checkpoint`` removes its hook for saved tensors only with the
+    frames of the error. Until then, each ``backward()`` would run the failed function again.
+    """
+    for frame, _ in walk_tb(error.__traceback__):
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            for value in frame.f_locals.values():
+                if inspect.isgenerator(value):
+                    value.close()
 
 
 def clear_last_error() -> dict[str, Any]:
