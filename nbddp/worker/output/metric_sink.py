@@ -1,4 +1,8 @@
-"""Write the metrics, progress and events of a cell to a file, then send them in batches."""
+"""Write the metrics, progress and events of a cell to a file, then send them in batches.
+
+What a loop reports in each step, metrics and a changed progress bar, waits for the next poll of the
+outbox, 0.05 s at most: the reader of the messages often shares the cores with the ranks.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +76,7 @@ class MetricSink(Sink):
             if len(self._rows) > MAX_QUEUED_ROWS:
                 self._rows.popleft()
                 self._dropped += 1
-        self._count_report()
+        self.report_count += 1
 
     def open_bar(self, bar: ProgressBar) -> None:
         """Show the bar of a new loop, inside those that have not ended."""
@@ -88,7 +92,7 @@ class MetricSink(Sink):
         if self._is_in_child():
             return
         self._bars_changed = True
-        self._count_report()
+        self.report_count += 1
 
     def close_bar(self, bar: ProgressBar) -> None:
         """Remove the bar of a loop. Keep the outermost bar until the next loop, to show its end."""
