@@ -64,8 +64,9 @@ class BrowserInOneWorker(LoadFileScheduling):
         return "tests/browser" if file.startswith("tests/browser/") else file
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> BrowserInOneWorker:
-    return BrowserInOneWorker(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> BrowserInOneWorker | None:
+    is_by_test = config.getvalue("dist") == "load"  # xdist's own scheduler distributes single tests
+    return None if is_by_test else BrowserInOneWorker(config, log)
 
 
 @pytest.fixture(autouse=True)

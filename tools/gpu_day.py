@@ -52,8 +52,8 @@ PARTS = (
     pytest_part(
         "All notebooks on the GPU",
         "tests/notebooks/test_notebooks.py",
-        *("-m", "notebook", "-k", "runs_from_start"),
-        limit=240,
+        *("-m", "notebook", "-k", "runs_from_start", "-n", "4", "--dist", "load"),
+        limit=300,
     ),
     Part(
         "The notebook with a language model",
