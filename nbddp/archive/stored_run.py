@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
+from operator import lt
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from nbddp.record.step_rate import StepRate
 NOT_METRICS = frozenset({"time", "rank", "attempt", "step"})  # keys of a row of ``metrics.jsonl``
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
+_RowsOfRanks = dict[int, list[dict[str, Any]]]  # rows of ``metrics.jsonl``, by rank
+
 MAX_SHOWN_CELLS = 20  # cell numbers in a message
 # seconds by which the times of events are rounded, unlike those of metrics
 EVENT_TIME_ERROR = 0.001
@@ -153,7 +157,8 @@ class StoredRun:
         if began in self._metrics:
             return self._metrics[began]
         metrics, attempt = MetricStore(), 0
-        by_rank: dict[int, list[dict[str, Any]]] = {}
+        starts = sorted(each.began_at for each in self.cells if not each.is_again)
+        cells: dict[int, _RowsOfRanks] = {}
         recoveries = [event for event in self.events if event.kind == "recovery"]
         resumed_attempts = {
             event.facts.get("attempt") for event in recoveries if "healed" not in event.facts
@@ -163,12 +168,13 @@ class StoredRun:
             is_healed = bool(heals) and row["time"] > heals[0]
             if is_healed or (row["attempt"] != attempt and row["attempt"] in resumed_attempts):
                 heals = [at for at in heals if row["time"] <= at]
-                self._add_rows(metrics, by_rank)
+                self._add_rows(metrics, cells)
                 metrics.resume()
-                by_rank = {}
+                cells = {}
             attempt = row["attempt"]
-            by_rank.setdefault(row["rank"], []).append(row)
-        self._add_rows(metrics, by_rank)
+            ranks = cells.setdefault(bisect_right(starts, row["time"]), {})
+            ranks.setdefault(row["rank"], []).append(row)
+        self._add_rows(metrics, cells)
         self._metrics[began] = metrics
         return metrics
 
@@ -203,18 +209,13 @@ class StoredRun:
             raise RequestError(f"{path} cannot be read: {error.strerror or error}") from None
         self._unreadable[METRICS] = reader.unreadable
 
-    def _add_rows(
-        self, metrics: MetricStore, by_rank: Mapping[int, Sequence[dict[str, Any]]]
-    ) -> None:
-        for rank, rows in by_rank.items():
-            metrics.began = min(metrics.began, rows[0]["time"])
-            metrics.ended = max(metrics.ended, rows[-1]["time"])
-            for name in dict.fromkeys(chain.from_iterable(rows)):
-                if name not in NOT_METRICS and (self._wanted is None or self._wanted(name)):
-                    own = [row for row in rows if name in row]
-                    times = [row["time"] for row in own]
-                    steps = [row.get("step") for row in own]
-                    metrics.extend(rank, name, times, steps, [row[name] for row in own])
+    def _add_rows(self, metrics: MetricStore, cells: Mapping[int, _RowsOfRanks]) -> None:
+        rows = [own for _, ranks in sorted(cells.items()) for own in ranks.values()]
+        metrics.began = min([metrics.began, *(own[0]["time"] for own in rows)])
+        metrics.ended = max([metrics.ended, *(own[-1]["time"] for own in rows)])
+        for name in dict.fromkeys(chain.from_iterable(chain.from_iterable(rows))):
+            if name not in NOT_METRICS and (self._wanted is None or self._wanted(name)):
+                _add_metric(metrics, name, [ranks for _, ranks in sorted(cells.items())])
 
     def snapshot(self, cell: StoredCell | None = None) -> Snapshot:
         """Return a snapshot of the whole run, or of one cell, for a panel."""
@@ -237,6 +238,37 @@ class StoredRun:
             ),
             events=merge_equal_failures(events),
         )
+
+
+def _add_metric(metrics: MetricStore, name: str, cells: Sequence[_RowsOfRanks]) -> None:
+    """Add a metric of several cells: the steps of later cells follow those of earlier ones."""
+    own = [
+        {rank: [row for row in rows if name in row] for rank, rows in ranks.items()}
+        for ranks in cells
+    ]
+    parts = [{rank: rows for rank, rows in part.items() if rows} for part in own]
+    if not _has_step_back(parts):  # the usual case, which is much faster in one piece
+        joined: _RowsOfRanks = {}
+        for rank, rows in chain.from_iterable(part.items() for part in parts):
+            joined.setdefault(rank, []).extend(rows)
+        parts = [joined]
+    for number, part in enumerate(parts):
+        if number:
+            metrics.begin_cell(name)
+        for rank, rows in part.items():
+            times, steps = [row["time"] for row in rows], [row.get("step") for row in rows]
+            metrics.extend(rank, name, times, steps, [row[name] for row in rows])
+
+
+def _has_step_back(parts: Sequence[_RowsOfRanks]) -> bool:
+    """Return whether a step does not ascend, in a cell or from the ranks of an earlier cell."""
+    last = -math.inf
+    for part in filter(None, parts):
+        of_ranks = [[row.get("step", math.nan) for row in rows] for rows in part.values()]
+        if not all(steps[0] >= last and all(map(lt, steps, steps[1:])) for steps in of_ranks):
+            return True
+        last = max(steps[-1] for steps in of_ranks)
+    return False
 
 
 def _cell_id(event: RunEvent) -> int:

@@ -9,6 +9,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from math import inf, nan
 from typing import Any
@@ -100,14 +101,14 @@ class MetricSeries:
         self._at = nan  # time of the newest step, NaN after a pause
         self._stride = 1.0  # from one step to the next
         self._offset = 0.0  # the count minus the step
-        self._has_fallen = self._is_resuming = False
+        self._has_fallen = self._is_resuming = self._is_following = False
         self._resume_points: deque[float] = deque(maxlen=MAX_RESUMES)
 
     def add(self, at: float, step: float | None, value: float) -> None:
         """Add a value to the bucket of its step. Without a step, use the next one."""
         if step is None:
             step = 0.0 if math.isnan(self.step) else self.step + 1.0
-        if step != self.step or self._is_resuming:
+        if step != self.step or self._is_resuming or self._is_following:
             self._start_step(at, step)
         self._times[-1] += at
         self._steps[-1] += step + self._offset
@@ -143,6 +144,13 @@ class MetricSeries:
         """Expect the next value from another attempt at the same work."""
         self._is_resuming = not math.isnan(self.step)
 
+    def follow(self, other: MetricSeries) -> None:
+        """Expect the next value from another cell: continue the count of another rank."""
+        if not self._is_resuming:
+            self._is_following = True
+            self.step, self._stride, self._offset = other.step, other._stride, other._offset
+            self._has_fallen = self._has_fallen or other._has_fallen
+
     def curve(self) -> Curve:
         """Return the buckets as a curve."""
         counts = self._counts
@@ -171,6 +179,7 @@ class MetricSeries:
         )
 
     def _start_step(self, at: float, step: float) -> None:
+        self._is_following = False
         if self._is_resuming:
             self._resume_at(step)
         elif step < self.step:
@@ -254,6 +263,7 @@ class MetricStore:
         self._version = 0
         self._series: dict[str, dict[int, MetricSeries]] = {}
         self._versions: dict[str, int] = {}
+        self._furthest: dict[str, MetricSeries] = {}  # for ranks that begin in a later cell
         self._dropped: set[str] = set()
         self.began, self.ended = inf, -inf
 
@@ -280,6 +290,8 @@ class MetricStore:
                 series = ranks.get(rank)
                 if series is None:
                     series = ranks[rank] = MetricSeries()
+                    if name in self._furthest:
+                        series.follow(self._furthest[name])
                 series.add(at, step, value)
                 first = first or series
                 self._versions[name] = self._version
@@ -297,7 +309,7 @@ class MetricStore:
     ) -> None:
         """Add all values that a rank reported under a name, in order."""
         known = [step for step in steps if step is not None]
-        is_new = rank not in self._series.get(name, {})
+        is_new = rank not in self._series.get(name, {}) and name not in self._furthest
         if not (is_new and len(known) == len(steps) and _can_fill(known, values)):
             for at, step, value in zip(times, steps, values, strict=True):
                 self.add(rank, at, step, {name: value})
@@ -318,15 +330,30 @@ class MetricStore:
     def resume(self) -> None:
         """Expect the next values from another attempt at the same work."""
         with self._lock:
+            self._furthest.clear()
             for ranks in self._series.values():
                 for series in ranks.values():
                     series.resume()
+
+    def begin_cell(self, name: str) -> None:
+        """Expect the next values of a metric from another cell.
+
+        If a step moves back, the count of each rank continues after the rank that is furthest
+        ahead, so that a rank without values in the earlier cells does not begin beside them.
+        """
+        with self._lock:
+            ranks = self._series.get(name, {}).values()
+            if ranks:
+                self._furthest[name] = copy(max(ranks, key=lambda each: each.step + each._offset))
+            for series in ranks:
+                series.follow(self._furthest[name])
 
     def clear(self) -> None:
         """Remove all metrics."""
         with self._lock:
             self._version += 1
             self._series.clear()
+            self._furthest.clear()
             self._versions.clear()
             self._dropped.clear()
             self.began, self.ended = inf, -inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,48 @@ def test_metrics_after_a_recovery_replace_those_of_the_repeated_steps(tmp_path: 
     assert curve.steps == tuple(map(float, range(6)))
     assert curve.mean[2:] == (3.0, 9.0, 9.0, 9.0)
     assert curve.resume_points == (3.0,)
+
+
+CELLS = {  # (the ranks, their first step) in each cell of three steps; the expected steps by rank
+    "one rank after the other": ([((0,), 0), ((1,), 0)], {0: (0, 1, 2), 1: (3, 4, 5)}),
+    "one rank, then both": ([((0,), 0), ((0, 1), 0)], {0: (0, 1, 2, 3, 4, 5), 1: (3, 4, 5)}),
+    "a count that goes on": ([((0,), 0), ((0, 1), 3)], {0: (0, 1, 2, 3, 4, 5), 1: (3, 4, 5)}),
+    "back, then on": (
+        [((0, 1), 0), ((1,), 0), ((0, 1), 3)],
+        {0: (0, 1, 2, 6, 7, 8), 1: tuple(range(9))},
+    ),
+    "a rank that joins last": (
+        [((0,), 0), ((0,), 0), ((1,), 3)],
+        {0: tuple(range(6)), 1: (6, 7, 8)},
+    ),
+    "without steps": ([((0,), None), ((1,), None)], {0: (0, 1, 2), 1: (3, 4, 5)}),
+}
+
+
+@pytest.mark.parametrize(("cells", "expected"), CELLS.values(), ids=CELLS)
+def test_steps_of_a_later_cell_follow_those_of_all_ranks(
+    tmp_path: Path, cells: list[tuple[tuple[int, ...], int | None]], expected: dict[int, tuple[int]]
+) -> None:
+    events, rows = [*FAILED[:2]], []
+    for number, (ranks, begin) in enumerate(cells):
+        at = 101.0 + 10 * number
+        events.append({"number": number, "ranks": ranks, "source": "", "time": at, "kind": "cell"})
+        for index, rank in itertools.product(range(3), ranks):
+            row = {"time": at + index, "rank": rank, "attempt": 1, "loss": 10.0 * number + index}
+            rows.append(row if begin is None else row | {"step": begin + index})
+    run = run_of(tmp_path, events=events, rows=rows)
+    curves = run.metrics().curves("loss")
+    assert {rank: curve.steps for rank, curve in curves.items()} == expected
+    own = [each for each in rows if each["rank"] == 0]
+    assert curves[0].mean == tuple(each["loss"] for each in own), "no value is merged"
+
+
+def test_ranks_that_begin_after_a_recovery_keep_their_steps(tmp_path: Path) -> None:
+    recovery = {"attempt": 2, "time": 101.6, "kind": "recovery"}
+    again = [{**row, "attempt": 2, "time": 101.7} for row in reported(3, 4, ranks=4, loss=9.0)]
+    run = run_of(tmp_path, events=[*FAILED, recovery], rows=[*reported(*range(5)), *again])
+    curves = run.metrics().curves("loss")
+    assert (curves[0].steps, curves[3].steps) == ((0, 1, 2, 3, 4), (3, 4))
 
 
 def test_the_snapshot_of_a_stored_run_can_be_rendered(tmp_path: Path) -> None:
