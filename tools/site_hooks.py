@@ -101,15 +101,33 @@ def _for_both_schemes(found: re.Match[str]) -> str:
     return light + light.replace("-light.", "-dark.").replace("#only-light", "#only-dark")
 
 
-def on_page_content(content: str, page: Page, **_more: Any) -> str:
-    """Adapt the links of notebooks, and their tables of contents."""
+def on_page_content(content: str, page: Page, config: MkDocsConfig, **_more: Any) -> str:
+    """Adapt the links of notebooks and their tables of contents, and add links that open them."""
     if not page.file.src_uri.endswith(".ipynb"):
         return content
     anchors = re.findall(r'<h\d id="([^"]+)"', content)
     for entry in _entries(page.toc):  # mkdocs-jupyter leaves out code in the anchor of a heading
         if entry.id not in anchors:
             entry.id = next((each for each in anchors if each.startswith(entry.id)), entry.id)
-    return NOTEBOOK_LINK.sub(_adapt_notebook_link, content)
+    content = NOTEBOOK_LINK.sub(_adapt_notebook_link, content)
+    return _links_to_open(Path(page.file.src_uri).name, config.repo_url or "") + content
+
+
+def _links_to_open(notebook: str, repository: str) -> str:
+    """Return links that open a notebook of a repository on GitHub; "" without a repository.
+
+    >>> print(_links_to_open("00_quickstart.ipynb", "https://github.com/a/b"))
+    <p>Open in <a href="https://mybinder.org/v2/gh/a/b/HEAD?urlpath=lab/tree/notebooks/\
+00_quickstart.ipynb">Binder</a> or
+    <a href="https://colab.research.google.com/github/a/b/blob/HEAD/notebooks/\
+00_quickstart.ipynb">Colab</a></p>
+    """
+    if not repository:
+        return ""
+    name = repository.removeprefix("https://github.com/").strip("/")
+    binder = f"https://mybinder.org/v2/gh/{name}/HEAD?urlpath=lab/tree/notebooks/{notebook}"
+    colab = f"https://colab.research.google.com/github/{name}/blob/HEAD/notebooks/{notebook}"
+    return f'<p>Open in <a href="{binder}">Binder</a> or\n<a href="{colab}">Colab</a></p>'
 
 
 def _entries(toc: Iterable[AnchorLink]) -> Iterator[AnchorLink]:
