@@ -27,8 +27,7 @@ from nbddp.sigint import import_interruptibly
 from nbddp.ui.frontend import COALESCE_SECONDS, Check, StreamTarget, View, is_plain_text
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import InputBackend, InputQueue
-from nbddp.ui.log_lines import group_ranks_by_value
-from nbddp.ui.repeated_warnings import RepeatedWarnings
+from nbddp.ui.log_lines import RepeatedWarnings, group_ranks_by_value
 from nbddp.ui.report.findings import findings_text
 from nbddp.ui.wording import describe_straggler, format_progress_bar, format_seconds, format_step
 from nbddp.wire.messages import Display, JsonDict

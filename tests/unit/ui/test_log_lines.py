@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbddp.record.log_reader import MAX_PANEL_LINE, LineAssembler
-from nbddp.ui.log_lines import LogBuffer, LogLine, group_ranks_by_value, log_html, log_text
+from nbddp.ui.log_lines import (
+    LogBuffer,
+    LogLine,
+    RepeatedWarnings,
+    group_ranks_by_value,
+    log_html,
+    log_text,
+)
 
 PIECES = st.lists(st.tuples(st.integers(0, 2), st.text(alphabet="ab \r\n", max_size=12)))
 
@@ -156,3 +163,64 @@ KINDS = {
 @pytest.mark.parametrize("lines", KINDS.values(), ids=KINDS)
 def test_log_lines_begin_with_ranks(lines: list[LogLine], earlier: str, snapshot: Any) -> None:
     assert [log_html(lines, earlier=earlier), log_text(lines, earlier=earlier)] == snapshot
+
+
+# ---- warnings that several ranks print
+
+PYTHON = ["a.py:3: UserWarning: slow", "  load(x)"]
+LONG = ["a.py:3: UserWarning: slow", "Use another.", "  load(x)"]
+CPP = "[rank{}]:[W1126 11:30:3{}.81 reducer.cpp:1529] Warning: unused (function operator())"
+NOTE = "warnings of {} that another rank had printed are only in the logs"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(PYTHON, PYTHON), (LONG, LONG), ([CPP.format(0, 6)], [CPP.format(1, 7)])],
+    ids=["python", "several lines", "c++"],
+)
+def test_a_second_ranks_warning_is_left_out_and_noted(first: list[str], second: list[str]) -> None:
+    warnings = RepeatedWarnings()
+    assert list(warnings.without_repeats(0, [*first, "a"])) == [*first, "a"]
+    assert warnings.note() == ""
+    assert list(warnings.without_repeats(2, [*second, "  b"])) == ["  b"]
+    assert list(warnings.without_repeats(1, second)) == []
+    assert warnings.note() == NOTE.format("ranks 1-2")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "same",
+        "Warning: low",
+        "caught: UserWarning: slow",
+        "result: 42 a.py:3: UserWarning: slow",
+        "a.py:4: UserWarning: slow",
+        "a.py:3: UserWarning: fast",
+    ],
+)
+def test_other_lines_of_a_second_rank_are_shown(line: str) -> None:
+    warnings = RepeatedWarnings()
+    warnings.without_repeats(0, [PYTHON[0], *([] if line.startswith("a.py") else [line])])
+    assert list(warnings.without_repeats(1, [line])) == [line]
+
+
+@pytest.mark.parametrize("warning", [PYTHON[0], CPP.format(0, 6)], ids=["python", "c++"])
+def test_lines_after_a_warning_without_a_line_of_code_are_shown(warning: str) -> None:
+    warnings, lines = RepeatedWarnings(), ["epoch 1", "epoch 2"]
+    assert [*warnings.without_repeats(0, [warning, *lines])] == [warning, *lines]
+    assert [*warnings.without_repeats(1, [warning, *lines])] == lines
+
+
+def test_warning_that_one_rank_repeats_is_shown_each_time() -> None:
+    warnings = RepeatedWarnings()
+    assert [*warnings.without_repeats(0, PYTHON * 2)] == PYTHON * 2
+
+
+def test_log_of_each_rank_keeps_its_warnings() -> None:
+    log = LogBuffer()
+    for rank in range(2):
+        log.write(rank, "\n".join([*PYTHON, f"end {rank}", ""]))
+    log.note_repeated_warnings()
+    assert [line.text for line in log.lines(1)] == [*PYTHON, "end 1"]
+    shown = [*PYTHON, "end 0", "end 1", NOTE.format("rank 1")]
+    assert [line.text for line in log.lines()] == shown
