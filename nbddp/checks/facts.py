@@ -108,12 +108,18 @@ class TrainerFacts:
         gpus: the number of GPUs that it drives with threads, by DataParallel; 0 for none.
         is_bf16: whether it trains in bf16.
         unused: ``FSDP`` or ``DeepSpeed`` if the user asked for it, and DDP is used instead.
+        samples: the number of samples in the train set, on this rank; -1 if the trainer does not
+            give each rank a share of it.
+        columns: checksums of a few rows of the train set, by column. Columns in which these rows
+            are equal are left out.
     """
 
     world_size: int
     gpus: int = 0
     is_bf16: bool = False
     unused: str = ""
+    samples: int = -1
+    columns: Mapping[str, int] = field(default_factory=dict)
 
 
 NamedObject = LoaderFacts | ModelFacts | OptimizerFacts | ScalerFacts | TrainerFacts

@@ -32,7 +32,7 @@ def _trains(facts: GroupFacts) -> bool:
     )
 
 
-def _describe_by_value(by_rank: Mapping[int, Any]) -> str:
+def describe_by_value(by_rank: Mapping[int, Any]) -> str:
     """Format the values of ranks, grouped by value: ``rank 0 has 1, rank 1 has 2``."""
     by_value = ranks_by_text({rank: str(value) for rank, value in by_rank.items()})
     return ", ".join(
@@ -71,7 +71,7 @@ def _different_seeds(facts: GroupFacts) -> Iterator[Hit]:
     for name, by_rank in _distributed_loaders(facts):
         seeds = {rank: each.seed for rank, each in by_rank.items()}
         if _differ(seeds) and any(each.shuffles for each in by_rank.values()):
-            yield name, f"the samplers of {name} have different seeds: {_describe_by_value(seeds)}."
+            yield name, f"the samplers of {name} have different seeds: {describe_by_value(seeds)}."
 
 
 @rule("ND203")
@@ -108,7 +108,7 @@ def _different_data(facts: GroupFacts) -> Iterator[Hit]:
         samples = {rank: each.samples for rank, each in by_rank.items()}
         data = {rank: each.data for rank, each in by_rank.items()}
         if _differ(samples):
-            problem = f"differs between ranks: {_describe_by_value(samples)} samples"
+            problem = f"differs between ranks: {describe_by_value(samples)} samples"
         elif "" not in data.values() and _differ(data):
             problem = "differs between ranks, for example because of a random split without a seed"
         elif _is_in_other_order([each.order for each in by_rank.values()]):
@@ -132,7 +132,7 @@ def _unequal_batches(facts: GroupFacts) -> Iterator[Hit]:
     for name, by_rank in facts.all_have(LoaderFacts):
         batches = {rank: each.batches for rank, each in by_rank.items()}
         if _differ(batches) and -1 not in batches.values() and _trains_with(facts, name):
-            yield name, f"the ranks have unequal numbers of batches: {_describe_by_value(batches)}."
+            yield name, f"the ranks have unequal numbers of batches: {describe_by_value(batches)}."
 
 
 @rule("ND207")
@@ -175,7 +175,7 @@ def _different_learning_rates(facts: GroupFacts) -> Iterator[Hit]:
                 rank: ", ".join(f"{each:g}" for each in rates_of_rank)
                 for rank, rates_of_rank in rates.items()
             }
-            yield name, f"{name} has different learning rates: {_describe_by_value(shown)}."
+            yield name, f"{name} has different learning rates: {describe_by_value(shown)}."
 
 
 @rule("ND209")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from nbddp.checks.facts import GroupFacts, TrainerFacts
+from nbddp.checks.rank_fact_rules import describe_by_value
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.source import CellSource
 from nbddp.errors import format_ranks
@@ -86,3 +87,29 @@ def _does_not_shard(facts: GroupFacts) -> Iterator[Hit]:
     for line, name, by_rank in _trainers(facts):
         if unused := by_rank[min(by_rank)].unused:
             yield line, f"{name} was asked for {unused}, and trains with DDP: there is no GPU."
+
+
+@rule("ND223")
+def _different_train_sets(facts: GroupFacts) -> Iterator[Hit]:
+    for line, name, by_rank in _trainers(facts):
+        samples = {rank: each.samples for rank, each in by_rank.items()}
+        if -1 in samples.values():
+            continue
+        if len(set(samples.values())) > 1:
+            problem = f"differs between ranks: {describe_by_value(samples)} samples"
+        elif _have_other_rows([each.columns for each in by_rank.values()]):
+            example = "for example because of a split or shuffle without a seed"
+            problem = f"has other rows, or another order, on each rank, {example}"
+        else:
+            continue
+        yield line, f"the train set of {name} {problem}."
+
+
+def _have_other_rows(by_rank: list[Mapping[str, int]]) -> bool:
+    """Return whether no column is equal on all ranks.
+
+    If a column is equal, the rows are the same ones. Only values in them differ, such as those of
+    a random augmentation.
+    """
+    common = set(by_rank[0]).intersection(*by_rank[1:])
+    return bool(common) and all(len({each[name] for each in by_rank}) > 1 for name in common)

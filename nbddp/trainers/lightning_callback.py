@@ -12,6 +12,7 @@ from typing import Any
 
 from nbddp.checks.facts import TrainerFacts
 from nbddp.trainers.reporting import StepReporter, add_trainer, is_enabled, report
+from nbddp.trainers.training_data import data_facts
 
 
 class NbddpCallback:
@@ -25,7 +26,8 @@ class NbddpCallback:
     def on_train_start(self, trainer: Any, _module: Any) -> None:
         """Show how far the training is."""
         is_bf16 = "bf16" in str(trainer.precision)
-        add_trainer("Trainer", TrainerFacts(world_size=trainer.world_size, is_bf16=is_bf16))
+        data = data_facts(trainer.train_dataloader)
+        add_trainer("Trainer", TrainerFacts(world_size=trainer.world_size, is_bf16=is_bf16, **data))
         total, first = trainer.estimated_stepping_batches, trainer.global_step
         size = getattr(trainer.train_dataloader, "batch_size", None) or 0
         self._loop = StepReporter(

@@ -15,6 +15,7 @@ from transformers.trainer_callback import TrainerCallback
 from nbddp.checks.facts import TrainerFacts
 from nbddp.train.log_and_track import length_of
 from nbddp.trainers.reporting import StepReporter, add_trainer, report
+from nbddp.trainers.training_data import data_facts
 
 # totals of a whole training or evaluation, which make no curve
 _TOTALS = re.compile(r"_runtime$|_steps_per_second$|^total_flos$")
@@ -28,7 +29,9 @@ class NbddpCallback(TrainerCallback):  # type: ignore[misc]
         self._evaluation: StepReporter | None = None
         self._batches = 0
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
+    ) -> None:
         """Show how far the training is."""
         name = re.sub(r"(TrainingArguments|Config)$", "Trainer", type(args).__name__)
         asked = "FSDP" if args.fsdp else "DeepSpeed" if args.deepspeed else ""
@@ -37,6 +40,7 @@ class NbddpCallback(TrainerCallback):  # type: ignore[misc]
             gpus=args.n_gpu if args.n_gpu > 1 else 0,
             is_bf16=args.bf16,
             unused=asked if args.device.type == "cpu" else "",
+            **data_facts(train_dataloader),
         )
         add_trainer(name, facts)
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size

@@ -92,6 +92,55 @@ def test_trainer_that_does_not_use_the_other_ranks_is_found(
     assert finding.text.endswith("each rank trains alone, on all the data.")
 
 
+SPLITS = {
+    "no seed": ("data.train_test_split(test_size=8)['train']", "has other rows"),
+    "seed": ("data.train_test_split(test_size=8, seed=0)['train']", ""),
+    "shuffled": ("data.shuffle()", "has other rows"),
+    "length": ("data.select(range(32 - 8 * rank))", "rank 0 has 32, rank 1 has 24 samples"),
+    "random fingerprint": ("data.map(lambda row: {'n': str(numbers)[:5]})", ""),
+    "augmented": ("data.map(lambda row: {'input_ids': [randrange(11)] * 4})", ""),
+    "stream": ("data.shuffle().to_iterable_dataset()", ""),
+}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_train_sets_that_differ_between_ranks_are_found(group: Ranks, name: str) -> None:
+    split, expected = SPLITS[name]
+    group.run(
+        f"{CELLS['Trainer'][0]}\n"
+        "import numpy\n"
+        "from random import randrange\n"
+        "numpy.random.seed(rank)  # ranks of a new notebook differ, too\n"
+        "numbers = (each for each in range(3))  # cannot be pickled\n"
+        "data = Dataset.from_list([\n"
+        "    dict(input_ids=[i % 11] * 4, labels=[i // 3] * 4) for i in range(32)\n"
+        "])"
+    )
+    cell = (
+        f"train_set = {split}\n"
+        "trainer = make_trainer(max_steps=2)\n"
+        "trainer.train_dataset = train_set\n"
+        "trainer.train();"
+    )
+    found = group.findings_of(group.run(cell), cell)
+    assert [(each.rule, each.line) for each in found] == ([("ND223", 4)] if expected else [])
+    assert all(expected in each.text for each in found)
+    if name == "random fingerprint":
+        assert len(set(group.pull("train_set._fingerprint"))) == 2
+
+
+@pytest.mark.parametrize("seed", ["rank", "0"])
+def test_splits_of_lightning_that_differ_between_ranks_are_found(group: Ranks, seed: str) -> None:
+    cell = (
+        f"data, generator = make_loader().dataset, torch.manual_seed({seed})\n"
+        "data, _ = torch.utils.data.random_split(data, [0.5, 0.5], generator)\n"
+        "make_trainer().fit(Net(), torch.utils.data.DataLoader(data, batch_size=4))"
+    )
+    group.run(CELLS["Lightning"][0])
+    found = group.findings_of(group.run(cell), cell)
+    assert [(each.rule, each.line) for each in found] == [("ND223", 3)] * (seed == "rank")
+
+
 DIE = """
 import os
 from transformers import TrainerCallback

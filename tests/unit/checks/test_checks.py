@@ -96,6 +96,13 @@ STEP = "model(x).sum().backward()"
 UNUSED = {"ranks": 2, "with_gradient": 4, "without_gradient": 2, "unused": ["b"]}
 ON_GPU = {"ranks": 2, "device": "GPU-1"}
 SAMPLE = {"ranks": 2, "sample": [0.5], "shapes": "s"}
+
+
+def train_set(samples: int = 9, **columns: int) -> dict[str, Any]:
+    """A trainer whose train set has these checksums by column."""
+    return {"world_size": 2, "samples": samples, "columns": columns}
+
+
 loader = partial(example, LoaderFacts)
 trainer = partial(example, TrainerFacts, "Trainer", text="trainer.train()")
 # by rule, the facts in which it finds its mistake, and those in which it finds none
@@ -137,6 +144,10 @@ EXAMPLES: dict[str, tuple[GroupFacts, ...]] = {
     "ND220": (gpus_with(1 << 30, 0), gpus_with(1 << 30, 1 << 20)),
     "ND221": trainer({"world_size": 2, "is_bf16": True}, {"world_size": 2}, has_bf16=False),
     "ND222": trainer({"world_size": 2, "unused": "FSDP"}, {"world_size": 2}),
+    "ND223": trainer(
+        [train_set(text=number, label=number) for number in (1, 2)],
+        [train_set(text=number, label=1) for number in (1, 2)],  # a random augmentation
+    ),
 }
 
 
@@ -313,6 +324,24 @@ def test_only_parameters_that_ddp_reported_are_found_after_a_failed_cell(
     found = checker.check_facts(of_each("model", ModelFacts, models, text, is_ok=False))
     assert [each.rule for each in found] == (["ND216"] if is_found else [])
     assert all("a, b" in each.text for each in found)
+
+
+@pytest.mark.parametrize(
+    ("sets", "is_found"),
+    [
+        ([train_set(8), train_set(9)], True),
+        ([train_set(-1), train_set(9)], False),  # the trainer of rank 0 gives no shares
+        ([train_set(text=1), train_set(text=2)], True),
+        ([train_set(text=1), train_set(text=1, label=2)], False),  # the rank's few labels are equal
+        ([train_set(text=1), train_set(label=2)], False),
+        ([train_set(), train_set()], False),
+    ],
+)
+def test_train_sets_are_compared_between_ranks(
+    sets: list[dict[str, Any]], *, is_found: bool
+) -> None:
+    found = checker.check_facts(of_each("Trainer", TrainerFacts, sets, "trainer.train()"))
+    assert [each.rule for each in found] == (["ND223"] if is_found else [])
 
 
 @pytest.mark.parametrize(
