@@ -21,12 +21,11 @@ MAX_HEADLINE = 240  # characters of an error's text; the traceback has the full 
 _CPP_SOURCE = re.compile(r"\[[^\]\s]+\.\w+:\d+\] ")  # position in torch's C++ code
 _PEER_LOST = re.compile(
     r"closed by peer|connection reset|broken pipe|connection refused|remote process exited|"
-    r"socket (is )?closed|connection was shut ?down|NCCL communicator was aborted|"
-    r"successfully reached monitoredBarrier",
+    r"socket (?:is )?closed|connection was shut ?down|NCCL communicator was aborted|"
+    # with TORCH_DISTRIBUTED_DEBUG=DETAIL; only rank 0 knows which rank did not come
+    r"reached monitoredBarrier, but .* from rank (\d+)",
     re.IGNORECASE,
 )
-# with TORCH_DISTRIBUTED_DEBUG=DETAIL; only rank 0 knows which rank did not come
-_BARRIER_PEER = re.compile(r"reached monitoredBarrier, but .* from rank (\d+)")
 _TIMED_OUT = re.compile(
     r"timed out waiting \d+ ?ms for \w+ operation|collective operation timeout|"
     r"failed to pass monitoredBarrier in \d+ ms|wait timeout after \d+ ?ms|"
@@ -107,7 +106,8 @@ class RankFailure:
         if self.failure is None or self.missed_collective:
             return False
         is_freed = self.is_interrupted or self.has_waited
-        return is_freed or self._matches_torch_error(_PEER_LOST) or self._is_relayed(self.failure)
+        has_lost_peer = self._find_in_torch_error(_PEER_LOST) is not None
+        return is_freed or has_lost_peer or self._is_relayed(self.failure)
 
     @property
     def has_timed_out(self) -> bool:
@@ -115,7 +115,7 @@ class RankFailure:
         failure = self.failure
         if failure is not None and failure.name == "DistStoreError" and not failure.collective:
             return False  # the user's code waits for a key: the rank that must set it is unknown
-        return self._matches_torch_error(_TIMED_OUT)
+        return self._find_in_torch_error(_TIMED_OUT) is not None
 
     @property
     def did_not_wait(self) -> bool:
@@ -138,10 +138,10 @@ class RankFailure:
         is_member = not key.startswith("[") or self.rank in json.loads(key)
         return is_member and self.started_collectives.get(key, 0) < started.get(key, 0)
 
-    def _matches_torch_error(self, words: re.Pattern[str]) -> bool:
+    def _find_in_torch_error(self, words: re.Pattern[str]) -> re.Match[str] | None:
         if self.failure is None or self.failure.name not in _TORCH_ERRORS:
-            return False
-        return bool(words.search(self.failure.text))
+            return None
+        return words.search(self.failure.text)
 
     def _is_relayed(self, failure: Failure) -> bool:
         found = _RELAYED.match(failure.text) if failure.name in _RELAYING_ERRORS else None
@@ -169,10 +169,9 @@ class RankFailure:
         inside = f" in {self.failure.collective}" if self.failure.collective else ""
         if self.is_interrupted:
             return f"interrupted{inside}{where}"
-        if peer := _BARRIER_PEER.search(self.failure.text):
-            return f"waited for rank {peer[1]}{inside}{where}"
-        if self._matches_torch_error(_PEER_LOST):
-            return f"connection to a peer lost{inside}{where}"
+        if lost := self._find_in_torch_error(_PEER_LOST):
+            what = f"waited for rank {lost[1]}" if lost[1] else "connection to a peer lost"
+            return f"{what}{inside}{where}"
         text = _shorten(_CPP_SOURCE.sub("", self.failure.text.strip().partition("\n")[0], count=1))
         because = f" ({_shorten(self.failure.because)})" if self.failure.because else ""
         return f"{self.failure.name}{': ' if text else ''}{text}{because}{inside}{where}"
