@@ -10,6 +10,7 @@ from functools import wraps
 from math import inf, isclose
 from typing import Any
 
+from nbddp.train import this_rank
 from nbddp.train.collectives import all_gather
 
 RIGHT = ""
@@ -40,6 +41,25 @@ def needs_ranks(grade: Callable[[Any], str]) -> Callable[[Any], str]:
         if not all(are_functions):  # a rank that called its function would wait for the others
             return RIGHT if callable(function) else NEEDS_FUNCTION
         return grade(function) if len(are_functions) > 1 else NEEDS_MORE_RANKS
+
+    return graded
+
+
+def needs_class(grade: Callable[[Any], str | None]) -> Callable[[Any], str]:
+    """Decorate a grader of classes that communicate. It returns its hint, or raises it."""
+
+    @wraps(grade)
+    def graded(given: Any) -> str:
+        import torch  # answers that are numbers need no torch
+
+        if this_rank.world_size() == 1:
+            return NEEDS_MORE_RANKS
+        try:
+            stop_if(None if isinstance(given, type) else NEEDS_CLASS)
+            with torch.random.fork_rng(devices=[]):
+                return grade(given) or RIGHT
+        except WrongError as wrong:
+            return str(wrong)
 
     return graded
 

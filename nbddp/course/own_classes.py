@@ -9,33 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nbddp.course.grading import NEEDS_CLASS, NEEDS_MORE_RANKS, RIGHT
+from nbddp.course.grading import RIGHT, needs_class
 from nbddp.train import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather
 
 WIDTH = 16
 LAYER_BYTES = 4 * WIDTH * WIDTH
-
-
-def _needs_class(grade: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Decorate a grader of classes that communicate: all ranks must give a class."""
-
-    @wraps(grade)
-    def graded(own: Any) -> str:
-        are_classes = all_gather(isinstance(own, type))
-        if len(are_classes) == 1:
-            return NEEDS_MORE_RANKS
-        return grade(own) if all(are_classes) else NEEDS_CLASS
-
-    return graded
 
 
 @dataclass(slots=True)
@@ -283,7 +269,7 @@ def _accumulation_of(own: Any) -> str:
     return RIGHT
 
 
-@_needs_class
+@needs_class
 def own_ddp(own: Any) -> str:
     """Grade ``class MyDDP(nn.Module)``."""
     tests: list[Callable[[Any], str]] = [
@@ -322,7 +308,7 @@ def _all_equal(model: nn.Module) -> bool:
     return _all_true(mine.equal(all_gather(mine)[0]))
 
 
-@_needs_class
+@needs_class
 def own_adam(own: Any) -> str:
     """Grade ``class ShardedAdam``."""
     plain, model = _layers(), _layers()

@@ -1,13 +1,12 @@
 """The exercises of notebook 17: classes for FSDP and tensor parallelism, tested on all ranks.
 
-Each function takes a class and returns a hint, or :data:`RIGHT`.
+Each function takes a class and raises a hint if it is wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from functools import wraps
 from typing import Any
 
 import torch
@@ -15,30 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from nbddp.course.grading import NEEDS_CLASS, NEEDS_MORE_RANKS, RIGHT, WrongError, stop_if
+from nbddp.course.grading import WrongError, needs_class, stop_if
 from nbddp.train import this_rank
 
 NEEDS_MODULE = "The class has to be an `nn.Module`."
 SIZES = (5, 7, 6, 7, 3)  # of the tested layers; most do not divide evenly by the ranks
-
-
-def _tests_class(grade: Callable[[Any], None]) -> Callable[[Any], str]:
-    """Decorate a grader of a class, which raises its hint."""
-
-    @wraps(grade)
-    def graded(given: Any) -> str:
-        if this_rank.world_size() == 1:
-            return NEEDS_MORE_RANKS
-        try:
-            stop_if(None if isinstance(given, type) else NEEDS_CLASS)
-            stop_if(None if issubclass(given, nn.Module) else NEEDS_MODULE)
-            with torch.random.fork_rng(devices=[]):
-                grade(given)
-        except WrongError as wrong:
-            return str(wrong)
-        return RIGHT
-
-    return graded
 
 
 def _close(got: Any, expected: Tensor) -> bool:
@@ -153,8 +133,9 @@ def _stepped(model: nn.Module, batches: Sequence[Tensor], *, scale: float) -> nn
 RATE = 0.5  # of the SGD by which the gradients are compared
 
 
-@_tests_class
+@needs_class
 def my_fsdp(given: Any) -> None:
+    stop_if(None if issubclass(given, nn.Module) else NEEDS_MODULE)
     world_size, rank = this_rank.world_size(), this_rank.rank()
     watch = _Watch()
     watched = _layers(lambda at: _WatchedLinear(at, watch), seed=rank)
@@ -270,6 +251,7 @@ def _part(tensor: Tensor, dim: int) -> Tensor:
 
 
 def _cut(given: Any, layer: nn.Linear, share: int) -> nn.Module:
+    stop_if(None if issubclass(given, nn.Module) else NEEDS_MODULE)
     whole = deepcopy(layer)
     whole.zero_grad()
     cut = given(whole)
@@ -291,7 +273,7 @@ def _hint_of_weight(cut: nn.Module, expected: Tensor) -> str | None:
     return "The gradient of the weight is not the part of the whole layer's."
 
 
-@_tests_class
+@needs_class
 def column_parallel(given: Any) -> None:
     world_size = this_rank.world_size()
     layer, x, output, gradient = _layer(2 * world_size, 4 * world_size)
@@ -320,7 +302,7 @@ def column_parallel(given: Any) -> None:
     stop_if(hint)
 
 
-@_tests_class
+@needs_class
 def row_parallel(given: Any) -> None:
     world_size = this_rank.world_size()
     layer, x, output, gradient = _layer(4 * world_size, 2 * world_size)
