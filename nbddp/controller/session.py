@@ -216,10 +216,19 @@ class Session:
         event = ev.RestartAsked(start=spec.start_event())
         return self._request_start(spec, event, is_recovery=is_recovery)
 
+    def check_gpus(self, spec: GroupSpec) -> None:
+        """Refuse NCCL without a GPU on this machine; a rank on a node checks that by itself.
+
+        Raises:
+            RequestError: there is no GPU.
+        """
+        if self.launcher.is_local:
+            spec.check_gpus()
+
     def _request_start(
         self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool = False
     ) -> Future[None]:
-        spec.check_gpus()
+        self.check_gpus(spec)
         self._ensure_runtime()
         return self._submit_start(spec, event, is_recovery=is_recovery)
 

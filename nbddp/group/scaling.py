@@ -79,7 +79,7 @@ class ScalingStudy:
             CellInterruptedError: the user ended the study.
         """
         for spec in self._specs.values():
-            spec.check_gpus()
+            self._runner.group.session.check_gpus(spec)
         self._runner.run_all(self._rows, self._run_one, self._describe, what="scale")
         self._display.show_progress(sweep_report(self._rows, what="scale"))
         scaling = Scaling(

@@ -72,7 +72,7 @@ class Sweep:
             CellFailedError: no run succeeded.
             CellInterruptedError: the user ended the sweep.
         """
-        self._runner.spec.check_gpus()
+        self._runner.group.session.check_gpus(self._runner.spec)
         if not self._start_over:
             trials = [row.trial for row in self.rows]
             found = completed_runs(self._runner.spec.cwd(), self._key, trials)

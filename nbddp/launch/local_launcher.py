@@ -73,7 +73,13 @@ class RankHandle(Protocol):
 
 
 class Launcher:
-    """Starts ranks, by default on this machine."""
+    """Starts ranks, by default on this machine.
+
+    Attributes:
+        is_local: whether the ranks run on this machine.
+    """
+
+    is_local = True
 
     @property
     def base_env(self) -> Mapping[str, str]:

@@ -39,6 +39,8 @@ class RemoteLauncher(Launcher):
         how_to_join: returns the instructions for the error about missing nodes.
     """
 
+    is_local = False
+
     def __init__(
         self,
         listener: NodeListener,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nbddp.errors import RequestError
 from nbddp.formatting import plural
 from nbddp.topology import Topology
 from nbddp.train import this_rank
@@ -257,10 +259,18 @@ def choose_backend(requested: str, local_world_size: int) -> str:
 
     Two ranks that share an H100 take 6 ms for a small step over Gloo and 16 ms over NCCL, four take
     9 ms and 61 ms: the kernels of NCCL wait on the GPU, and the other ranks wait for them.
+
+    Raises:
+        RequestError: NCCL was requested, and this machine has no GPU.
     """
+    gpus = torch.cuda.device_count()
+    if requested == "nccl" and not gpus:
+        raise RequestError(
+            f"backend nccl needs a GPU, and {socket.gethostname()} has none: use --backend gloo"
+        )
     if requested != "auto":
         return requested
-    return "nccl" if torch.cuda.device_count() >= local_world_size else "gloo"
+    return "nccl" if gpus >= local_world_size else "gloo"
 
 
 def describe_shared_gpus(requested: str, backend: str, device: torch.device, ranks: int) -> str:

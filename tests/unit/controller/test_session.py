@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
+import torch
 from fakes import FakeLauncher, FakeLink, answer_commands, fake_session, with_threads
 from processes import wait_until
 from refusals import refusal
@@ -93,6 +94,17 @@ def test_a_group_that_was_closed_can_be_started_again(
     assert not launcher.living()
     session.start(TWO)
     assert run(session)
+
+
+def test_nccl_needs_a_gpu_here_only_if_the_ranks_are_local(
+    off: Session, launcher: FakeLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(RequestError, match="nccl needs a GPU"):
+        off.start(GroupSpec(nproc=2, backend="nccl"))
+    launcher.is_local = False
+    off.start(GroupSpec(nproc=2, backend="nccl"))
+    assert len(launcher.living()) == 2
 
 
 def test_a_second_session_shares_the_launcher_and_the_store_and_closes_neither(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
 
+from nbddp.errors import RequestError
 from nbddp.topology import Topology
 from nbddp.worker.process_group.nccl import configure_nccl
 from nbddp.worker.process_group.process_group import (
@@ -35,6 +37,14 @@ def test_no_message_about_shared_gpus_without_shared_gpus_or_with_gloo(
     assert describe_shared_gpus("auto", "nccl", GPU, 2) == ""
     assert describe_shared_gpus("gloo", "gloo", GPU, 4) == ""
     assert describe_shared_gpus("auto", "gloo", torch.device("cpu"), 4) == ""
+
+
+def test_nccl_is_refused_on_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert choose_backend("nccl", 2) == "nccl"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(RequestError, match=f"needs a GPU, and {socket.gethostname()} has none"):
+        choose_backend("nccl", 2)
 
 
 @pytest.mark.parametrize(("gpus", "is_shared"), [(0, False), (1, True), (2, False)])
