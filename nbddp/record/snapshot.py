@@ -112,6 +112,7 @@ class Snapshot:
         at: the moment, as ``time.time()``.
         began: start of the cell or, without a cell, of the attempt.
         seconds: duration since ``began``, up to the end of the cell.
+        script: the name of the script that the cell runs; empty without one.
         run: the name of the run's ``folder``.
         ranks: the ranks of the group, or of the cell if the group has changed since.
         events: the events since the start of the cell or of the group.
@@ -128,6 +129,7 @@ class Snapshot:
     attempt: int = 0
     backend: str = ""
     devices: tuple[str, ...] = ()
+    script: str = ""
     folder: str = ""
     run: str = ""
     ranks: tuple[RankSnapshot, ...] = ()
@@ -197,6 +199,7 @@ def build_snapshot(
         attempt=life.attempt,
         backend=", ".join(sorted({message.backend for _, message in ready_messages})),
         devices=tuple(message.device for _, message in ready_messages),
+        script=cell.request.script.name if cell and cell.request.script else "",
         folder=str(folder.path) if folder else "",
         run=folder.path.name if folder else "",
         ranks=_with_gpus(ranks, rank_monitor, sample_gpus),

@@ -55,8 +55,12 @@ def status_report(
 
 def state_title(snapshot: Snapshot, *, of: str = "") -> Cell:
     """Return a title with the state of the group, its duration, and facts about the group."""
-    elapsed = format_seconds(snapshot.seconds) if snapshot.state.is_busy else ""
-    facts = [f"{of}{snapshot.state.value}", elapsed, *describe_group(snapshot), snapshot.run]
+    activity, elapsed = snapshot.state.value, ""
+    if snapshot.state.is_busy:
+        elapsed = format_seconds(snapshot.seconds)
+        if snapshot.script:
+            activity = f"{activity.split()[0]} {snapshot.script}"
+    facts = [f"{of}{activity}", elapsed, *describe_group(snapshot), snapshot.run]
     return Cell(" · ".join(filter(None, facts)), dot=_DOTS.get(snapshot.state, Dot.BUSY))
 
 

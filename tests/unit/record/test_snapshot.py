@@ -21,6 +21,7 @@ from nbddp.record.snapshot import RankSnapshot, Snapshot, build_snapshot
 from nbddp.record.waiting.hang_detector import HANG_AFTER
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import CellEnded, Failure, Metrics, Progress, RankStatus, Ready
+from nbddp.wire.rank_start import Script
 
 OFF = Life(state=GroupState.OFF, attempt=2)
 RUNNING = Life(
@@ -258,6 +259,13 @@ def test_a_snapshot_has_the_facts_of_the_group_and_of_its_run(group: Group) -> N
     group.event_log.folder = None
     snapshot = group.look(RUNNING)
     assert (snapshot.backend, snapshot.folder, snapshot.run) == ("", "", "")
+
+
+def test_a_snapshot_has_the_name_of_the_script_that_its_cell_runs(group: Group) -> None:
+    assert group.look(RUNNING, group.cell).script == ""
+    script = Script(name="train.py", path="/a/train.py", arguments=["--lr", "1"], folder="/a")
+    group.cell.request = replace(group.cell.request, script=script)
+    assert group.look(RUNNING, group.cell).script == "train.py"
 
 
 def test_the_time_of_a_cell_stops_at_its_end(group: Group) -> None:

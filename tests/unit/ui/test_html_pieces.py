@@ -63,6 +63,15 @@ def test_each_group_state_has_a_dot_and_shows_the_time_of_a_running_cell(state: 
     assert ("12.0 s" in page.text) == is_busy
 
 
+def test_the_title_names_a_script_only_while_it_runs() -> None:
+    def title(state: GroupState) -> str:
+        return str(state_title(Snapshot(state=state, script="train.py")).text.partition(" · ")[0])
+
+    assert title(GroupState.RUNNING) == "running train.py"
+    assert title(GroupState.INTERRUPTING) == "interrupting train.py"
+    assert title(GroupState.IDLE) == GroupState.IDLE.value
+
+
 def test_a_long_title_breaks_between_its_facts() -> None:
     page = Page(title_html(Cell("done on ranks 0-1 · 12.0 s · 2026-first")))
     assert page.text == "done on ranks 0-1 · 12.0 s · 2026-first"
