@@ -25,6 +25,7 @@ from nbddp.magics.interrupt_message import interrupt_error
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.parser import CELL, parse_line
 from nbddp.magics.presenter import SHOWN_STEPS, NotebookDisplay
+from nbddp.magics.usage_error import usage_error
 from nbddp.record.cell import CellRequest
 from nbddp.ui.report.timeline import timeline_report
 
@@ -46,8 +47,8 @@ class CellMagics(Magics):
         try:
             args = parse_line(CELL, line)
             self._run_cell(args, cell, first_line=1 if args.auto else 2)
-        except RequestError as error:
-            raise UsageError(str(error)) from None
+        except (RequestError, UsageError) as error:
+            raise usage_error(error) from None
         except KeyboardInterrupt:
             raise interrupt_error("%%ddp", before, self._notebook.group.life) from None
 

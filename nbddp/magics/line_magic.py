@@ -23,6 +23,7 @@ from nbddp.magics.interrupt_message import interrupt_error
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.parser import command_parser, help_text, parse_line
 from nbddp.magics.presenter import ViewChoice
+from nbddp.magics.usage_error import usage_error
 from nbddp.record.cell import CellRequest
 from nbddp.record.log_reader import log_name, tail
 from nbddp.ui.report.timeline import timeline_report
@@ -64,8 +65,8 @@ class LineMagics(Magics):
             args = parse_line(command_parser(name), rest)
             args.line = rest
             return HANDLERS[name](notebook, args)
-        except RequestError as error:
-            raise UsageError(str(error)) from None
+        except (RequestError, UsageError) as error:
+            raise usage_error(error) from None
         except KeyboardInterrupt:
             raise interrupt_error(f"%ddp {name}", before, notebook.group.life) from None
 

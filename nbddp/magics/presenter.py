@@ -11,6 +11,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
+from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import clear_output, publish_display_data
 
@@ -64,8 +65,12 @@ class Presenter:
 
     @property
     def has_record(self) -> bool:
-        """Whether the view of the last cell has already shown why the cell failed."""
-        return self.last_view is not None and self.last_view.has_record
+        """Whether the view of the last cell has already shown why the cell failed.
+
+        `%%capture` hides the view, but not the error.
+        """
+        is_captured = isinstance(self._shell.display_pub, CapturingDisplayPublisher)
+        return not is_captured and self.last_view is not None and self.last_view.has_record
 
     def view(self, session: Session, *, quiet: bool, has_pictures: bool) -> View:
         """Return the view of a new cell.

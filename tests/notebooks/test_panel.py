@@ -140,6 +140,14 @@ def test_cell_of_half_a_second_shows_its_output_without_widgets(page: Notebook) 
     assert (silent.updates, silent.text) == ([], "")
 
 
+def test_capture_hides_neither_a_failure_nor_a_refused_cell(page: Notebook) -> None:
+    died = page.run("%%capture\n%%ddp\nif rank: import os; os._exit(4)")
+    refused = page.run("%%capture\n%%ddp\nrank")
+    for reply in (died, refused):
+        assert "rank 1 exited with code 4" in reply.traceback
+        assert "%ddp heal" in reply.traceback
+
+
 def test_cell_that_starts_ranks_announces_the_start_in_its_panel(page: Notebook) -> None:
     page.run("%ddp stop")
     failed = page.run("%%ddp --nproc 2 --backend nccl\nrank")
