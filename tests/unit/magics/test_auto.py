@@ -20,11 +20,12 @@ def lines(cell: str) -> list[str]:
 
 FOR_RANKS = (
     *("x = 1\n", "x = 1", "\n\nx = 1\n", "# a comment\nx = 1\n", "%time x = 1\n", "!ls\n"),
-    *("text = '%%time'\n", "await thing()\n", "%ddpx\n"),
+    *("text = '%%time'\n", "await thing()\n", "%ddpx\n", "%unload_ext autoreload\n"),
 )
 FOR_THE_KERNEL = (
     *("%%ddp --nproc 2\nx = 1\n", "%%time\nx = 1\n", "\n%%bash\nls\n", "%ddp status\n"),
     *("x = 1\n  %ddp stop\n", "%ddp\n", "get_ipython().run_line_magic('env', 'A')\n"),
+    *("%unload_ext nbddp\n", "x = 1\n%reload_ext  nbddp\n"),
     *("", "\n", "   \n\n"),
 )
 
