@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import pytest
@@ -101,11 +101,16 @@ def act_on_alarm(group: Ranks, words: str, act: Callable[[], None]) -> None:
 
 
 def output_of_hang(
-    group: Ranks, source: str, capsys: pytest.CaptureFixture[str], after: float = SHORT
+    group: Ranks,
+    source: str,
+    capsys: pytest.CaptureFixture[str],
+    after: float = SHORT,
+    *,
+    ranks: Sequence[int] | None = None,
 ) -> str:
     """Return the output of a hanging cell until it is interrupted."""
     group.hang_after(after)
     act_on_alarm(group, "no progress", group.interrupt)
     with pytest.raises(CellInterruptedError):
-        group.run(source)
+        group.run(source, ranks=ranks)
     return capsys.readouterr().out

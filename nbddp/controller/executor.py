@@ -85,8 +85,9 @@ class Executor(ControllerState):
             return
         self.active_runtime.event_thread.call_later(CHECK_PERIOD, self._check_progress, handle)
         self._write_run_json(min_interval=WRITE_INTERVAL)
+        outside = [rank for rank in self.life.all_ranks if rank not in handle.ranks]
         text = self.rank_monitor.hangs.check(
-            cell.number, cell.waiting, handle.ranks, time.monotonic()
+            cell.number, cell.waiting, handle.ranks, time.monotonic(), outside=outside
         )
         if text and self.life.state is GroupState.RUNNING:
             self.router.notify(text)

@@ -104,6 +104,12 @@ def test_hang_card_shows_the_place_of_a_waiting_rank(
     assert group.pull("kept") == [0, 1]
 
 
+def test_hang_card_names_the_ranks_outside_of_the_cell(group: Ranks, capsys: Capture) -> None:
+    text = output_of_hang(group, "dist.barrier()", capsys, ranks=[0])
+    assert re.search("^  rank 1 outside of the cell", text, re.MULTILINE), text
+    group.assert_works()
+
+
 def test_an_interrupt_names_the_collective_of_the_main_thread(group: Ranks) -> None:
     group.hang_after(SHORT)
     act_on_alarm(group, "all_gather", group.interrupt)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nbddp.errors import format_line, format_ranks, ranks_by_text
@@ -65,7 +65,15 @@ class HangDetector:
         for rank in ranks:
             self.heartbeats[rank] = Heartbeat(RankStatus(cell=0, line=0, function=""), now)
 
-    def check(self, cell: int, waiting: Iterable[int], ranks: Iterable[int], now: float) -> str:
+    def check(
+        self,
+        cell: int,
+        waiting: Iterable[int],
+        ranks: Iterable[int],
+        now: float,
+        *,
+        outside: Sequence[int] = (),
+    ) -> str:
         """Return a new problem: a silent rank, or a hang; empty if there is none.
 
         Args:
@@ -73,12 +81,15 @@ class HangDetector:
             waiting: the ranks that have not ended it.
             ranks: all its ranks.
             now: the time, in the seconds of ``Heartbeat.at``.
+            outside: the ranks of the group that do not run it.
         """
         running = sorted(waiting)
         late = [rank for rank in running if now - self.heartbeats[rank].at > SILENT_AFTER]
         silent = [rank for rank in late if not self._is_working(rank)]
         text = (
-            self._describe_silent(silent) if silent else self._describe_hang(cell, running, ranks)
+            self._describe_silent(silent)
+            if silent
+            else self._describe_hang(cell, running, ranks, outside)
         )
         self.problem_text = text
         problem = tuple(silent) or text
@@ -97,13 +108,16 @@ class HangDetector:
             f"`%ddp kill {reported[0]}` ends it"
         )
 
-    def _describe_hang(self, cell: int, running: list[int], ranks: Iterable[int]) -> str:
+    def _describe_hang(
+        self, cell: int, running: list[int], ranks: Iterable[int], outside: Sequence[int]
+    ) -> str:
         statuses = {rank: self.heartbeats[rank].status for rank in running}
         is_stuck = all(
             each.cell == cell and each.seconds >= self.hang_after for each in statuses.values()
         )
         is_asked = any(status.asks for status in statuses.values())  # a rank waits for the user
-        if not is_stuck or is_asked or not any(status.collective for status in statuses.values()):
+        calls = [status.collective for status in statuses.values() if status.collective]
+        if not is_stuck or is_asked or not calls:
             return ""
         ended = {rank: self.heartbeats[rank].status for rank in ranks if rank not in statuses}
         positions = {rank: _describe_position(status) for rank, status in statuses.items()}
@@ -113,6 +127,8 @@ class HangDetector:
         lines += [f"  {format_ranks(group)} {text}" for text, group in waits.items()]
         if ended:
             lines.append(f"  {format_ranks(list(ended))} done with the cell: will not come")
+        if outside and any(not call.group for call in calls):
+            lines.append(f"  {format_ranks(outside)} outside of the cell: will not come")
         lines.append("  the cell keeps waiting; interrupt it to end it and keep all variables")
         return "\n".join(lines)
 
