@@ -256,6 +256,7 @@ class _Writer:
             self._omitted_names.pop(name, None)
             if is_first and is_option(name, value):
                 self._arguments[name] = value
+            if self._is_value_of_option(name, value):
                 lines.append(f"{name} = _args.{name}")
             elif text := python_literal(value):
                 lines.append(f"{name} = {text}")
@@ -269,6 +270,13 @@ class _Writer:
                 text = f"if _RANK in {pushed.ranks!r}:\n{indent(text)}"
             self._parts.append("# %% pushed by the notebook")
             self._add_guarded(text)
+
+    def _is_value_of_option(self, name: str, value: Any) -> bool:
+        """Return whether an option has this value as its default, from an earlier push."""
+        if name not in self._arguments:
+            return False
+        known = self._arguments[name]
+        return type(value) is type(known) and bool(value == known)
 
     # ---- the whole script
 

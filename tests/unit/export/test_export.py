@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pickle
+import re
 import shlex
 import subprocess
 import sys
@@ -290,6 +291,16 @@ def test_pushed_values_are_exported_as_code() -> None:
         script = export(PushedValues({"value": value}), cell("value"))
         assert f"    {line}\n" in script.text
         assert script.remarks == ()
+
+
+def test_a_value_that_is_pushed_again_is_still_an_option() -> None:
+    again = [{"a": 1, "b": 1, "c": None}, {"a": 1, "b": 2, "c": None}, {"a": True, "b": 1}]
+    text = export(*(PushedValues(values) for values in again), cell("a, b, c")).text
+    assert re.findall(r" ([abc]) = (.+)", text) == [
+        *[("a", "_args.a"), ("b", "_args.b"), ("c", "None")],
+        *[("a", "_args.a"), ("b", "2"), ("c", "None")],
+        *[("a", "True"), ("b", "_args.b")],
+    ]
 
 
 def test_an_exported_script_has_nbddp_and_settings_of_trainers_only_if_used(
