@@ -27,7 +27,10 @@ NUMBERS = {  # what ranks have in the end, and have each time
     "03_mixed_precision": ("losses", "scales", "skipped", "unscaled"),
     "04_checkpoint_and_resume": ("second_half", "runs", "unbroken", "second_piece", "on_four"),
     "05_faults_and_recovery": ("mine",),
+    "07_sharding": ("table", "between", "counts"),
+    "09_where_the_time_goes": ("loss",),
 }
+GRADIENTS = re.compile(r", (grad_fn=<\w+>|requires_grad=True)")  # a pulled tensor has no graph
 SLOW = [pytest.param(each, marks=pytest.mark.soak) for each in NUMBERS if not each.startswith("00")]
 
 
@@ -49,7 +52,8 @@ def export(notebook: Notebook, at: int, numbers: Iterable[str], folder: Path) ->
         if notebook.run(f"found_ = %ddp pull {shown}").status != "ok":
             continue  # a notebook that kills its ranks has nothing to compare with
         said = notebook.run("print(*map(repr, found_), sep='\\0')").text.strip().split("\0")
-        lines |= {f"[rank {r}] {shown} {each}" for r, each in enumerate(said) if each != "None"}
+        values = [GRADIENTS.sub("", each) for each in said]
+        lines |= {f"[rank {r}] {shown} {each}" for r, each in enumerate(values) if each != "None"}
     reply = notebook.run(f"%ddp export part{at}.py")
     if "nothing to export" in reply.text:
         return None
@@ -85,4 +89,6 @@ def test_exported_notebook_gives_the_same_numbers_under_torchrun(folder: Path, n
         text = script.path.read_text()
         options = ["--folder", script.folder] if "'--folder'" in text else []
         shown = under_torchrun(script.path, *options, nproc=script.nproc)
-        assert script.lines <= set(shown)
+        found = [GRADIENTS.sub("", line) for line in shown]
+        # print() writes the end of a line separately: the line of another rank may come before it
+        assert [x for x in script.lines if not any(each.endswith(x) for each in found)] == []
