@@ -206,6 +206,50 @@ def test_saving_under_any_kind_of_rank_condition_is_accepted() -> None:
     )
 
 
+def test_files_that_python_numpy_and_pandas_write_are_found() -> None:
+    function = "def save():\n    open('f', 'w').write(text)\n"
+    assert_found(
+        "ND141",
+        "open('f', 'w').write(text)\n",
+        "with open('f', mode='wb') as f:\n    pickle.dump(x, f)\n",
+        "json.dump(x, open('f.json', 'w'))\n",
+        "from pathlib import Path\nPath('f').write_text(text)\n",
+        "from pathlib import Path\nwith (Path('out') / 'f').open('w') as f:\n    f.write(text)\n",
+        "Path('f').write_text(text)\n",  # imported in another cell
+        "np.savetxt('f', x)\n",
+        "df.to_csv('f.csv', index=False)\n",
+        "df.to_parquet(path='f')\n",
+        "import numpy as np\nnp.save('f', x)\n",
+        "import numpy as np\nf = open('f', 'wb')\nnp.save(f, x)\n",  # once, for open()
+        f"{function}save()\n",
+        "if epoch % 10 == 0:\n    open('f', 'w').write(text)\n",
+    )
+    assert_no_findings(
+        "open('f').read()\n",
+        "open('f', 'a').write(text)\n",
+        "open('f', 'rb')\n",
+        "open('f', mode)\n",
+        "open(f'{rank}.txt', 'w').write(text)\n",
+        "folder = f'out/{rank}'\nopen(folder + '/f', 'w').write(text)\n",
+        "import os\nos.chdir(f'out/{rank}')\nopen('f', 'w').write(text)\n",
+        "with TemporaryDirectory() as d:\n    open(f'{d}/f', 'w').write(text)\n",
+        "import os, sys\nsys.stderr = open(os.devnull, 'w')\n",
+        "import time\nopen(f'{time.time_ns()}.txt', 'w').write(text)\n",
+        "open(folder / 'f', 'w').write(text)\n",  # of another cell, perhaps with the rank in it
+        function,  # another cell may call it on one rank
+        f"{function}if rank == 0:\n    save()\n",
+        "if rank == 0:\n    df.to_csv('f.csv')\n",
+        "with FileLock('f.lock'):\n    open('f', 'w').write(text)\n",
+        "text = df.to_csv(index=False)\n",
+        "df.to_csv('f.csv', mode='a')\n",
+        "import sys\ndf.to_csv(sys.stdout)\n",
+        "import numpy as np\nnp.save(f'{rank}.npy', x)\n",
+        "import gzip\ngzip.open('w')\n",
+    )
+    script = "with TemporaryDirectory() as d:\n    open(f'{d}/f', 'w').write(x)\n"
+    assert_no_findings(script, head=COMMON + IMPORTS_DDP + "model = DDP(model)\n")
+
+
 def test_a_printed_count_that_names_its_rank_is_accepted() -> None:
     text = "right = 0\nfor x, y in test:\n    right += 1\nprint({}right)\n"
     dealt = {"test": "loader divided"}
