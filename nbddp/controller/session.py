@@ -318,6 +318,7 @@ class Session:
             self.require_link().load_payload,
             attempt=self.life.attempt,
             has_other_ranks=not {*self.life.alive} <= {*ranks},
+            lost=self.replay_log.lost,
         )
         event = ev.RunAsked(
             cell=handle.number,

@@ -41,6 +41,7 @@ from nbddp.ui.frontend import is_restarting
 from nbddp.ui.report.trace import trace_report
 from nbddp.wire.trace_messages import TraceSteps
 
+NOTHING_TO_REPLAY = "nothing to replay: no cell had succeeded since the ranks started"
 _START_OPTIONS = ("nproc", "backend", "gpus", "timeout", "env", "threads", "name", "grace")
 
 
@@ -339,7 +340,10 @@ class NotebookState:
         """Restart the ranks and replay all entries, also those that an earlier replay left out."""
         recovery = Recovery(self.group.session, NotebookDisplay(self.presenter, quiet=True))
         restart = partial(self.ensure_started, spec, fresh=True, is_recovery=True, new_run=new_run)
-        failed = recovery.replay(self.group.session.replay_entries, restart=restart)
+        entries = self.group.session.replay_entries
+        failed = recovery.replay(entries, restart=restart)
+        if not entries:
+            self.presenter.print_line(NOTHING_TO_REPLAY)
         if failed is not None:
             failed.raise_for_failure()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -166,6 +166,7 @@ class CellHandle:
 
     Attributes:
         has_other_ranks: whether ranks that do not run the cell are alive.
+        lost: the variables that were lost with earlier ranks; see ReplayLog.
         ended_by: how the user ended the cell and its ranks: a "restart" or a "stop".
         result: the result; None until all ranks have ended the cell.
     """
@@ -176,6 +177,7 @@ class CellHandle:
     fetch: Callable[[JsonDict], Any]
     attempt: int = 1
     has_other_ranks: bool = False
+    lost: Mapping[str, int] = field(default_factory=dict)
     ended_by: str = ""
     is_outgrown: bool = False
     result: CellResult | None = None
@@ -276,6 +278,7 @@ class CellHandle:
                 ended_at=self._ended_at,
                 is_script=self.request.has_own_ranks,
                 has_other_ranks=self.has_other_ranks,
+                lost=self.lost,
             ),
             fetch=self.fetch,
             is_outgrown=self.is_outgrown,

@@ -7,7 +7,6 @@ import dis
 import re
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 
 from nbddp.errors import format_number_ranges
 from nbddp.formatting import plural
@@ -28,11 +27,14 @@ class ReplayLog:
         entries: cells that succeeded, and pushes.
         pending: entries that an interrupted replay did not reach. The next replay runs them, unless
             a new entry is added before.
+        lost: the variables of earlier attempts that this one does not have, each with the prompt
+            number of the cell that set it; 0 if it was pushed, or the cell has no number.
     """
 
     def __init__(self) -> None:
         self.entries: tuple[ReplayEntry, ...] = ()
         self.pending: tuple[ReplayEntry, ...] = ()
+        self.lost: dict[str, int] = {}
 
     def add_cell(self, cell: CellHandle, verdict: Verdict | None) -> None:
         """Add a cell that ended, if it succeeded and may be repeated."""
@@ -42,6 +44,8 @@ class ReplayLog:
     def add(self, entry: ReplayEntry) -> None:
         """Add an entry. This discards the pending entries."""
         self.entries += (entry,)
+        for name in _names_set_by(entry) if self.lost else ():
+            self.lost.pop(name, None)
         self.pending = ()
 
     def set_pending(self, pending: Sequence[ReplayEntry], *, clears_entries: bool = False) -> None:
@@ -58,6 +62,9 @@ class ReplayLog:
         If the log was empty already, the pending entries stay: a replay must still run them.
         """
         self.pending = () if self.entries else self.pending
+        for entry in self.entries:
+            number = entry.execution_count if isinstance(entry, CellRequest) else 0
+            self.lost |= dict.fromkeys(_names_set_by(entry), number)
         self.entries = ()
 
 
@@ -74,6 +81,15 @@ def assigned_names(source: str) -> set[str]:
         code = compile(source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     stores = ("STORE_NAME", "STORE_GLOBAL")
     return {each.argval for each in dis.get_instructions(code) if each.opname in stores}
+
+
+def _names_set_by(entry: ReplayEntry) -> set[str]:
+    if isinstance(entry, PushRecord):
+        return set(entry.names)
+    try:
+        return assigned_names(entry.source)
+    except SyntaxError:  # it contains a magic
+        return set()
 
 
 def root_name(path: str) -> str:
@@ -96,9 +112,8 @@ def cell_that_assigned(name: str, entries: Sequence[ReplayEntry]) -> int:
     """
     name = root_name(name)
     for entry in reversed(entries):
-        with suppress(SyntaxError):  # it contains a magic
-            if isinstance(entry, CellRequest) and name in assigned_names(entry.source):
-                return entry.execution_count
+        if isinstance(entry, CellRequest) and name in _names_set_by(entry):
+            return entry.execution_count
     return 0
 
 

@@ -33,6 +33,7 @@ _TIMED_OUT = re.compile(
     re.IGNORECASE,
 )
 _GROUP = re.compile(r" of group (\[[\d, ]+\])$")
+_MISSING_NAME = re.compile(r"name '(\w+)' is not defined")
 _PEER = re.compile(r"\b(?:src|dst)=(\d+)")  # of a send or a recv
 # nbddp raises these on the ranks to which another rank's failure was relayed
 _RELAYED = re.compile(r"rank \d+ failed in nbddp\.|rank \d+: ")
@@ -138,6 +139,14 @@ class RankFailure:
         is_member = not key.startswith("[") or self.rank in json.loads(key)
         return is_member and self.started_collectives.get(key, 0) < started.get(key, 0)
 
+    @property
+    def missing_name(self) -> str:
+        """The variable that a NameError is about; empty for other failures."""
+        if self.failure is None or self.failure.name != "NameError":
+            return ""
+        found = _MISSING_NAME.match(self.failure.text)
+        return found[1] if found else ""
+
     def _find_in_torch_error(self, words: re.Pattern[str]) -> re.Match[str] | None:
         if self.failure is None or self.failure.name not in _TORCH_ERRORS:
             return None
@@ -190,6 +199,7 @@ class Verdict:
         has_survivors: whether other ranks are alive.
         ended_by: how the user ended the ranks, "restart" or "stop"; empty if they did not.
         is_script: whether the ranks ran only a script.
+        lost: the variables that were lost with earlier ranks; see ReplayLog.
     """
 
     first: RankFailure
@@ -200,6 +210,7 @@ class Verdict:
     has_survivors: bool = True
     ended_by: str = ""
     is_script: bool = False
+    lost: Mapping[str, int] = field(default_factory=dict)
 
     def for_rank(self, rank: int) -> RankFailure | None:
         """Return the failure of a rank, or an equal one of another rank; None if it succeeded."""
@@ -249,6 +260,8 @@ class Verdict:
         if self.ended_by:
             return "All variables are lost with the ranks. The next cell uses or starts new ranks."
         if not self.exited_ranks:
+            if self.first.missing_name in self.lost:
+                return self._way_out_without(self.first.missing_name)
             return "Every rank keeps its variables; the next cell works."
         lost = format_ranks(self.exited_ranks)
         if not self.has_survivors:
@@ -257,6 +270,14 @@ class Verdict:
             f"{lost.capitalize()} lost all variables, the other ranks keep theirs. `%ddp heal` "
             f"replaces {lost} and copies the variables, `%ddp restart` restarts all ranks."
         )
+
+    def _way_out_without(self, name: str) -> str:
+        """Return what to do about a variable that was lost with earlier ranks."""
+        number = self.lost[name]
+        if not number:
+            return f"`{name}` was lost with the earlier ranks: set it again."
+        run_again = f"`{name}` was lost with the earlier ranks: run cell [{number}] again."
+        return f"{run_again} `%ddp restart --replay` restarts and runs such cells by itself."
 
     def _way_out_of_script(self) -> str:
         """Return what to do after a script: its ranks hold no variables of cells."""
@@ -278,12 +299,14 @@ def find_first_cause(
     ended_at: float = 0.0,
     is_script: bool = False,
     has_other_ranks: bool = False,
+    lost: Mapping[str, int] | None = None,
 ) -> Verdict | None:
     """Find the first cause among the reports and exits of ranks; None if all succeeded.
 
     ``ended_by``: the user ended the ranks by a "restart" or a "stop", at ``ended_at``. That is the
     cause, unless a rank failed or died before. ``is_script``: the ranks run only a script.
-    ``has_other_ranks``: ranks that did not run the cell are alive.
+    ``has_other_ranks``: ranks that did not run the cell are alive. ``lost``: the variables that
+    were lost with earlier ranks.
 
     The first cause is not always the first report: the controller notices the exit of a rank later
     than other ranks notice the closed connection. A rank that waited for a failed rank until an
@@ -310,6 +333,7 @@ def find_first_cause(
         has_survivors=has_other_ranks or set(exits) < set(ranks),
         ended_by=ended_by if was_ended_by_user else "",
         is_script=is_script,
+        lost=lost or {},
     )
 
 

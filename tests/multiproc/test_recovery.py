@@ -62,8 +62,8 @@ def test_cells_marked_once_and_cells_that_failed_are_not_replayed(notebook: Note
     assert notebook.run("%ddp restart --replay").status == "ok"
     assert notebook.run("%%ddp\nran").text == "Out [ranks 0-1] ['first', 'last']\n"
     notebook.run("%ddp restart")
-    assert "NameError" in notebook.run("%%ddp\nran").error
-    assert notebook.run("%ddp restart --replay").status == "ok"  # of that attempt: nothing
+    assert "run cell [5] again" in notebook.run("%%ddp\nran").traceback
+    assert "nothing to replay" in notebook.run("%ddp restart --replay").text  # of that attempt
     assert "NameError" in notebook.run("%%ddp\nran").error
 
 

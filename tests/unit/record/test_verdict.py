@@ -332,3 +332,26 @@ def test_a_long_error_is_truncated_in_the_headline_and_complete_in_the_traceback
     verdict = verdict_on({0: ended("RuntimeError", "x" * 1000, traceback="x" * 1000)})
     assert f": {'x' * (MAX_HEADLINE - 4)} ..., line 9" in verdict.summary()
     assert "x" * 1000 in verdict.report()
+
+
+# ---- variables that were lost with earlier ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("name 'model' is not defined", "run cell [3] again"),
+        ("name 'pushed' is not defined", "set it again."),
+        ("name 'other' is not defined", "Every rank keeps its variables"),
+    ],
+)
+def test_report_names_the_cell_whose_variable_was_lost(text: str, expected: str) -> None:
+    failed = dict.fromkeys(range(2), ended("NameError", text))
+    report = verdict_on(failed, lost={"model": 3, "pushed": 0}).report()
+    assert expected in report
+    assert ("`%ddp restart --replay`" in report) == expected.startswith("run cell")
+
+
+def test_name_in_another_error_was_not_lost() -> None:
+    failed = {0: ended("KeyError", "name 'model' is not defined")}
+    assert "Every rank keeps" in verdict_on(failed, lost={"model": 3}).report()
