@@ -182,7 +182,9 @@ class AnyOrder(RuleBasedStateMachine):
     @initialize(
         world_size=WORLD,
         joins_group=st.booleans(),
-        first_phase=st.sampled_from(["a heal", "a death", "a cell", "a group", "a start"]),
+        first_phase=st.sampled_from(
+            ["a heal", "a death", "a cell", "a group", "a start", "a stopped group"]
+        ),
         is_stopped=st.booleans(),
     )
     def reaches_a_first_phase(
@@ -194,6 +196,9 @@ class AnyOrder(RuleBasedStateMachine):
             self.ranks_work_normally()
         if first_phase == "a cell":
             self.submits_a_cell(is_for_all=True, needs_group=True, is_elastic=True)
+            self.ranks_work_normally()
+        if first_phase == "a stopped group":
+            self.requests_a_stop()
             self.ranks_work_normally()
         if first_phase in ("a death", "a heal"):
             self.ranks[self.session.life.attempt, world_size - 1].handle.end(-9)

@@ -159,7 +159,7 @@ class FakeLink:
     Attributes:
         sent: rank and command, in order.
         faults: errors for the next sends, one each; None lets a send succeed.
-        is_broken: whether every send fails.
+        is_broken: whether every send fails, and every opening of queues.
         on_send: called with attempt, rank and command.
     """
 
@@ -186,13 +186,18 @@ class FakeLink:
     def use_secret(self, secret: bytes) -> None: ...
 
     def open_attempt(self, attempt: int, world_size: int) -> None:  # noqa: ARG002 - as the real one
+        self._check_whole()
         self.attempt = attempt
 
-    def open_incarnation(self, attempt: int, rank: int, incarnation: int) -> None: ...
+    def open_incarnation(self, attempt: int, rank: int, incarnation: int) -> None:  # noqa: ARG002
+        self._check_whole()
 
-    def send(self, rank: int, command: MessageToRank) -> None:
+    def _check_whole(self) -> None:
         if self.is_broken:
             raise ConnectionError("the store is gone")
+
+    def send(self, rank: int, command: MessageToRank) -> None:
+        self._check_whole()
         if fault := self.faults.popleft() if self.faults else None:
             raise fault
         self.sent.append((rank, command))

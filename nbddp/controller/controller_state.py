@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from nbddp.controller.pending_futures import PendingFutures
-from nbddp.controller.rank_processes import RankProcesses, start_error
+from nbddp.controller.rank_processes import RankProcesses
 from nbddp.controller.threads import Runtime
 from nbddp.errors import RequestError, StartError
 from nbddp.launch.local_launcher import Launcher
@@ -83,6 +83,6 @@ class ControllerState:
         if self.life.is_alive(rank):
             self.active_runtime.link.send(rank, answer)
 
-    def keep_start_error(self, what: str, error: Exception) -> None:
+    def keep_start_error(self, error: StartError) -> None:
         """Keep the first error of a start that failed."""
-        self.start_error = self.start_error or start_error(what, error)
+        self.start_error = self.start_error or error

@@ -95,7 +95,7 @@ class Executor(ControllerState):
 
     def on_link_lost(self, error: Exception) -> None:
         """Kill all ranks, because their messages cannot be read any more."""
-        self.keep_start_error("the ranks", error)
+        self.keep_start_error(start_error("the ranks", error))
         self.router.notify(f"killed all ranks: cannot read their messages ({short_error(error)})")
         for rank in self.life.alive:
             self._abandon_rank(rank)
@@ -127,7 +127,7 @@ class Executor(ControllerState):
         except Exception as error:
             if not isinstance(error, NbddpError | OSError):
                 logger.exception("nbddp could not carry out %s", type(action).__name__)
-            is_start = isinstance(action, ev.StartRanks)
+            is_start = isinstance(action, ev.StartRanks | ev.RejoinRanks)
             ranks = self.life.alive if is_start else getattr(action, "ranks", ())
             failed = dict.fromkeys(ranks, error)
         for rank, why in failed.items():
@@ -153,11 +153,18 @@ class Executor(ControllerState):
                 self.active_runtime.event_thread.submit(self.step, event)
                 return
             case ev.StartRanks():
-                self.keep_start_error("the ranks", error)
+                self.keep_start_error(start_error("the ranks", error))
+            case ev.RejoinRanks() if self.ranks is None:
+                cause = start_error("the ranks", error, verb="rejoined")
+                text = f"{cause}; the ranks still run, and `%ddp nodes --rejoin` tries again"
+                self.keep_start_error(StartError(text))
             case _ if self.ranks is not None and rank in self.ranks.handles:
-                is_kill = isinstance(action, ev.Kill)
-                cannot = "killed: it counts as dead" if is_kill else "reached: killed"
-                self.router.notify(f"rank {rank} cannot be {cannot} ({short_error(error)})")
+                failed = {ev.Kill: "killed: it counts as dead", ev.RejoinRanks: "watched: killed"}
+                cannot = failed.get(type(action), "reached: killed")
+                text = f"rank {rank} cannot be {cannot} ({short_error(error)})"
+                self.router.notify(text)
+                if isinstance(action, ev.RejoinRanks):  # it may be the only rank
+                    self.keep_start_error(StartError(text))
         self._abandon_rank(rank)
 
     def _abandon_rank(self, rank: int) -> None:
@@ -185,15 +192,16 @@ class Executor(ControllerState):
                 self.event_log.record("node", what=text)
             case ev.GroupStarted():
                 self.event_log.record("ready", attempt=self.life.attempt)
+                self.start_error = None
                 self.futures.resolve("start")
                 self._write_run_json()
             case ev.GroupStartFailed(reason=reason, details=details):
                 gone = [each.rank for each in self.life.ranks if not each.is_alive]
                 text = details or self.event_log.final_output(gone)
-                self.start_error = self.start_error or StartError(reason, details=text)
+                self.keep_start_error(StartError(reason, details=text))
                 self.event_log.record("start failed", reason=str(self.start_error))
             case ev.RejoinRanks() if self.surviving_group is not None:
-                self._rejoin(self.surviving_group)
+                return self._rejoin(self.surviving_group)
             case ev.StartReplacements(ranks=ranks) if (
                 self.ranks is not None and self.life.heal is not None
             ):
@@ -247,24 +255,25 @@ class Executor(ControllerState):
         self.event_log.record("start", attempt=attempt, world_size=world_size)
         self.ranks.launch(starts, world_size)
 
-    def _rejoin(self, survivors: SurvivingGroup) -> None:
-        self.start_error = None
-        self.replay_log.set_pending((), clears_entries=True)
-        self.active_runtime.link.use_secret(survivors.secret)
+    def _rejoin(self, survivors: SurvivingGroup) -> FailedRanks:
+        """Take over ranks. If this raises an error, they keep running, for another rejoin."""
+        self.start_error = self.ranks = None
+        attempt, runtime = survivors.attempt, self.active_runtime
         folder = self.event_log.resume(survivors.folder, self._open_folder)
-        ranks, size = sorted(survivors.ranks), survivors.world_size
+        runtime.link.use_secret(survivors.secret)
+        ranks = RankProcesses(attempt, runtime, self.launcher, self.messages)
+        failed = ranks.rejoin(survivors, folder)
+        self.ranks = ranks
+        self.replay_log.set_pending((), clears_entries=True)
         self.event_log.record(
             "taken back",
-            attempt=survivors.attempt,
-            ranks=ranks,
-            world_size=size,
+            attempt=attempt,
+            ranks=sorted(set(survivors.ranks) - set(failed)),
+            world_size=survivors.world_size,
             pid=os.getpid(),
             at=time.time(),
         )
-        self.ranks = RankProcesses(
-            survivors.attempt, self.active_runtime, self.launcher, self.messages
-        )
-        self.ranks.rejoin(survivors, folder)
+        return failed
 
     @property
     def _started_spec(self) -> GroupSpec:

@@ -102,18 +102,24 @@ class RankProcesses:
         for start in starts:
             self._runtime.launch_thread.submit(self._launch, start)
 
-    def rejoin(self, survivors: SurvivingGroup, folder: RunFolder) -> None:
-        """Connect to the running processes of an earlier notebook, and read their logs."""
+    def rejoin(self, survivors: SurvivingGroup, folder: RunFolder) -> FailedRanks:
+        """Connect to the running processes of an earlier notebook, and read their logs.
+
+        If this raises an error, the processes are as before. Return the ranks that cannot be
+        watched, with the errors.
+        """
         self._runtime.link.open_attempt(self.attempt, survivors.world_size)
-        survivors.set_store_port(self._runtime.link.port)
         for rank in range(survivors.world_size):
             self.logs[rank] = LogReader(folder.log_path(rank), rank)
         for rank, each in survivors.ranks.items():
             if each.incarnation:
                 self._incarnations[rank] = each.incarnation
                 self._runtime.link.open_incarnation(self.attempt, rank, each.incarnation)
-            self.handles[rank] = each.handle
-            self._watch_exit(rank, each.handle)
+        survivors.set_store_port(self._runtime.link.port)  # now they connect
+        self.handles = {rank: each.handle for rank, each in survivors.ranks.items()}
+        failed = try_each([*self.handles], lambda rank: self._watch_exit(rank, self.handles[rank]))
+        self._abandoned.update(failed)
+        return failed
 
     def _watch_exit(self, rank: int, handle: RankHandle) -> None:
         on_exit = partial(self._owner.on_exit, self.attempt, rank, handle)
@@ -207,10 +213,9 @@ class RankProcesses:
     def abandon(self, rank: int) -> bool:
         """Kill a rank that cannot be reached. Return whether its exit will be seen."""
         self.killed.add(rank)
-        failed = try_each([rank], lambda rank: self.handles[rank].kill())
-        if failed:
+        if try_each([rank], lambda rank: self.handles[rank].kill()):
             self._abandoned.add(rank)
-        return not failed
+        return rank not in self._abandoned
 
     # ---- state
 
@@ -279,8 +284,8 @@ def short_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def start_error(what: str, error: Exception) -> StartError:
+def start_error(what: str, error: Exception, *, verb: str = "started") -> StartError:
     """Return a StartError with the cause."""
     if isinstance(error, StartError):
         return error
-    return StartError(f"{what} could not be started: {short_error(error)}")
+    return StartError(f"{what} could not be {verb}: {short_error(error)}")

@@ -327,7 +327,7 @@ class NodePool:
         """Return which ranks and nodes are back."""
         if survivors is None:
             return f"{self._describe_nodes()}, which had no ranks; the next cell starts them"
-        ranks, world_size = len(survivors.ranks), survivors.world_size
+        ranks, world_size = len(self._session.life.alive), survivors.world_size
         missing = "" if ranks == world_size else "; `%ddp heal` replaces the others"
         joined = self._describe_nodes()
         return f"{ranks} of {world_size} ranks are back with their variables; {joined}{missing}"

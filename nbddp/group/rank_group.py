@@ -211,20 +211,22 @@ class RankGroup:
 
         Raises:
             RequestError: ranks are running, the notebook already listens, or no node is back.
-                Nothing has changed then, as after an interrupt, so you can try again.
+            StartError: no rank could be rejoined. After an error or an interrupt, the notebook has
+                no nodes, and you can try again.
         """
         with sigint_deferred(raises_second=False) as deferred:
             nodes = self.open_nodes(spec, join)
             try:
                 survivors = nodes.rejoin(seconds, lambda: deferred.count > 0)
+                if survivors is not None:
+                    deferred.raises_second = True  # a second interrupt ends the ranks
+                    group_spec = replace(self._spec, **survivors.options)
+                    self.session.start(group_spec, survivors)
+                    self._spec = group_spec
             except BaseException:
                 self.nodes = None
                 nodes.abandon()
                 raise
-            if survivors is not None:
-                deferred.raises_second = True  # a second interrupt ends the ranks
-                self._spec = replace(self._spec, **survivors.options)
-                self.session.start(self._spec, survivors)
             return nodes.describe_rejoined(survivors)
 
     # ---- requests to the ranks

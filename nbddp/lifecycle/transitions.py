@@ -70,6 +70,7 @@ def _on_rejoin_asked(life: Life, event: ev.RejoinAsked) -> Step:
     starting = Life(
         state=GroupState.STARTING,
         attempt=event.attempt,
+        generation=life.generation + 1,  # the attempt may be rejoined again, if this fails
         ranks=tuple(
             RankLife(rank, incarnation=incarnations[rank])
             if rank in incarnations
@@ -171,8 +172,8 @@ def _on_exited(life: Life, event: ev.ProcessExited) -> Step:
     if life.state is GroupState.STARTING and life.is_rejoin and life.alive:
         return _finish_start(life)
     if life.state is GroupState.STARTING:
-        how = describe_exit(event.exitcode)
-        return _abandon_start(life, f"rank {event.rank} {how} while it started")
+        how, what = describe_exit(event.exitcode), "rejoined" if life.is_rejoin else "started"
+        return _abandon_start(life, f"rank {event.rank} {how} while it {what}")
     if life.cell is not None:
         return _exited_in_cell(life, life.cell, event)
     return replace(life, state=GroupState.BROKEN), []
@@ -352,6 +353,8 @@ def _on_capacity_changed(life: Life, _event: ev.CapacityChanged) -> Step:
 
 def _on_deadline(life: Life, event: ev.DeadlinePassed) -> Step:
     if event.deadline is ev.Deadline.START and life.state is GroupState.STARTING:
+        if event.generation != life.generation:
+            return life, []  # of an earlier rejoin of this attempt, which failed
         late = life.ranks_in_state(RankState.STARTING)
         text = f"{format_ranks(late)} did not get ready in {START_TIMEOUT:.0f} s"
         if life.is_rejoin:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from fakes import (
+    FakeHandle,
     FakeLauncher,
     ManualEventThread,
     SilentLink,
@@ -29,6 +30,7 @@ from nbddp.errors import RequestError
 from nbddp.launch.memory import MemoryWatch
 from nbddp.lifecycle.events import InterruptAsked
 from nbddp.lifecycle.group_state import GroupState
+from nbddp.nodes.rejoin import SurvivingGroup, SurvivingRank
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.log_reader import LogReader
 from nbddp.record.notices import ControllerMessage, OutputText
@@ -40,6 +42,8 @@ from nbddp.wire.request_messages import Answer, Complete
 TWO = GroupSpec(nproc=2)
 HELLO = CellRequest(source="print('hello')")
 GONE = ConnectionError("the store is gone")
+TOO_MANY_FILES = OSError(errno.EMFILE, "Too many open files")
+RANK_START = {"incarnation": 0}  # as far as the controller reads it
 
 
 class Stage:
@@ -212,6 +216,81 @@ def test_after_a_run_that_cannot_be_recorded_a_stop_and_a_start_work(
     assert empty.works()
 
 
+# ---- ranks of another notebook cannot be taken back
+
+
+class Left:
+    """Two ranks that another notebook left, with the folder of their run."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.handles = {rank: FakeHandle() for rank in (0, 1)}
+        self.group = SurvivingGroup(
+            ranks={rank: SurvivingRank(each, RANK_START) for rank, each in self.handles.items()},
+            set_store_port=lambda _port: None,
+            attempt=3,
+            world_size=2,
+            secret=b"",
+            folder=Path("left").absolute(),
+            options={},
+        )
+        self.group.folder.mkdir()
+
+    def take_back(self) -> Future[None]:
+        self.stage.executor.surviving_group = self.group
+        started = self.stage.session._request_start(TWO, self.group.rejoin_event())
+        self.stage.handle_all_events()
+        return started
+
+    @property
+    def alive(self) -> list[int]:
+        """The ranks whose process is running."""
+        return [rank for rank, each in self.handles.items() if each.exitcode is None]
+
+
+@pytest.fixture
+def left(empty: Stage) -> Left:
+    return Left(empty)
+
+
+def test_ranks_run_on_if_their_run_cannot_be_recorded_until_the_next_try(left: Left) -> None:
+    events = left.group.folder / "events.jsonl"
+    events.mkdir()  # as if it could not be opened
+    started = left.take_back()
+    assert str(started.exception()).replace(str(Path.cwd()), "FOLDER") == left.stage.words
+    assert left.stage.state is GroupState.OFF
+    assert left.alive == [0, 1]
+    events.rmdir()
+    started = left.take_back()
+    left.stage.actor.run_delayed()  # the deadline of the first try
+    left.stage.handle_all_events()
+    assert left.alive == [0, 1]
+    left.stage.get_ready(started)
+    assert left.stage.works()
+
+
+def test_a_rank_that_cannot_be_watched_is_killed_and_the_others_are_taken_back(left: Left) -> None:
+    left.stage.actor.watch_faults.extend([None, TOO_MANY_FILES])
+    started = left.take_back()
+    assert not started.done()
+    left.stage.deliver(0, ready(0))
+    assert started.result() is None
+    assert left.stage.state is GroupState.BROKEN
+    assert left.stage.executor.life.gone == (1,)
+    assert left.alive == [0]
+    handle = left.stage.run(CellRequest(source="1", ranks=(0,)))
+    left.stage.end(handle, 0)
+    assert said_in(handle) == left.stage.words
+
+
+def test_a_rejoin_fails_with_the_reason_if_no_rank_can_be_watched(left: Left) -> None:
+    left.stage.actor.watch_faults.extend([TOO_MANY_FILES, TOO_MANY_FILES])
+    assert str(left.take_back().exception()) == left.stage.words
+    assert left.stage.state is GroupState.OFF
+    assert left.alive == []
+    left.stage.get_ready(left.stage.ask_start())
+
+
 # ---- processes cannot be started, or not yet
 
 
@@ -219,7 +298,7 @@ def test_after_a_run_that_cannot_be_recorded_a_stop_and_a_start_work(
     ("faults", "fault"),
     [
         ("launcher.faults", OSError(errno.EAGAIN, "Resource temporarily unavailable")),
-        ("actor.watch_faults", OSError(errno.EMFILE, "Too many open files")),
+        ("actor.watch_faults", TOO_MANY_FILES),
     ],
     ids=["not started", "not watched"],
 )

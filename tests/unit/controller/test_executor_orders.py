@@ -1,9 +1,9 @@
 """Check that no order of events and no fault in an action is a dead end.
 
 Hypothesis plays a user, ranks, a clock and faults against a session without a thread. The faults:
-the disk is full; a process cannot be started, watched or killed; no message can be sent. After
-each event it checks the life of the group. In the end it either stops the group or lets every
-process exit, and checks that no request is pending.
+the disk is full; a process cannot be started, watched or killed; no message can be sent; ranks of
+another notebook cannot connect to the store. After each event it checks the life of the group. In
+the end it either stops the group or lets every process exit, and checks that no request is pending.
 """
 
 from __future__ import annotations
@@ -80,34 +80,57 @@ class AnyOrderWithFaults(AnyOrder):
         for rank in self.living():
             rank.handle.kill_error = None
 
-    # ---- without a fault
+    # ---- ranks of another notebook
 
     @precondition(lambda self: self.is_open() and self.state is GroupState.OFF)
-    @rule(world_size=WORLD, ranks=st.sets(RANK, min_size=1))
-    def adopts_ranks_of_another_notebook(self, world_size: int, ranks: set[int]) -> None:
-        """Adopt ranks without a fault, because nbddp does not repair a failed rejoin."""
-        self.all_faults_are_repaired()
+    @rule(
+        world_size=WORLD,
+        ranks=st.sets(RANK, min_size=1),
+        incarnation=st.integers(0, 1),
+        unwatched=st.integers(0, 3),
+        unkillable=st.sets(RANK),
+        can_connect=st.sampled_from([True, True, True, False]),
+    )
+    def takes_back_ranks_of_another_notebook(
+        self,
+        world_size: int,
+        ranks: set[int],
+        incarnation: int,
+        unwatched: int,
+        unkillable: set[int],
+        can_connect: bool,
+    ) -> None:
         self.catch_up()
         attempt = self.session.life.attempt + 1
-        adopted = [
-            Rank(attempt, rank, FakeHandle(obeys=False)) for rank in ranks if rank < world_size
+        survivors = [
+            Rank(attempt, rank, FakeHandle(obeys=False), incarnation)
+            for rank in ranks
+            if rank < world_size
         ]
-        if self.state is GroupState.OFF and adopted:
-            survivors = SurvivingGroup(
-                ranks={
-                    each.rank: SurvivingRank(each.handle, {"incarnation": 0}) for each in adopted
-                },
-                set_store_port=lambda _port: None,
-                attempt=attempt,
-                world_size=world_size,
-                secret=b"",
-                folder=Path("gone"),
-                options={},
-            )
-            self.ranks.update({(attempt, each.rank): each for each in adopted})
-            self.session._executor.surviving_group = survivors
-            spec, event = GroupSpec(nproc=world_size), survivors.rejoin_event()
-            self.make_request("start", self.session._request_start, spec, event)
+        if self.state is not GroupState.OFF or not survivors:
+            return
+        for each in survivors:
+            each.handle.kill_error = INJECTED if each.rank in unkillable else None
+        self.actor.watch_faults.extend([INJECTED] * unwatched)
+        group = SurvivingGroup(
+            ranks={
+                each.rank: SurvivingRank(each.handle, {"incarnation": incarnation})
+                for each in survivors
+            },
+            set_store_port=lambda _port: None if can_connect else self.refuse(),
+            attempt=attempt,
+            world_size=world_size,
+            secret=b"",
+            folder=Path("gone"),
+            options={},
+        )
+        self.session._executor.surviving_group = group
+        spec, event = GroupSpec(nproc=world_size), group.rejoin_event()
+        self.make_request("start", self.session._request_start, spec, event)
+        if self.session._executor.ranks is not None:
+            self.ranks.update({(attempt, each.rank): each for each in survivors})
+        else:  # they run on, for the next try
+            assert not [each for each in survivors if each.is_being_killed]
 
     # ---- the end
 

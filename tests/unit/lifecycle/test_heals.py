@@ -64,6 +64,8 @@ HEALED = after(MEETING, met(0), met(1))
 HEALING_AGAIN = after(HEALING, NO_NAMES, HEAL)
 BACK = ev.RejoinAsked(attempt=4, world_size=3, survivors=((0, 0), (2, 1)))
 RETURNING = after(OFF, BACK)
+LATE = passed(ev.Deadline.START, cell=0, attempt=4, generation=1)
+LOST = after(RETURNING, died(0, attempt=4), died(2, attempt=4))
 IN_VAIN = (State.BROKEN, kill(1), ev.HealFailed)
 
 TABLE = {
@@ -133,7 +135,7 @@ TABLE = {
         (
             State.STARTING,
             ev.RejoinRanks(),
-            deadline_set(ev.Deadline.START, START_TIMEOUT, cell=0, attempt=4),
+            deadline_set(ev.Deadline.START, START_TIMEOUT, cell=0, attempt=4, generation=1),
         ),
     ),
     "all that live are ready": (
@@ -141,8 +143,12 @@ TABLE = {
         (State.BROKEN, ev.GroupStarted()),
     ),
     "a returning rank is late": (
-        (after(RETURNING, ready(0, 4)), passed(ev.Deadline.START, cell=0, attempt=4)),
+        (after(RETURNING, ready(0, 4)), LATE),
         (State.STARTING, ev.Notify, kill(2)),
+    ),
+    "all returning ranks die": (
+        (after(RETURNING, died(0, attempt=4)), died(2, attempt=4)),
+        (State.OFF, ev.GroupStartFailed, ev.GroupStopped()),
     ),
     "a returning rank dies": (
         (after(RETURNING, ready(0, 4)), died(2, attempt=4)),
@@ -160,6 +166,7 @@ REFUSED = {
     "taking ranks back while idle": (IDLE, BACK),
 }
 IGNORED = {
+    "the deadline of a rejoin before": (after(LOST, BACK), LATE),
     "the deadline of the start": (HEALING, passed(ev.Deadline.START, cell=0, generation=0)),
     "the deadline of a heal before": (
         HEALING_AGAIN,

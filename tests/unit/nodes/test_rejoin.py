@@ -6,10 +6,13 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fake_nodes import FakeNodes
+from fake_nodes import FakeNode, FakeNodes
 from fakes import FakeLauncher
 from processes import wait_until
 from refusals import refusal
@@ -17,13 +20,16 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
-from nbddp.errors import RequestError
+from nbddp.errors import RequestError, StartError
 from nbddp.group.node_pool import NodesSpec
 from nbddp.group.rank_group import RankGroup
 from nbddp.launch.local_launcher import Launcher
 from nbddp.nodes.join_file import JoinFile
 from nbddp.nodes.listener import NodeListener
+from nbddp.nodes.node_agent import node_facts
+from nbddp.nodes.node_connection import FrameType
 from nbddp.nodes.stale_files import LockedPath, find_left_join_file
+from nbddp.topology import Topology
 
 
 class Back:
@@ -112,23 +118,59 @@ def test_a_listener_of_a_living_notebook_is_not_taken_over(
     assert find_left_join_file(back.join_file.name) == find_left_join_file()
 
 
-def test_adopted_nodes_without_ranks_stay_available_for_the_next_cell(back: Back) -> None:
-    fake_nodes: list[FakeNodes] = []
+@contextmanager
+def nodes_that_join(back: Back, *living: list[dict[str, Any]]) -> Iterator[list[FakeNode]]:
+    """Connect a node with each of these lists of ranks, once the listener is open."""
+    nodes: list[FakeNode] = []
+    fakes: list[FakeNodes] = []
 
-    def come() -> None:
+    def join() -> None:
         assert wait_until(lambda: back.group.nodes is not None)
+        assert back.group.nodes is not None
+        fakes.append(FakeNodes(back.group.nodes.listener))
+        for each in living:
+            nodes.append(fakes[0].connect())
+            nodes[-1].tell(FrameType.HELLO, **node_facts(4), living=each)
+
+    joining = threading.Thread(target=join)
+    joining.start()
+    yield nodes
+    joining.join()
+    fakes[0].close()
+
+
+def test_adopted_nodes_without_ranks_stay_available_for_the_next_cell(back: Back) -> None:
+    with nodes_that_join(back, [], []):
+        said = back.take_back(1.5)
         nodes = back.group.nodes
         assert nodes is not None
-        fake_nodes.append(FakeNodes(nodes.listener))
-        for _ in range(2):
-            fake_nodes[0].bring(living=[])
+        assert re.match(r"2 nodes .* \(4 ranks\)", said)
+        assert nodes.launcher.capacity() == 8
 
-    coming = threading.Thread(target=come)
-    coming.start()
-    said = back.take_back(1.5)
-    coming.join()
-    nodes = back.group.nodes
-    assert nodes is not None
-    assert re.match(r"2 nodes .* \(4 ranks\)", said)
-    assert nodes.launcher.capacity() == 8
-    fake_nodes[0].close()
+
+def test_a_rejoin_that_cannot_record_the_run_leaves_nodes_and_ranks_to_the_next_one(
+    back: Back, folder: Path
+) -> None:
+    (folder / ".nbddp" / "runs" / "left" / "events.jsonl").mkdir(parents=True)
+    start = {
+        "cwd": str(folder),
+        "run_id": "left",
+        "log": "rank-0.log",
+        "store_prefix": "",
+        "secret": "",
+        "attempt": 2,
+        "incarnation": 0,
+        "topology": asdict(Topology.local(1)[0]),
+        "env": {},
+        "backend": "gloo",
+        "timeout": 60.0,
+        "joins_group": True,
+    }
+    with nodes_that_join(back, [{"number": 1, "pid": 1, "start": start}]) as joined:
+        with pytest.raises(StartError, match="the ranks still run"):
+            back.take_back(20)
+        assert back.group.nodes is None
+        assert back.group.session.launcher is back.launcher
+        assert joined[0].is_lost.wait(20)
+        sent = {kind for kind, _ in joined[0].frames}
+        assert not sent & {FrameType.KILL, FrameType.TERMINATE, FrameType.LEAVE}
