@@ -35,7 +35,7 @@ CHECKLIST = [
 _RELEVANT_WORDS = re.compile(
     r"dist|reduce|gather|barrier|broadcast|scatter|new_group|backward|DataLoader|Sampler|random_split"
     r"|save|eval|no_grad|cuda|scale|DataParallel|BatchNorm|isend|irecv|threads|device_map|nbddp"
-    r"|open|write_|to_csv|to_json|to_parquet|to_pickle"
+    r"|open|write_|to_csv|to_json|to_parquet|to_pickle|\.(?:train|fit|predict|validate|test)\("
 )
 
 

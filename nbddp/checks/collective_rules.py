@@ -48,6 +48,11 @@ _SHARD_CALLS = re.compile(
     r"|fsdp\.(?:\w+\.)*FullyShardedDataParallel\.(?:summon_full_params|full_optim_state_dict"
     r"|optim_state_dict|optim_state_dict_to_load|scatter_full_optim_state_dict))"
 )
+# of variables that are trainers with all ranks: RankFacts.aliases
+_TRAINER_CALLS = re.compile(
+    r"(?:transformers|lightning|pytorch_lightning)\.Trainer\."
+    r"(?:train|evaluate|predict|fit|validate|test)"
+)
 _SHARDED_MODEL_CALLS = re.compile(
     r"torch\.distributed\.checkpoint\.state_dict\.[gs]et_(?:model_|optimizer_)?state_dict"
 )
@@ -84,8 +89,13 @@ def collective_name(source: CellSource, call: ast.Call) -> str:
 
 
 def _shard_call_name(source: CellSource, call: ast.Call) -> str:
-    """Return the name of a call that all ranks with a shard must make; empty for other calls."""
+    """Return the name of a call that all ranks with a shard must make; empty for other calls.
+
+    A call of a library's trainer counts, too: the ranks share the data, and gather the results.
+    """
     name, method = source.called_name(call), source.method(call)
+    if _TRAINER_CALLS.fullmatch(name):
+        return f"{ast.unparse(call.func)}()"
     if _SHARD_CALLS.fullmatch(name):
         return name
     if _SHARDED_MODEL_CALLS.fullmatch(name) or name.endswith("nn.utils.clip_grad_norm_"):

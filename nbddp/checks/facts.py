@@ -134,7 +134,8 @@ class RankFacts:
     Attributes:
         objects: the loaders, models, optimizers, scalers and trainers by name.
         ddp_ranks: the numbers of ranks among which its DDP models share gradients.
-        aliases: the full names of torch's and nbddp's modules, classes and functions, by name.
+        aliases: the full names of torch's and nbddp's modules, classes and functions, by name; also
+            ``transformers.Trainer`` and the like for a trainer of all ranks.
         batches: the batch sizes of the training kit's loaders that shuffle, by name.
         host, cores, gpus, threads: its machine, the cores and the number of GPUs that it may use,
             and torch's threads.

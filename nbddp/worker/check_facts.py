@@ -47,6 +47,7 @@ _MAY_DIFFER = re.compile(
     r"(?i)rank|world|shard|node|replica|split|partition|islice|dist|rand|shuffle|seed|rng|generator"
     r"|time|environ|socket|pid|uuid|input|stdin|queue|request"
 )
+_TRAINER_LIBRARIES = ("transformers.", "lightning.", "pytorch_lightning.")
 _SAMPLERS = {
     data.DistributedSampler: "dealt",
     data.RandomSampler: "random",
@@ -125,18 +126,35 @@ def _batch_sizes(names: Names, wanted: Iterable[str]) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size}
 
 
-def _import_name(value: object) -> str:
-    """Return the qualified name of an object of torch or nbddp; empty for all others."""
+def _import_name(value: Any) -> str:
+    """Return the qualified name of an object of torch or nbddp, or the class of a trainer.
+
+    Return "" for all others, and for a trainer that does not train with all ranks.
+    """
     if type(value) is ModuleType:
         return value.__name__ if value.__name__.startswith(("torch", "nbddp")) else ""
     if not isinstance(value, type | FunctionType | BuiltinFunctionType):
-        return ""
+        return _trainer_name(value)
     module, name = str(value.__module__), value.__name__
     if module.startswith("nbddp."):
         return f"nbddp.{name}"
     if module == "torch.distributed.distributed_c10d":
         return f"torch.distributed.{name}"
     return f"{module}.{name}" if module.startswith("torch") else ""
+
+
+def _trainer_name(value: Any) -> str:
+    libraries = [
+        each.__module__.partition(".")[0]
+        for each in type(value).__mro__
+        if each.__name__ == "Trainer" and each.__module__.startswith(_TRAINER_LIBRARIES)
+    ]
+    if not libraries:
+        return ""
+    with suppress(Exception):  # a trainer of which __init__ has failed
+        size = value.args.world_size if libraries[-1] == "transformers" else value.world_size
+        return f"{libraries[-1]}.Trainer" if size == this_rank.world_size() else ""
+    return ""
 
 
 def _facts_of(name: str, names: Names, failure: Failure | None) -> NamedObject | None:

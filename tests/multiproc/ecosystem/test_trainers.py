@@ -141,6 +141,15 @@ def test_splits_of_lightning_that_differ_between_ranks_are_found(group: Ranks, s
     assert [(each.rule, each.line) for each in found] == [("ND223", 3)] * (seed == "rank")
 
 
+def test_evaluation_that_only_one_rank_calls_is_found(group: Ranks) -> None:
+    group.run(f"{CELLS['Trainer'][0]}\ntrainer = make_trainer()")
+    result = group.run("trainer.evaluate();")
+    assert group.findings_of(result, "trainer.evaluate();") == []
+    [finding] = group.findings_of(result, "if rank == 0:\n    print(trainer.evaluate())")
+    assert (finding.rule, finding.line) == ("ND101", 2)
+    assert finding.text.startswith("trainer.evaluate() is under `if rank == 0` (line 1)")
+
+
 DIE = """
 import os
 from transformers import TrainerCallback

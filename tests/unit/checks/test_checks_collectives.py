@@ -155,6 +155,19 @@ def test_calls_that_gather_shards_count_as_collectives(call: str, shown: str) ->
     assert_no_findings(call, head=head)
 
 
+def test_trainer_of_all_ranks_that_only_one_rank_calls_is_found() -> None:
+    for library, method in (("transformers", "evaluate"), ("lightning", "fit")):
+        given = {"aliases": {"trainer": f"{library}.Trainer"}, "is_cell": True}
+        call = f"print(trainer.{method}(data))"
+        source = CellSource(under(ON_FIRST, call), **given)  # type: ignore[arg-type]
+        [found] = check_source(source)
+        assert (found.rule, found.line) == ("ND101", 2)
+        assert found.text.startswith(f"trainer.{method}() is under `if rank == 0`")
+        assert_found("ND103", under("def f()", under("if rank", "return\n"), call), **given)
+        assert_no_findings(call, under(ON_FIRST, "trainer.save_model('out')"), **given)
+        assert_no_findings(under(ON_FIRST, call))  # of another class
+
+
 def test_calls_on_shards_that_a_subset_of_ranks_may_make_are_accepted() -> None:
     print_whole = "print(model.weight.full_tensor())"
     assert_no_findings(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -172,6 +172,24 @@ def test_aliases_of_imports_are_reported_with_qualified_names() -> None:
         "d": "torch.distributed",
         "nb": "nbddp.all_reduce",
     }
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        ("transformers.trainer", "transformers.Trainer"),
+        ("lightning.pytorch.trainer.trainer", "lightning.Trainer"),
+        ("__main__", ""),
+    ],
+)
+def test_trainers_of_all_ranks_have_the_name_of_their_library(module: str, expected: str) -> None:
+    base = type("Trainer", (), {"__module__": module})
+    own = type("SFTTrainer", (base,), {"__module__": "trl.trainer"})
+    one, other = own(), own()
+    for trainer, size in ((one, 1), (other, 2)):
+        trainer.args, trainer.world_size = SimpleNamespace(world_size=size), size
+    found = collect_facts({"one": one, "other": other, "broken": own()}).aliases  # without a group
+    assert found == ({"one": expected} if expected else {})
 
 
 def test_a_model_without_its_group_and_a_module_without_a_name_are_skipped() -> None:
