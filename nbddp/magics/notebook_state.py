@@ -135,6 +135,7 @@ class NotebookState:
             started = self.group.session.spec if self.group.is_live else None
             self.group.spec = started or before
             raise
+        self.presenter.hide_heal_button()
 
     @contextmanager
     def started_for_cell(self, spec: GroupSpec, args: Namespace) -> Iterator[None]:
@@ -352,9 +353,12 @@ class NotebookState:
     ) -> Healed:
         """Heal the group. If that is refused, the error also says what to do instead."""
         try:
-            return self.group.heal(ranks, donor=donor, rerun=rerun)
+            healed = self.group.heal(ranks, donor=donor, rerun=rerun)
         except RequestError as error:
             raise RequestError(with_way_out(str(error), self.group.life)) from None
+        if not self.group.life.gone:
+            self.presenter.hide_heal_button()
+        return healed
 
     def rerun_after_heal(self, healed: Healed) -> None:
         """Run the cells that make trainers again, on all ranks."""

@@ -124,6 +124,11 @@ class Presenter:
         self._retry_buttons = RetryButtons(self._shell.kernel, offers | {RESTART: restart}, root)
         self._retry_buttons.publish()
 
+    def hide_heal_button(self) -> None:
+        """Hide the button for a heal, because no rank is dead any more."""
+        if self._retry_buttons is not None:
+            self._retry_buttons.hide_heal()
+
     def _withdraw_retry_buttons(self) -> None:
         buttons, self._retry_buttons = self._retry_buttons, None
         if buttons is not None:

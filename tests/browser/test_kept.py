@@ -117,7 +117,8 @@ def test_heal_button_works_on_a_reloaded_page(training: LabNotebook) -> None:
     training.await_text(1, r"^rank 0 healed ")
     training.await_kernel()
     training.run(2)
-    expect(training.button("Heal")).to_be_visible()  # only a ``%%ddp`` cell removes them
+    expect(training.button("Heal")).to_be_hidden()
+    expect(training.button("Restart")).to_be_visible()  # only a ``%%ddp`` cell removes it
     training.await_idle()
 
 

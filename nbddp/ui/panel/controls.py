@@ -159,6 +159,11 @@ class RetryButtons:
                 self._root.children = [each for each in self._root.children if each != self._row]
             self._context.copy().run(publish, EMPTY_OUTPUT, self._display_id, is_update=True)
 
+    def hide_heal(self) -> None:
+        """Hide the button for a heal, because no rank is dead any more."""
+        if HEAL in self._buttons:
+            self._buttons[HEAL].layout.display = "none"
+
     def close(self) -> None:
         """Remove the buttons from the memory of the kernel.
 

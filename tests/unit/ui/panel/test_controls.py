@@ -150,6 +150,16 @@ def test_two_quick_presses_heal_once_and_show_the_result(offer: Offer) -> None:
     assert "rank 1 healed<br>not carried: &lt;gate&gt;" in offer.row.children[-1].value
 
 
+def test_only_the_heal_button_is_hidden_after_a_heal(offer: Offer) -> None:
+    heal, restart, _ = offer.row.children
+    assert heal.layout.display is None
+    offer.buttons.hide_heal()
+    assert (heal.layout.display, restart.layout.display) == ("none", None)
+    offer.buttons.close()
+    assert heal.comm is None
+    controls.RetryButtons(KERNEL, {controls.RESTART: str}).hide_heal()
+
+
 def test_buttons_removed_during_an_action_are_closed_only_after_it(offer: Offer) -> None:
     pressed = offer.press()
     assert wait_until(lambda: offer.begun == 1)
