@@ -30,6 +30,9 @@ _DISGUISE = re.compile(r"[\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _Color = int | str  # the index of one of 16 colours, or "rgb(red,green,blue)"
 
+# IPython's colour of keywords, as in the output of `??`. Its contrast to a dark page is 4.0;
+# panel.css gives the other green 4.5 on light and on dark pages.
+_PYGMENTS_GREEN, _INTENSE_GREEN = 28, 10
 _MAX_CODES = 64  # in one sequence; terminals accept 16 to 32
 _HUES = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 _NAMES = (*_HUES, *(f"{hue}-intense" for hue in _HUES))
@@ -135,6 +138,8 @@ class _Style:
 
 def _indexed(number: int) -> _Color:
     """Return one of the 256 colours: 16 named ones, a cube of 6 x 6 x 6, and 24 greys."""
+    if number == _PYGMENTS_GREEN:
+        return _INTENSE_GREEN
     if number < 16:
         return number
     if number >= 232:
