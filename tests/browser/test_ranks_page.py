@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from playwright.sync_api import Locator, expect
 
 from browser.conftest import IN_BROWSER
-from browser.lab import LabNotebook
+from browser.lab import Lab, LabNotebook
+from nbddp.record.rank_monitor import LoopProgress
+from nbddp.record.snapshot import RankSnapshot
+from nbddp.ui.html_pieces import STYLE_SHEET
+from nbddp.ui.report.rank_table import rank_blocks
+from nbddp.ui.report.render import blocks_html
 
 pytestmark = [pytest.mark.full, *IN_BROWSER]
 
@@ -63,6 +69,41 @@ def test_slow_rank_is_marked_and_memory_is_shown_as_curves(notebook: LabNotebook
     sheets.evaluate_all("sheets => sheets.forEach(each => each.remove())")
     expect(image).to_be_visible()
     assert image.evaluate("it => it.decode().then(() => it.naturalWidth)") == 32
+
+
+CODE = "total = model(batch).square().mean(); the_name_of_a_long_variable = total.item()"
+BARS = (LoopProgress("epoch", 0, 20, 4.0), LoopProgress("steps of this epoch", 12, 50, 4.0))
+
+
+@pytest.mark.parametrize("width", [460, 700])  # of the panel, with and without the file browser
+@pytest.mark.parametrize("bars", [(), BARS])
+def test_table_of_ranks_fits_a_narrow_page(
+    lab: Lab, bars: tuple[LoopProgress, ...], width: int
+) -> None:
+    rank = RankSnapshot(
+        rank=0,
+        state="waiting",
+        line=4,
+        code=CODE,
+        seconds=7.2,
+        collective="all_reduce #12 float [1, 20, 300]",
+        step=10.0,
+        steps_per_second=2.5,
+        cpu=37.0,
+        memory=190 << 20,
+        progress_bars=bars,
+    )
+    table = blocks_html(rank_blocks([rank, replace(rank, rank=1)]))
+    page = lab.browser().new_page(viewport={"width": width, "height": 500})
+    page.set_content(f'<body>{STYLE_SHEET}<div class="nbddp">{table}</div></body>')
+    ranks = page.locator(".nbddp")
+    assert ranks.evaluate("it => it.scrollWidth <= it.clientWidth"), "it does not scroll"
+    code = page.locator(".nbddp-clip:has(code)").first
+    assert code.evaluate("it => it.scrollHeight > it.clientHeight"), "the rest is cut off"
+    assert code.evaluate("it => it.clientWidth") > 30
+    heights = page.locator("tbody tr").evaluate_all("rows => rows.map(it => it.offsetHeight)")
+    assert max(heights) < 25 * max(1, len(bars))
+    page.close()
 
 
 def test_many_ranks_are_one_expandable_line_and_the_record_is_short(notebook: LabNotebook) -> None:

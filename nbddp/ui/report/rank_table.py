@@ -126,8 +126,8 @@ def _line(rank: RankSnapshot) -> Cell:
     duration = format_seconds(rank.seconds) if rank.seconds else ""
     muted = f'<span class="nbddp-muted">{duration}</span> ' if duration else ""
     code = f"<code>{escape(rank.code)}</code>" if rank.code else ""
-    style = "" if rank.progress_bars else ' style="max-width:24em"'
-    html = f'<span class="nbddp-code"{style}>{escape(rank.position)} {muted}{code}</span>'
+    style = ' style="max-width:12em"' if rank.progress_bars else ""
+    html = f'<span class="nbddp-clip"{style}>{escape(rank.position)} {muted}{code}</span>'
     title = f"{format_line(rank.line, rank.file)}: {rank.code}"
     return Cell(rank.position + (f" for {duration}" if duration else ""), title=title, html=html)
 
@@ -136,7 +136,8 @@ def _collective(rank: RankSnapshot) -> Cell:
     """Return the newest collective, with its shape only while the rank waits in it."""
     title = _COLLECTIVE_TITLE.match(rank.collective)
     short = title.group() if title and rank.state != "waiting" else rank.collective
-    return Cell(short, title=rank.collective)
+    html = f'<span class="nbddp-clip">{escape(short)}</span>' if short else ""
+    return Cell(short, title=rank.collective, html=html)
 
 
 def _progress(rank: RankSnapshot) -> Cell:
@@ -144,7 +145,7 @@ def _progress(rank: RankSnapshot) -> Cell:
         format_progress_bar(bar, is_short=True, is_active=rank.is_active)
         for bar in rank.progress_bars
     )
-    return Cell(text, html="<br>".join(_bar(bar, rank) for bar in rank.progress_bars))
+    return Cell(text, html="".join(_bar(bar, rank) for bar in rank.progress_bars))
 
 
 def _bar(bar: LoopProgress, rank: RankSnapshot) -> str:
@@ -153,7 +154,8 @@ def _bar(bar: LoopProgress, rank: RankSnapshot) -> str:
         text, _, left = text.rpartition(" · ")
         text += f'<span class="nbddp-left"> · {left}</span>'
     title = escape(format_progress_bar(bar, is_active=rank.is_active))
-    return f'<span title="{title}">{_filled(bar, rank) if bar.total else ""}{text}</span>'
+    filled = _filled(bar, rank) if bar.total else ""
+    return f'<div class="nbddp-clip" title="{title}">{filled}{text}</div>'
 
 
 def _filled(bar: LoopProgress | None, rank: RankSnapshot) -> str:
