@@ -242,12 +242,12 @@ class StoredRun:
 
 def _add_metric(metrics: MetricStore, name: str, cells: Sequence[_RowsOfRanks]) -> None:
     """Add a metric of several cells: the steps of later cells follow those of earlier ones."""
-    own = [
-        {rank: [row for row in rows if name in row] for rank, rows in ranks.items()}
-        for ranks in cells
-    ]
-    parts = [{rank: rows for rank, rows in part.items() if rows} for part in own]
-    if not _has_step_back(parts):  # the usual case, which is much faster in one piece
+    parts: list[_RowsOfRanks] = []
+    for ranks in cells:
+        own = {rank: [row for row in rows if name in row] for rank, rows in ranks.items()}
+        if any(own.values()):
+            parts.append({rank: rows for rank, rows in own.items() if rows})
+    if len(parts) > 1 and not _has_step_back(parts):  # much faster in one piece
         joined: _RowsOfRanks = {}
         for rank, rows in chain.from_iterable(part.items() for part in parts):
             joined.setdefault(rank, []).extend(rows)
@@ -263,7 +263,7 @@ def _add_metric(metrics: MetricStore, name: str, cells: Sequence[_RowsOfRanks]) 
 def _has_step_back(parts: Sequence[_RowsOfRanks]) -> bool:
     """Return whether a step does not ascend, in a cell or from the ranks of an earlier cell."""
     last = -math.inf
-    for part in filter(None, parts):
+    for part in parts:
         of_ranks = [[row.get("step", math.nan) for row in rows] for rows in part.values()]
         if not all(steps[0] >= last and all(map(lt, steps, steps[1:])) for steps in of_ranks):
             return True
