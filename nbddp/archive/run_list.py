@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nbddp.archive.find import MAX_SHOWN_NAMES
+from nbddp.archive.find import MAX_SHOWN_NAMES, is_in_name
 from nbddp.archive.summary import (
     COLUMNS,
     NOTE_FILE,
@@ -40,6 +40,8 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
 }
 _CONDITION = re.compile(r"([^=<>!]+)(<=|>=|!=|==?|<|>)(\s*[^\s=<>!].*)", re.DOTALL)
+# metrics that tell how a training goes on, and not how good the model is
+_NO_RESULT = re.compile(r"(?:^|/)(?:learning_rate|lr|grad_norm|epoch)$|_per_second$")
 MAX_SETTING_COLUMNS = 6  # columns of settings
 MAX_METRIC_COLUMNS = 3  # columns of metrics
 MAX_NAMED = 12  # settings and metrics in a message
@@ -70,9 +72,10 @@ class Listing:
 
     @cached_property
     def metrics(self) -> list[str]:
-        """The metrics that most of the listed runs have; the first few."""
+        """The metrics that most of the listed runs have; the first few, results before the rest."""
         counts = Counter(name for run in self.runs for name in run.last)
-        return [name for name, _ in counts.most_common(MAX_METRIC_COLUMNS)]
+        names = [name for name, _ in counts.most_common()]
+        return sorted(names, key=lambda name: bool(_NO_RESULT.search(name)))[:MAX_METRIC_COLUMNS]
 
     @cached_property
     def titles(self) -> list[str]:
@@ -139,7 +142,7 @@ class Condition:
     def fits(self, run: Summary) -> bool:
         """Return whether a run meets the condition."""
         if not self.comparison:
-            return self.name in run.name or self.name in run.note
+            return is_in_name(self.name, run.name) or self.name in run.note
         value, compare, wanted = value_of(run, self.name), COMPARISONS[self.comparison], None
         with suppress(ValueError):
             wanted = float(self.value)

@@ -225,11 +225,19 @@ def listed(*runs: dict[str, Any]) -> Listing:
     return Listing(tuple(Summary(path=Path(str(i)), **run) for i, run in enumerate(runs)))
 
 
+def test_columns_show_results_before_learning_rates_and_speeds() -> None:
+    trained = dict.fromkeys(["loss", "grad_norm", "learning_rate", "samples_per_second"], 1.0)
+    runs = [Summary(path=Path("a"), last=trained), Summary(path=Path("b"), last=trained)]
+    assert Listing(tuple(runs)).metrics == ["loss", "grad_norm", "learning_rate"]
+    runs.append(Summary(path=Path("c"), last={**trained, "eval_loss": 1.0, "eval_lr_mae": 1.0}))
+    assert Listing(tuple(runs)).metrics == ["loss", "eval_loss", "eval_lr_mae"]
+
+
 def test_a_setting_and_a_metric_of_the_same_name_have_different_column_titles() -> None:
     first = {"config": {"lr": 0.1, "seed": 1}, "last": {"lr": 0.05, "loss": 1.0}}
     listing = listed(first, {"config": {"lr": 0.3, "seed": 2}})
-    assert (listing.settings, listing.metrics) == (["lr", "seed"], ["lr", "loss"])
-    assert listing.titles == ["lr (config)", "seed", "lr (last)", "loss"]
+    assert (listing.settings, listing.metrics) == (["lr", "seed"], ["loss", "lr"])
+    assert listing.titles == ["lr (config)", "seed", "loss", "lr (last)"]
 
 
 def test_each_run_shows_the_curve_of_its_first_metric_with_several_points() -> None:
