@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nbddp.errors import RequestError
+from nbddp.record.run_folder import folder_name
 
 MAX_SHOWN_NAMES = 8  # names in a message
 MAX_SHOWN_CHARS = 80  # characters of the requested name in a message
@@ -53,13 +54,24 @@ def find_run(
         raise RequestError(f"there is no run below {base}: a `%%ddp` cell makes one")
     if name is None:
         return runs[0]
-    matching = _named(name, runs) or [run for run in runs if name in run.name]
+    matching = _named(name, runs) or [run for run in runs if is_in_name(name, run.name)]
     if not matching:
         shortened = name if len(name) <= MAX_SHOWN_CHARS else f"{name[:MAX_SHOWN_CHARS]}..."
         raise RequestError(f"there is no run {shortened!r}; the newest are: {_join_names(runs)}")
     if is_unique and len(matching) > 1:
         raise RequestError(f"{name!r} matches {len(matching)} runs: {_join_names(matching)}")
     return matching[0]
+
+
+def is_in_name(text: str, name: str) -> bool:
+    """Return whether a text is a part of a run's name, as it is or as ``--name`` changes it.
+
+    >>> is_in_name("lr 0.1", "20260102-030405-lr-0.1"), is_in_name("?", "20260102-030405")
+    (True, False)
+    >>> is_in_name(70 * "long", "20260102-030405-" + folder_name(70 * "long"))
+    True
+    """
+    return text in name or (folder_name(text) or text) in name
 
 
 def short_names(names: Sequence[str]) -> list[str]:
@@ -81,8 +93,9 @@ def unique_folders(paths: Iterable[Path]) -> list[Path]:
 
 def _named(name: str, runs: list[Path]) -> list[Path]:
     """Return the runs of exactly this name, with or without its time."""
-    names = {run.name for run in runs if name in (run.name, _without_stamp(run.name))}
-    if name not in names:  # runs of the same second have a number, except the first
+    texts = {name, folder_name(name)}
+    names = {run.name for run in runs if texts & {run.name, _without_stamp(run.name)}}
+    if not texts & names:  # runs of the same second have a number, except the first
         names |= {run.name for run in runs if _NUMBER.sub("", run.name) in names}
     return [run for run in runs if run.name in names]
 

@@ -25,11 +25,12 @@ import nbddp
 from nbddp.archive import summary
 from nbddp.archive.comparison import MAX_CHARTS, XAxis, compare
 from nbddp.archive.find import find_run, runs_below
+from nbddp.archive.run_list import list_runs
 from nbddp.archive.stored_run import StoredRun
 from nbddp.errors import RequestError
 from nbddp.magics import presenter
 from nbddp.record.metrics import MAX_NAMES
-from nbddp.record.run_folder import RunJson, read_facts
+from nbddp.record.run_folder import RunJson, folder_name, read_facts
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.stored_run import SHOWN_METRICS, run_report
 
@@ -53,6 +54,18 @@ def test_a_run_is_found_by_its_path_its_whole_name_or_else_a_part_of_it(tmp_path
     assert find_run(str(paths[STAMP]), tmp_path / "nowhere") == paths[STAMP]
     current = tmp_path / "elsewhere"
     assert find_run(None, tmp_path, current=current) == current, "that of this kernel is the newest"
+
+
+def test_a_run_is_found_by_the_name_that_was_typed(tmp_path: Path) -> None:
+    typed = ["lr 0.1", "a" * 70, "a/b: c"]
+    paths = {name: failed_run(tmp_path, f"{STAMP}-{folder_name(name)}") for name in typed}
+    failed_run(tmp_path, "20270101-000000-other")
+    for name, path in paths.items():
+        assert find_run(name, tmp_path) == path
+        assert [run.path for run in list_runs(tmp_path, [name]).runs] == [path]
+    assert find_run("r 0", tmp_path) == paths["lr 0.1"]
+    with pytest.raises(RequestError, match="there is no run"):
+        find_run("?", tmp_path)
 
 
 def test_an_ambiguous_name_finds_the_newest_run_except_for_removal(tmp_path: Path) -> None:
