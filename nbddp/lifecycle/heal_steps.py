@@ -130,8 +130,6 @@ def _finish_when_all_answered(life: Life, heal: HealLife) -> Step:
 
 def on_deadline(life: Life, heal: HealLife, event: ev.DeadlinePassed) -> Step:
     """Fail the heal if replacements are not ready, or if ranks have not given up a failed join."""
-    if event.generation != life.generation:
-        return life, []  # a deadline of an earlier start or join
     starting, late = life.ranks_in_state(RankState.STARTING), sorted(heal.joining)
     if event.deadline is ev.Deadline.START and starting:
         reason = f"{format_ranks(starting)} did not get ready in {START_TIMEOUT:.0f} s"

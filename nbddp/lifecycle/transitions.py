@@ -27,6 +27,8 @@ def advance(life: Life, event: ev.Event) -> Step:
     """Return the next state, and the actions to get there."""
     if isinstance(event, ev.AttemptEvent) and event.attempt != life.attempt:
         return life, []  # a late event of an attempt that has ended
+    if isinstance(event, ev.DeadlinePassed) and event.generation != life.generation:
+        return life, []  # a deadline of an earlier rejoin, heal or cell of this attempt
     handler: Callable[[Life, Any], Step] = _HANDLERS[type(event)]
     return handler(life, event)
 
@@ -353,8 +355,6 @@ def _on_capacity_changed(life: Life, _event: ev.CapacityChanged) -> Step:
 
 def _on_deadline(life: Life, event: ev.DeadlinePassed) -> Step:
     if event.deadline is ev.Deadline.START and life.state is GroupState.STARTING:
-        if event.generation != life.generation:
-            return life, []  # of an earlier rejoin of this attempt, which failed
         late = life.ranks_in_state(RankState.STARTING)
         text = f"{format_ranks(late)} did not get ready in {START_TIMEOUT:.0f} s"
         if life.is_rejoin:
