@@ -152,6 +152,11 @@ class Executor(ControllerState):
                 )
                 self.active_runtime.event_thread.submit(self.step, event)
                 return
+            case ev.StartReplacements():
+                self.active_runtime.event_thread.submit(
+                    self.messages.on_launch_failed, self.life.attempt, rank, error
+                )
+                return
             case ev.StartRanks():
                 self.keep_start_error(start_error("the ranks", error))
             case ev.RejoinRanks() if self.ranks is None:
@@ -206,11 +211,14 @@ class Executor(ControllerState):
                 self.ranks is not None and self.life.heal is not None
             ):
                 self.messages.heal = HealRequests(self, self.life.heal)
-                starts = self._rank_starts()
                 incarnations = {rank: self.life.incarnation(rank) for rank in ranks}
+                self.ranks.forget_dead(incarnations)  # first: the rest may fail
+                starts = self._rank_starts()
                 self.ranks.start_replacements(
-                    replace(starts[rank], incarnation=number, joins_group=False)
-                    for rank, number in incarnations.items()
+                    [
+                        replace(starts[rank], incarnation=number, joins_group=False)
+                        for rank, number in incarnations.items()
+                    ]
                 )
             case ev.HealFailed(reason=reason):
                 self.event_log.record("not healed", reason=reason)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nbddp.controller.controller_state import ControllerState
 from nbddp.controller.heal_requests import HealRequests
-from nbddp.controller.rank_processes import start_error
+from nbddp.controller.rank_processes import short_error
 from nbddp.errors import RequestError, describe_exit
 from nbddp.launch.local_launcher import RankHandle
 from nbddp.launch.memory import MemoryWatch
@@ -138,7 +138,8 @@ class MessageHandler:
     def on_launch_failed(self, attempt: int, rank: int, error: Exception) -> None:
         """Handle a rank that could not be started."""
         if attempt == self._state.life.attempt and self._state.life.is_alive(rank):
-            self._state.keep_start_error(start_error(f"rank {rank}", error))
+            reason = short_error(error)
+            self._step(ev.RankStartFailed(attempt=attempt, rank=rank, reason=reason))
             self.on_rank_gone(attempt, rank, None)
 
     def on_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:

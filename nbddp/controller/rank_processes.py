@@ -6,7 +6,7 @@ abandoned: it counts as exited, so that nothing waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -87,18 +87,22 @@ class RankProcesses:
         for start in starts:
             self._runtime.launch_thread.submit(self._launch, start)
 
-    def start_replacements(self, starts: Iterable[RankStart]) -> None:
-        """Start new processes for dead ranks."""
-        for start in (starts := [*starts]):
-            rank = start.topology.rank
-            self._incarnations[rank] = start.incarnation
-            self._runtime.link.open_incarnation(self.attempt, rank, start.incarnation)
-            self.logs[rank] = LogReader(Path(start.log_path), rank)
+    def forget_dead(self, incarnations: Mapping[int, int]) -> None:
+        """Forget the processes of dead ranks, which get replacements of these incarnations."""
+        self._incarnations |= incarnations
+        self.killed.difference_update(incarnations)
+        self._abandoned.difference_update(incarnations)
+        for rank in incarnations:
             self.handles.pop(rank, None)
-            for known in (self.killed, self._abandoned):
-                known.discard(rank)
             self._cpu.pop(rank, None)
             self._early_envelopes.pop(rank, None)
+
+    def start_replacements(self, starts: Sequence[RankStart]) -> None:
+        """Start new processes for dead ranks."""
+        for start in starts:
+            rank = start.topology.rank
+            self._runtime.link.open_incarnation(self.attempt, rank, start.incarnation)
+            self.logs[rank] = LogReader(Path(start.log_path), rank)
         for start in starts:
             self._runtime.launch_thread.submit(self._launch, start)
 

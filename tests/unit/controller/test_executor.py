@@ -431,6 +431,24 @@ def test_a_rank_that_cannot_be_killed_counts_as_gone(stage: Stage) -> None:
     assert stage.state is GroupState.OFF
 
 
+@pytest.mark.parametrize("what", ["link.open_incarnation", "launcher.launch"])
+def test_a_heal_that_cannot_start_a_replacement_fails_at_once_with_the_reason(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    stage.launcher.handles[1, 1].end(-9)
+    stage.handle_all_events()
+    with monkeypatch.context() as patch:
+        owner, _, name = what.partition(".")
+        patch.setattr(getattr(stage, owner), name, refuse_all)
+        healed = stage.session.request_heal()
+        stage.handle_all_events()
+    assert str(healed.exception()) == stage.words(name="not started")
+    assert stage.executor.life.gone == (1,)
+    stage.session.request_heal()
+    stage.handle_all_events()
+    assert stage.launcher.handles[1, 1].exitcode is None
+
+
 def test_a_request_that_cannot_be_sent_is_refused_and_the_next_one_is_answered(
     stage: Stage,
 ) -> None:
