@@ -52,7 +52,7 @@ try() { # try PYTHON TORCH: add a row to the table; an empty TORCH is the versio
     rows+=("| $title | $found | ${said:-it did not end} |")
 }
 
-part=(tests/golden tests/test_architecture.py tests/unit/worker/process_group/test_shared_gpus.py tests/unit/wire/test_function_sources.py)
+part=(tests/golden tests/multiproc/test_interrupts.py tests/test_architecture.py tests/unit/worker/process_group/test_shared_gpus.py tests/unit/wire/test_function_sources.py)
 for python in ${PYTHONS:-python3.10 python3.11 python3.12 python3.13 python3.14}; do
     for torch in ${TORCHS-newest 2.9.1}; do
         try "$python" "${torch//\"/}"

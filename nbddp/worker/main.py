@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from IPython.core.interactiveshell import ExecutionResult
 
 import nbddp
 from nbddp.train import log_and_track
@@ -325,9 +326,14 @@ class Rank:
         at = time.time()
         end_profile(self._shell.profiler, self._outbox, is_ok=bool(result.success))
         self._log.capture_output()
-        error = result.error_before_exec or result.error_in_exec or self._group.lost_result()
+        failure = self._describe_end(result, at)
         # The error refers to its frames and so to this one; drop it to free their objects.
         result.error_before_exec = result.error_in_exec = None
+        self._end_cell(command, failure, result.result)
+
+    def _describe_end(self, result: ExecutionResult, at: float) -> msg.Failure | None:
+        """Return the failure of a cell that has ended at this time, and keep its error."""
+        error = result.error_before_exec or result.error_in_exec or self._group.lost_result()
         if exit_code(error) == 0:
             error = None  # a script may end with sys.exit()
         if error is not None and has_lost_cuda():
@@ -336,14 +342,13 @@ class Rank:
         self._group.record_failure(error)
         # The user left the debugger, or its input ended. It also quits in an interrupted cell.
         self._was_quit = isinstance(error, BdbQuit) and not self._interrupter.was_interrupted
-        if error is not None:
-            if not self._was_quit:  # else keep the exception that was debugged before
-                is_interrupt = self._interrupter.was_interrupted
-                self._debuggers.keep_exception(error, is_interrupt=is_interrupt)
-            self._log.write_hidden(self._shell.format_error(error, is_whole=True))
-            stuck_in = self._group.stuck_in
-            failure = describe_failure(error, self._shell, stuck_in=stuck_in, at=at)
-        self._end_cell(command, failure, result.result)
+        if error is None:
+            return None
+        if not self._was_quit:  # else keep the exception that was debugged before
+            is_interrupt = self._interrupter.was_interrupted
+            self._debuggers.keep_exception(error, is_interrupt=is_interrupt)
+        self._log.write_hidden(self._shell.format_error(error, is_whole=True))
+        return describe_failure(error, self._shell, stuck_in=self._group.stuck_in, at=at)
 
     def _is_interruptible(self, filename: str) -> bool:
         is_ours = filename in (PULL_FILENAME, EXIT_FILENAME)

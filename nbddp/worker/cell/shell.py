@@ -87,12 +87,15 @@ class RankShell(InteractiveShell):
                 result = super().run_cell(command.source, store_history=True)
             if result.success and self._nested_errors:
                 result.error_in_exec = self._nested_errors[0]
+        self._print_nested_errors(result)
+        self._nested_errors.clear()  # their frames hold the cell's memory
+        return result
+
+    def _print_nested_errors(self, result: ExecutionResult) -> None:
         error = result.error_before_exec or result.error_in_exec
         for each in self._nested_errors:
             if each is not error:
                 print(self.format_error(each))  # noqa: T201 - as IPython does
-        self._nested_errors.clear()  # their frames hold the cell's memory
-        return result
 
     def run_cell(self, raw_cell: str, *args: Any, **options: Any) -> ExecutionResult:
         """Run a cell within the cell, as ``%%capture`` does. If it fails, so does the outer cell.
