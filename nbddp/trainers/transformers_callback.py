@@ -18,7 +18,7 @@ from nbddp.trainers.reporting import StepReporter, add_trainer, report
 from nbddp.trainers.training_data import data_facts
 
 # totals of a whole training or evaluation, which make no curve
-_TOTALS = re.compile(r"_runtime$|_steps_per_second$|^total_flos$")
+_TOTALS = re.compile(r"_runtime$|_steps_per_second$|_preparation_time$|^total_flos$")
 
 
 class NbddpCallback(TrainerCallback):  # type: ignore[misc]

@@ -332,14 +332,20 @@ def _format_metrics(session: Session) -> Iterator[str]:
 
 
 def show_charts(screen: StreamTarget, session: Session) -> None:
-    """Show the charts of the metrics with more than one point, as one picture."""
+    """Show the charts of the metrics with more than one point, as one picture.
+
+    Print the newest values if no metric has more than one, as after an evaluation.
+    """
     metrics = session.rank_monitor.metrics.snapshot({}, most=MAX_CHARTS)
     curves = {
         name: each
         for name, each in metrics.curves.items()
         if any(len(curve.steps) > 1 for curve in each.values())
     }
+    values = " · ".join(_format_metrics(session))
     if not curves:
+        if values:
+            screen.write(f"nbddp: {values}\n")
         return
     import_interruptibly("nbddp.charts.figure")  # loads matplotlib, so only if there is a curve
     from nbddp.charts.chart_lines import rank_chart
@@ -351,7 +357,6 @@ def show_charts(screen: StreamTarget, session: Session) -> None:
         logger.exception("the charts could not be drawn")
         screen.write(f"nbddp: the charts could not be drawn: {type(error).__name__}: {error}\n")
         return
-    values = " · ".join(_format_metrics(session))
     data = {"image/png": b64encode(png).decode(), "text/plain": values}
     sizes = {"image/png": {"width": width}}
     screen.display(data, sizes, display_id="", is_update=False)

@@ -276,3 +276,9 @@ def test_terminal_ipython_shows_output_as_text_with_the_prompt_number(folder: Pa
     prompt = said.rpartition("In [3]: ")[2].partition("In [4]: ")[0]
     assert numbers(prompt) == {3}
     assert {"[rank 0] 0", "[rank 1] 1"} <= set(prompt.splitlines())
+
+
+def test_single_values_of_metrics_are_printed_below_their_cell_only(notebook: Notebook) -> None:
+    reported = notebook.run("%%ddp --nproc 2\nnbddp.log(eval_loss=0.5 + rank)")
+    assert reported.text == "nbddp: eval_loss 1\n"
+    assert notebook.run("%%ddp\nx = 1").text == ""

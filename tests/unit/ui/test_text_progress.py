@@ -121,11 +121,14 @@ def test_the_curves_of_a_cell_are_one_picture_with_the_last_values_as_text(cell:
 
 
 def test_no_picture_without_a_curve_or_on_a_screen_without_pictures(cell: Cell) -> None:
-    cell.log(0, loss=1.0)
     cell.progress(has_pictures=True).finish(cell.screen)
+    assert cell.screen.text == ""
+    cell.log(0, loss=1.0, accuracy=0.5)
+    cell.progress(has_pictures=True).finish(cell.screen)
+    assert cell.screen.text == "nbddp: loss 1 · accuracy 0.5\n"  # as after an evaluation
     cell.log(1, loss=1.0)
     cell.progress(has_pictures=False).finish(cell.screen)
-    assert cell.screen.outputs == []
+    assert cell.screen.outputs == ["nbddp: loss 1 · accuracy 0.5\n"]
 
 
 def too_large(_curves: object) -> None:
