@@ -164,7 +164,7 @@ class Recovery:
                 failures[-1] = failure
                 return self._restart_and_replay(failure)
             try:
-                healed = self._heal(failure)
+                healed = self._heal(failure, request.source)
             except RequestError as error:
                 why = str(error).removeprefix(f"{NOT_HEALED}: ")
                 if retries.restarts:
@@ -194,7 +194,7 @@ class Recovery:
             for entry in self._session.replay_log.entries
             if isinstance(entry, CellRequest)
         }
-        words = None if source is None else set(re.findall(r"\w+", source))
+        words = None if source is None else _words_of(source)
         numbers = healed.cells_to_rerun(words)
         entries = [cells[number] for number in numbers if number in cells]
         failed = self._replay(entries)
@@ -207,15 +207,17 @@ class Recovery:
             self._display.print_line(f"no cell makes {made} alone: run its cell again")
         return failed
 
-    def _heal(self, failure: AttemptFailure) -> Healed:
+    def _heal(self, failure: AttemptFailure, source: str) -> Healed:
         """Replace the dead ranks, and record the recovery.
+
+        ``source``: the cell that failed; the cells that make its trainers run again afterwards.
 
         Raises:
             RequestError: the group cannot be healed; the message gives the reason.
         """
         detected = time.time() - failure.at
         healed = self._session.heal()
-        for line in healed.lines()[1:]:
+        for line in healed.lines(healed.cells_to_rerun(_words_of(source)))[1:]:
             self._display.print_line(line)
         self._record_recovery(failure, detected=detected, healed=healed.seconds)
         return healed
@@ -325,6 +327,10 @@ def _next_recorded_answer(
             return replace(each[1], question=request.question)
     goes_on = request.what == DEBUGGER
     return InputReply(question=request.question, text="c" if goes_on else "", is_end=not goes_on)
+
+
+def _words_of(source: str) -> set[str]:
+    return set(re.findall(r"\w+", source))
 
 
 def _replay_interrupted(done: int, count: int) -> CellInterruptedError:

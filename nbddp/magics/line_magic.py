@@ -123,7 +123,8 @@ def _heal(notebook: NotebookState, args: Namespace) -> None:
     before = notebook.group.last_healed
     healed = notebook.heal(args.rank or (), donor=args.donor, rerun=args.rerun)
     if healed is not before:
-        notebook.presenter.print_line(f"nbddp: {healed}")
+        reruns = healed.cells_to_rerun() if args.rerun else ()
+        notebook.presenter.print_line("nbddp: " + "\n".join(healed.lines(reruns)))
     if args.rerun:
         notebook.rerun_after_heal(healed)
 

@@ -67,8 +67,11 @@ class Healed:
         """Return the report as text."""
         return "\n".join(self.lines())
 
-    def lines(self) -> list[str]:
-        """Return the result in one line, then lines for values and variables that differ."""
+    def lines(self, reruns: Collection[int] = ()) -> list[str]:
+        """Return the result in one line, then lines for values and variables that differ.
+
+        ``reruns``: the prompt numbers of the cells that run again after the heal.
+        """
         lines = [
             f"{format_ranks(self.ranks)} healed with the variables of rank {self.donor} in "
             f"{self.seconds:.2f} s ({plural(self.names, 'variable')}, {format_bytes(self.size)})"
@@ -88,7 +91,7 @@ class Healed:
                 "must differ"
             )
         for name, why in self.left.items():
-            lines.append(f"not carried: {name} ({why}){self._way_out(name, why)}")
+            lines.append(f"not carried: {name} ({why}){self._way_out(name, why, reruns)}")
         if more := sum(self.more.values()):
             lines.append(f"... and {more:,} more; make them again, {self._on_which_ranks('')}")
         return lines
@@ -98,9 +101,11 @@ class Healed:
             return "on all ranks"
         return "with --ranks " + ",".join(map(str, self.ranks))
 
-    def _way_out(self, name: str, why: str) -> str:
+    def _way_out(self, name: str, why: str, reruns: Collection[int]) -> str:
         ranks = self._on_which_ranks(why)
         cell = self.cells.get(name)
+        if cell in reruns and why == KEEPS_RANK:
+            return f"; cell [{cell}] makes it, and runs again now"
         if cell and why == KEEPS_RANK:
             return f"; cell [{cell}] makes it, on all ranks (`%ddp heal --rerun`)"
         if not name.isidentifier() or why == KEEPS_RANK:  # a part of a carried object

@@ -45,6 +45,7 @@ MIN_ARRAY_BYTES = 4096  # bytes; the memory of larger arrays is sent like that o
 _LRU_CACHE = type(functools.lru_cache(print))
 # Accelerate's wrapper of a forward() in mixed precision, which refuses to be pickled
 _FP32_OUTPUTS = "accelerate.utils.operations.ConvertOutputsToFp32"
+_MAKES_TRAINERS = "`%ddp heal --rerun` makes it again, on all ranks"
 # other people's trainers; a copy would act as the donor's rank
 _TRAINERS = {
     "transformers.trainer.Trainer",
@@ -207,7 +208,7 @@ def pickle_namespace(
             )
             broken.add(name)
         trainers = {
-            name: Placeholder(_type_with_article(names[name]), "`%ddp heal --rerun`")
+            name: Placeholder(_type_with_article(names[name]), _MAKES_TRAINERS)
             for name, reason in not_carried.items()
             if reason == KEEPS_RANK and name in names
         }
@@ -320,7 +321,7 @@ class Placeholder:
     def _describe(self) -> str:
         what = vars(self).get("_what", "an object")
         way_out = vars(self).get("_way_out", "make it again")
-        return f"{what} of another rank, which could not be carried here: {way_out}"
+        return f"{what} that the heal did not copy to this rank: {way_out}"
 
     def __getattr__(self, name: str) -> NoReturn:
         """Raise the error. Lookups by Python itself, such as ``__len__``, get the usual message."""

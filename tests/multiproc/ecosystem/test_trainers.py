@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -201,8 +202,7 @@ def test_trainer_that_is_not_made_again_after_a_heal_fails_at_once(group: Ranks)
     group.failure_of(f"{DIE}\ntrainer.add_callback(Die)\ntrainer.train()")
     group.heal()
     error = str(group.failure_of("trainer.train()"))
-    assert "a Trainer of another rank, which could not be carried here" in error
-    assert "`group.heal(rerun=True)`" in error
+    assert "a Trainer that the heal did not copy to this rank: `group.heal(rerun=True)`" in error
     group.heal(rerun=True)  # the rank is already healed
     group.run("trainer.train();")
 
@@ -274,6 +274,9 @@ def test_heal_command_makes_trainers_again(notebook: Notebook) -> None:
     assert "`%ddp heal --rerun`" in notebook.run("%ddp heal").text
     assert "`%ddp heal --rerun`" in notebook.run("%%ddp --ranks 1\ntrainer.train()").traceback
     assert "ran again: cell" in notebook.run("%ddp heal --rerun").text
+    notebook.run("%ddp kill 1")
+    again = notebook.run("%ddp heal --rerun").text
+    assert re.search(r"trainer \(.*; cell \[\d+\] makes it, and runs again now\n", again)
     reply = notebook.run("%%ddp\nprint(trainer.args.process_index)\ntrainer.train();")
     assert reply.status == "ok", reply.traceback
     assert reply.lines(1)[0] == "1"

@@ -59,5 +59,7 @@ def test_the_heal_report_names_the_cells_that_make_trainers_again() -> None:
     assert done.cells_to_rerun({"net"}) == ()
     [_, trainer, part, file] = done.lines()
     assert "cell [7] makes it, on all ranks (`%ddp heal --rerun`)" in trainer
+    assert done.lines(reruns=(7,))[1].endswith("; cell [7] makes it, and runs again now")
+    assert done.lines(reruns=(3,)) == done.lines()
     assert part.endswith("make it again, on all ranks")
     assert "--rerun" not in file
