@@ -34,6 +34,7 @@ from nbddp.magics.publishing import LivePublishing
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.replay_log import SET_IN_EACH_RANK
+from nbddp.record.run_folder import folder_name
 from nbddp.record.trace import Trace
 from nbddp.record.verdict import Verdict
 from nbddp.sigint import Future, import_interruptibly, sigint_deferred, start_thread, wait_for_all
@@ -118,8 +119,10 @@ class NotebookState:
             check_unchanged(spec, self.group.spec, gone=gone)
             if spec.name != self.group.spec.name:  # the folder of the current run keeps its name
                 self.group.spec = replace(self.group.spec, name=spec.name)
-                message = "the current run keeps its name; the next run will be named"
-                self.presenter.print_line(f"nbddp: {message} {spec.name}")
+                name = folder_name(spec.name)
+                used = f"be named {name}" if name else "have no name"
+                message = f"nbddp: the current run keeps its name; the next run will {used}"
+                self.presenter.print_line(message)
             return
         if fresh and not is_recovery and self.group.session.replay_log.pending:
             self.group.session.set_pending(())

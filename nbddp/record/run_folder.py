@@ -9,11 +9,11 @@ import errno
 import json
 import os
 import platform
-import re
 import secrets
 import sys
 import tempfile
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
@@ -26,6 +26,7 @@ from nbddp.record.log_reader import log_name, read_end
 FORMAT = 2  # of ``run.json``
 FINAL_OUTPUT_CHARS = 2000  # characters
 MAX_NAME = 60  # characters of a name
+MAX_NAME_BYTES = 220  # in UTF-8; file systems allow 255, with the time and a number
 
 
 class RunFolder:
@@ -269,9 +270,17 @@ def _create_folder(runs: Path, name: str) -> tuple[Path, int]:
 
 
 def folder_name(name: str) -> str:
-    """Return a name with the characters that a folder name allows.
+    """Return a name with the characters that a folder name allows: letters of all scripts, ``_.-``.
 
-    >>> folder_name("lr 0.1"), folder_name("lr0.1")
-    ('lr-0.1', 'lr0.1')
+    >>> folder_name("lr 0.1"), folder_name("lr0.1"), folder_name("été/1")
+    ('lr-0.1', 'lr0.1', 'été-1')
     """
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:MAX_NAME]
+    text = unicodedata.normalize("NFC", name)  # é may be two characters
+    words = "".join(each if _is_kept(each) else " " for each in text).split()
+    cut = "-".join(words).strip("-.")[:MAX_NAME]
+    return cut.encode()[:MAX_NAME_BYTES].decode(errors="ignore")
+
+
+def _is_kept(char: str) -> bool:
+    """Return whether a character is a letter, the mark of a letter, a digit, or one of ``_.-``."""
+    return char in "_.-" or unicodedata.category(char)[0] in "LMN"

@@ -57,7 +57,7 @@ def test_a_run_is_found_by_its_path_its_whole_name_or_else_a_part_of_it(tmp_path
 
 
 def test_a_run_is_found_by_the_name_that_was_typed(tmp_path: Path) -> None:
-    typed = ["lr 0.1", "a" * 70, "a/b: c"]
+    typed = ["lr 0.1", "a" * 70, "a/b: c", "эксперимент", "e\u0301te\u0301"]
     paths = {name: failed_run(tmp_path, f"{STAMP}-{folder_name(name)}") for name in typed}
     failed_run(tmp_path, "20270101-000000-other")
     for name, path in paths.items():

@@ -140,10 +140,19 @@ def test_ranks_are_started_killed_restarted_and_stopped(with_ranks: Typed) -> No
     assert (group.life.alive, launcher.living()) == ([], [])
 
 
-def test_a_run_name_given_while_ranks_run_applies_to_the_next_run(with_ranks: Typed) -> None:
+def test_a_run_name_given_while_ranks_run_applies_to_the_next_run(
+    with_ranks: Typed, capsys: pytest.CaptureFixture[str]
+) -> None:
     group = with_ranks.notebook.group
     with_ranks.line("start --name first")
-    with_ranks.cell("--name second")
+    for name, used in (
+        ("se/cond", "be named se-cond"),
+        ("..", "have no name"),
+        ("second", "be named second"),
+    ):
+        capsys.readouterr()
+        with_ranks.cell(f"--name {name}")
+        assert f"the next run will {used}\n" in capsys.readouterr().out
     assert (group.session.spec.name, group.life.attempt) == ("first", 1)
     with_ranks.line("stop")
     with_ranks.line("start")

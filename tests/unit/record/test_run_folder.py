@@ -79,8 +79,10 @@ def test_each_run_has_its_own_folder(base: Path, begin: Begin, said: list[str]) 
 
 
 def test_unsafe_characters_of_a_run_name_are_replaced(base: Path, begin: Begin) -> None:
-    names = {"my first run": "-my-first-run", "lr 0.1/größe": "-lr-0.1-gr-e", "..": "", "  ": ""}
+    names = {"my first run": "-my-first-run", "lr 0.1/größe": "-lr-0.1-größe", "..": "", "  ": ""}
     names |= {"lr=0.1,b=2": "-lr-0.1-b-2", "../../etc/passwd": "-etc-passwd", ".hidden": "-hidden"}
+    names |= {"эксперимент 1": "-эксперимент-1", "実験": "-実験", "हिन्दी": "-हिन्दी", "🎉": ""}
+    names |= {"e\u0301te\u0301-1": "-été-1", "𠀀" * 61: f"-{'𠀀' * 55}", "\ud800x": "-x"}
     names |= {"a\0b\nc": "-a-b-c", "n" * 61: f"-{'n' * 60}"}
     for name, safe in names.items():
         folder = begin(base, name)
