@@ -140,6 +140,17 @@ def test_cell_of_half_a_second_shows_its_output_without_widgets(page: Notebook) 
     assert (silent.updates, silent.text) == ([], "")
 
 
+def test_death_of_a_rank_is_an_event_and_not_a_line_of_the_log(page: Notebook) -> None:
+    died = page.run(
+        "%%ddp\nimport os, time\nif rank: os._exit(4)\nprint('so', 'long', flush=True)\n"
+        "time.sleep(1)"
+    )
+    shown = final(died)["text/html"]
+    assert "so long" in shown
+    assert '"nbddp-events"' in shown
+    assert "nbddp: rank 1" not in shown
+
+
 def test_capture_hides_neither_a_failure_nor_a_refused_cell(page: Notebook) -> None:
     died = page.run("%%capture\n%%ddp\nif rank: import os; os._exit(4)")
     refused = page.run("%%capture\n%%ddp\nrank")

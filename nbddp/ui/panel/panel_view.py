@@ -34,7 +34,7 @@ from nbddp.ui.panel.widgets import PanelWidgets
 from nbddp.ui.report.blocks import Cell, Dot, Report
 from nbddp.ui.report.finished_cell import CellReport, EarlierAttempt, record_html, record_text
 from nbddp.ui.report.render import render_html
-from nbddp.ui.wording import relative_path
+from nbddp.ui.wording import describe_events, relative_path
 from nbddp.wire.messages import Display
 
 FIRST_DRAW_DELAY = 0.1  # seconds; a cell that ends earlier is shown as a record at once
@@ -168,13 +168,19 @@ class PanelView:
             case OutputText(rank=rank, text=text):
                 self.log_buffer.write(rank, text)
             case ControllerMessage(text=text):
-                if self._widgets is None or text != self.session.rank_monitor.hangs.problem_text:
+                if not self._is_shown(text):
                     self.log_buffer.write_notice(text)
             case RichOutput(rank=rank, message=message):
                 self._show_display(rank, message)
             case InputRequest() | InputClosed():
                 self._opens_at = 0.0  # open the panel, so that the user sees which rank asks
                 self._input_queue.handle_notice(notice)
+
+    def _is_shown(self, text: str) -> bool:
+        """Return whether the panel shows a text as its hang card or as an event."""
+        snapshot = self._snapshot()
+        is_alarm = self._widgets is not None and text == snapshot.alarm
+        return is_alarm or any(text == event for *_, event in describe_events(snapshot))
 
     def _show_display(self, rank: int, message: Display) -> None:
         self.log_buffer.flush(rank)  # printed before the display
