@@ -65,6 +65,9 @@ def test_slow_rank_is_marked_and_memory_is_shown_as_curves(notebook: LabNotebook
     image = kept.locator("img[alt^='memory: ']").first
     expect(image).to_be_hidden()
     notebook.picture("ranks-record")
+    notebook.page.set_viewport_size({"width": 1010, "height": 1000})
+    is_cut = "cells => cells.map(it => it.scrollWidth > it.clientWidth)"
+    assert not any(kept.locator("td:has(svg)").evaluate_all(is_cut)), "their numbers are whole"
     sheets = notebook.page.locator(".jp-OutputArea style")
     sheets.evaluate_all("sheets => sheets.forEach(each => each.remove())")
     expect(image).to_be_visible()
