@@ -255,9 +255,11 @@ def _rank_snapshot(
     age = now - heartbeat.at if heartbeat else 0.0
     is_inside = life.state is RankState.RUNNING and cell is not None and status.cell == cell.number
     rate = rank_monitor.metrics.step_rate(life.rank) if cell else None
-    is_of_cell = cell is not None and status.last_cell == cell.number
-    steps = status.steps if is_of_cell else {}  # from the same moment as the collective
     words, is_healthy, is_first_cause = state
+    # a rank that moved until it died may have called more collectives since its last heartbeat
+    is_stale = life.state is RankState.GONE and is_first_cause and not status.seconds
+    is_of_cell = cell is not None and status.last_cell == cell.number and not is_stale
+    steps = status.steps if is_of_cell else {}  # from the same moment as the collective
     if is_inside and status.asks:
         words = f"in {status.asks}"
     elif is_inside and status.collective:

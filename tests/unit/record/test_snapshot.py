@@ -232,6 +232,17 @@ def test_the_step_and_the_collective_of_a_rank_come_from_the_same_heartbeat(grou
     assert group.shows("step", "collective", rank=0) == (40, "")
 
 
+@pytest.mark.parametrize("seconds", [0.0, 7.0])
+def test_the_last_heartbeat_of_a_killed_rank_counts_only_if_the_rank_stood_still(
+    group: Group, seconds: float
+) -> None:
+    group.note(1, rows(0, 10, 20, 30, 40))
+    group.note(1, replace(PULSE, steps={"loss": 31}, seconds=seconds))
+    group.cell.add_exit(1, -9)
+    rank = group.rank(1, with_rank_1(RUNNING, gone(-9)))
+    assert (rank.step, rank.collective) == ((31, str(PULSE.last)) if seconds else (40, ""))
+
+
 def test_a_rank_that_has_ended_its_cell_does_not_show_its_cpu_usage(group: Group) -> None:
     group.note(1, PULSE)
     group.cell.add_report(1, WELL)
