@@ -250,13 +250,16 @@ class Executor(ControllerState):
         working = self.ranks.working_ranks(self.life.alive) if self.ranks else ()
         self.step(replace(event, stopped=self.stopped_ranks(), working=working))
 
-    def _start_ranks(self) -> None:
-        attempt, world_size = self.life.attempt, len(self.life.ranks)
-        self.start_error = None
+    def _forget_earlier_ranks(self) -> None:
+        self.start_error = self.ranks = None
         self.messages.ready = {}
-        self.replay_log.clear()
         self.rank_monitor.clear_ranks()
         self.router.drop_rank_output()
+
+    def _start_ranks(self) -> None:
+        attempt, world_size = self.life.attempt, len(self.life.ranks)
+        self._forget_earlier_ranks()
+        self.replay_log.clear()
         self.ranks = RankProcesses(attempt, self.active_runtime, self.launcher, self.messages)
         self.launcher.assign(world_size)
         starts = [each for each in self._rank_starts() if self.life.is_alive(each.topology.rank)]
@@ -265,7 +268,7 @@ class Executor(ControllerState):
 
     def _rejoin(self, survivors: SurvivingGroup) -> FailedRanks:
         """Take over ranks. If this raises an error, they keep running, for another rejoin."""
-        self.start_error = self.ranks = None
+        self._forget_earlier_ranks()
         attempt, runtime = survivors.attempt, self.active_runtime
         folder = self.event_log.resume(survivors.folder, self._open_folder)
         runtime.link.use_secret(survivors.secret)

@@ -291,6 +291,21 @@ def test_a_rejoin_fails_with_the_reason_if_no_rank_can_be_watched(left: Left) ->
     left.stage.get_ready(left.stage.ask_start())
 
 
+def test_facts_of_earlier_ranks_of_the_notebook_are_forgotten_at_a_rejoin(left: Left) -> None:
+    stage = left.stage
+    stage.get_ready(stage.ask_start())
+    stage.session.request_stop()
+    for handle in stage.launcher.living():
+        handle.end(0)
+    stage.handle_all_events()
+    left.take_back()
+    stage.deliver(0, ready(0))
+    left.handles[1].end(-9)
+    stage.handle_all_events()
+    assert stage.state is GroupState.BROKEN
+    assert set(stage.executor.messages.ready) == {0}
+
+
 # ---- processes cannot be started, or not yet
 
 
