@@ -245,3 +245,30 @@ def test_model_in_a_garbage_cycle_on_all_ranks_is_not_moved(group: Ranks, capsys
     capsys.readouterr()
     group.run("gc.enable()")
     assert said(capsys) == []
+
+
+@pytest.mark.parametrize("failing", ["True", "rank == 1"], ids=["all ranks", "one rank"])
+def test_a_model_trains_on_after_an_error_in_its_backward(
+    group: Ranks, capsys: Capture, failing: str
+) -> None:
+    group.run(
+        f"{DDP}{STEP}model = DDP(torch.nn.Linear(4, 4))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+    )
+    with pytest.raises(CellFailedError, match="ValueError: on purpose"):
+        group.run(
+            f"def fail(grad):\n    if {failing}: raise ValueError('on purpose')\n"
+            "x = torch.ones(2, 4, requires_grad=True)\nx.register_hook(fail)\n"
+            "model(x).sum().backward()"
+        )
+    capsys.readouterr()
+    group.run("step(model, optimizer)\nstep(model, optimizer)")
+    assert taken_along(capsys) == ["model, optimizer"]
+    assert agree(group, "model.module.weight.tolist()")
+
+
+def test_an_error_in_a_backward_without_ddp_keeps_the_group(group: Ranks) -> None:
+    group.run("pair = dist.new_group([0, 1])\nx = torch.ones(2, requires_grad=True)")
+    with pytest.raises(CellFailedError, match="ZeroDivisionError"):
+        group.run("x.register_hook(lambda grad: 1 / 0)\nx.sum().backward()")
+    group.run("dist.barrier(group=pair)")

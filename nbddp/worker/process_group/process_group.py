@@ -8,6 +8,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -223,11 +224,15 @@ class ProcessGroup:
         )
 
     def record_failure(self, error: BaseException | None) -> None:
-        """Mark the group as broken after an error of the backend, such as a timeout.
+        """Mark the group as broken after an error of the backend, or in a backward pass with DDP.
 
-        The backend closes its connections in that case.
+        The backend closes its connections in the first case. In the second one, DDP waits for the
+        rest of the gradients, and refuses each later step: "Expected to have finished reduction".
+        A new group repairs both.
         """
-        self.is_broken = self.is_broken or nccl.is_backend_error(error)
+        has_ddp = any(True for _ in self.bound_objects.models)
+        has_stopped_ddp = has_ddp and _was_in_backward(error)
+        self.is_broken = self.is_broken or has_stopped_ddp or nccl.is_backend_error(error)
 
     def begin_cell(self, command: RunCell, *, may_request_input: bool = False) -> None:
         """Prepare for a cell, which may create groups or processes, or ask the user for input."""
@@ -252,6 +257,11 @@ def _number_groups_from(number: int) -> None:
     group that one rank alone has created, the ranks have different numbers.
     """
     dist.distributed_c10d._world.group_count = number
+
+
+def _was_in_backward(error: BaseException | None) -> bool:
+    frames = walk_tb(error.__traceback__) if error is not None else ()
+    return any(frame.f_code.co_name == "_engine_run_backward" for frame, _ in frames)
 
 
 def choose_backend(requested: str, local_world_size: int) -> str:
