@@ -1,4 +1,4 @@
-"""The errors of nbddp; exits of processes, lines of code and lists of ranks in words.
+"""The errors of nbddp.
 
 ::
 
@@ -18,9 +18,7 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Mapping, Sequence
 
 
 class NbddpError(Exception):
@@ -123,69 +121,3 @@ class SignatureError(WireError):
 
 class ReplayError(WireError):
     """A message has the sequence number of an earlier message."""
-
-
-def describe_exit(exitcode: int | None) -> str:
-    """Return how a process ended, in words.
-
-    >>> describe_exit(-9)
-    'was killed by SIGKILL'
-    >>> describe_exit(3)
-    'exited with code 3'
-    >>> describe_exit(None)
-    'disappeared'
-    """
-    if exitcode is None:
-        return "disappeared"
-    if exitcode < 0:
-        try:
-            return f"was killed by {signal.Signals(-exitcode).name}"
-        except ValueError:  # a real-time signal has no name
-            return f"was killed by signal {-exitcode}"
-    return f"exited with code {exitcode}"
-
-
-def format_line(line: int, file: str = "") -> str:
-    """Return a line of a cell or a script as text.
-
-    >>> format_line(3), format_line(3, "train.py")
-    ('line 3', 'train.py line 3')
-    """
-    return f"{file} line {line}".lstrip()
-
-
-def format_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks as text, with ranges.
-
-    >>> format_ranks([1]), format_ranks([0, 1, 2, 3]), format_ranks([0, 2, 3])
-    ('rank 1', 'ranks 0-3', 'ranks 0,2-3')
-    """
-    word = "rank" if len(ranks) == 1 else "ranks"
-    return f"{word} {format_number_ranges(ranks)}"
-
-
-def ranks_by_text(texts: Mapping[int, str]) -> dict[str, list[int]]:
-    """Return the ranks of each text.
-
-    >>> ranks_by_text({0: "a", 1: "b", 2: "a"})
-    {'a': [0, 2], 'b': [1]}
-    """
-    ranks: dict[str, list[int]] = {}
-    for rank, text in texts.items():
-        ranks.setdefault(text, []).append(rank)
-    return ranks
-
-
-def format_number_ranges(numbers: Sequence[int]) -> str:
-    """Return numbers as text, sorted and with ranges.
-
-    >>> format_number_ranges([3, 1, 2, 7])
-    '1-3,7'
-    """
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

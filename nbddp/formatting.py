@@ -1,8 +1,9 @@
-"""Format counts, amounts of memory and lists of names."""
+"""Format counts, amounts of memory, lists of names, exits of processes, lines and ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Mapping, Sequence
 
 MAX_SHOWN = 4  # names that are shown of a long list
 
@@ -61,3 +62,69 @@ def list_some(names: Sequence[str], most: int, *, more: int = 0) -> str:
     """
     others = max(0, len(names) - most) + more
     return ", ".join([*names[:most], *([f"{others:,} more"] if others else [])])
+
+
+def describe_exit(exitcode: int | None) -> str:
+    """Return how a process ended, in words.
+
+    >>> describe_exit(-9)
+    'was killed by SIGKILL'
+    >>> describe_exit(3)
+    'exited with code 3'
+    >>> describe_exit(None)
+    'disappeared'
+    """
+    if exitcode is None:
+        return "disappeared"
+    if exitcode < 0:
+        try:
+            return f"was killed by {signal.Signals(-exitcode).name}"
+        except ValueError:  # a real-time signal has no name
+            return f"was killed by signal {-exitcode}"
+    return f"exited with code {exitcode}"
+
+
+def format_line(line: int, file: str = "") -> str:
+    """Return a line of a cell or a script as text.
+
+    >>> format_line(3), format_line(3, "train.py")
+    ('line 3', 'train.py line 3')
+    """
+    return f"{file} line {line}".lstrip()
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as text, with ranges.
+
+    >>> format_ranks([1]), format_ranks([0, 1, 2, 3]), format_ranks([0, 2, 3])
+    ('rank 1', 'ranks 0-3', 'ranks 0,2-3')
+    """
+    word = "rank" if len(ranks) == 1 else "ranks"
+    return f"{word} {format_number_ranges(ranks)}"
+
+
+def ranks_by_text(texts: Mapping[int, str]) -> dict[str, list[int]]:
+    """Return the ranks of each text.
+
+    >>> ranks_by_text({0: "a", 1: "b", 2: "a"})
+    {'a': [0, 2], 'b': [1]}
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        ranks.setdefault(text, []).append(rank)
+    return ranks
+
+
+def format_number_ranges(numbers: Sequence[int]) -> str:
+    """Return numbers as text, sorted and with ranges.
+
+    >>> format_number_ranges([3, 1, 2, 7])
+    '1-3,7'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -11,8 +11,7 @@ from typing import Any
 from nbddp.checks.facts import GroupFacts, LoaderFacts, ModelFacts, OptimizerFacts
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.training_rules import backward_calls
-from nbddp.errors import format_ranks, ranks_by_text
-from nbddp.formatting import format_few, plural
+from nbddp.formatting import format_few, format_ranks, plural, ranks_by_text
 
 SAME = 1e-6  # relative tolerance: larger than rounding errors
 

@@ -9,8 +9,7 @@ from nbddp.checks.facts import GroupFacts, TrainerFacts
 from nbddp.checks.rank_fact_rules import describe_by_value
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.source import CellSource
-from nbddp.errors import format_ranks
-from nbddp.formatting import format_bytes
+from nbddp.formatting import format_bytes, format_ranks
 
 _SPLIT = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
 _TRAINING_CALLS = ("train", "fit", "prepare", "setup", "backward")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from nbddp.controller.controller_state import ControllerState
 from nbddp.controller.heal_requests import HealRequests
 from nbddp.controller.rank_processes import short_error
-from nbddp.errors import RequestError, describe_exit
+from nbddp.errors import RequestError
+from nbddp.formatting import describe_exit
 from nbddp.launch.local_launcher import RankHandle
 from nbddp.launch.memory import MemoryWatch
 from nbddp.lifecycle import events as ev

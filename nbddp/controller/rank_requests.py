@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from nbddp.controller.session import Session
-from nbddp.errors import ArgumentError, RequestError, format_ranks
+from nbddp.errors import ArgumentError, RequestError
+from nbddp.formatting import format_ranks
 from nbddp.lifecycle.refusals import NO_GROUP, unknown_rank
 from nbddp.sigint import Future, wait_for_all
 from nbddp.wire.request_messages import Answer, Request

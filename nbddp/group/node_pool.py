@@ -12,8 +12,8 @@ from queue import Empty, SimpleQueue
 
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
-from nbddp.errors import RequestError, format_ranks
-from nbddp.formatting import plural
+from nbddp.errors import RequestError
+from nbddp.formatting import format_ranks, plural
 from nbddp.launch.local_launcher import Launcher
 from nbddp.lifecycle.events import LogCopyFailed, NodeJoined, NodeLost
 from nbddp.nodes.join_file import ORPHAN_TIMEOUT, JoinFile

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nbddp.errors import format_ranks
+from nbddp.formatting import format_ranks
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import refusals
 from nbddp.lifecycle.group_state import GroupState, HealLife, Life, RankLife, RankState

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbddp.errors import describe_exit, format_ranks
-from nbddp.formatting import plural
+from nbddp.formatting import describe_exit, format_ranks, plural
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.group_state import GroupState, Life, RankState
 

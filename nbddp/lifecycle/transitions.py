@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from nbddp.errors import describe_exit, format_ranks
+from nbddp.formatting import describe_exit, format_ranks
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import heal_steps, refusals
 from nbddp.lifecycle.group_state import CellLife, GroupState, Life, RankLife, RankState

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nbddp.errors import CommandInterruptedError, format_ranks
+from nbddp.errors import CommandInterruptedError
+from nbddp.formatting import format_ranks
 from nbddp.lifecycle.group_state import GroupState, Life
 from nbddp.lifecycle.refusals import way_out
 

@@ -18,8 +18,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
-from nbddp.errors import CellFailedError, NbddpError, RequestError, format_ranks
-from nbddp.formatting import plural
+from nbddp.errors import CellFailedError, NbddpError, RequestError
+from nbddp.formatting import format_ranks, plural
 from nbddp.group.checking import QuietChecks
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery

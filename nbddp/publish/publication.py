@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nbddp.errors import RequestError, describe_exit
+from nbddp.errors import RequestError
+from nbddp.formatting import describe_exit
 from nbddp.publish.publisher_process import ANSWER_TIMEOUT
 from nbddp.publish.tracker import Target
 from nbddp.sigint import start_thread

@@ -8,8 +8,7 @@ import re
 import warnings
 from collections.abc import Sequence
 
-from nbddp.errors import format_number_ranges
-from nbddp.formatting import plural
+from nbddp.formatting import format_number_ranges, plural
 from nbddp.record.cell import CellHandle, CellRequest, ReplayEntry
 from nbddp.record.push_store import PushRecord
 from nbddp.record.verdict import Verdict

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from nbddp.errors import describe_exit
+from nbddp.formatting import describe_exit
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle
 from nbddp.record.event_log import EventLog, RunEvent, merge_equal_failures

@@ -8,13 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from nbddp.errors import (
-    CellFailedError,
-    CellInterruptedError,
-    describe_exit,
-    format_line,
-    format_ranks,
-)
+from nbddp.errors import CellFailedError, CellInterruptedError
+from nbddp.formatting import describe_exit, format_line, format_ranks
 from nbddp.wire.messages import CellEnded, Failure
 
 MAX_HEADLINE = 240  # characters of an error's text; the traceback has the full text

@@ -11,7 +11,7 @@ from functools import cache
 from itertools import islice
 
 from nbddp.charts.palette import rank_class, rank_color
-from nbddp.errors import format_ranks
+from nbddp.formatting import format_ranks
 from nbddp.record.log_reader import MAX_PANEL_LINE, LineAssembler, log_name
 from nbddp.ui.ansi import strip, to_html
 from nbddp.ui.wording import format_rank_tag

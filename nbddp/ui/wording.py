@@ -7,8 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nbddp.errors import format_line, format_ranks
-from nbddp.formatting import format_bytes, list_some, plural
+from nbddp.formatting import format_bytes, format_line, format_ranks, list_some, plural
 from nbddp.lifecycle.retries import describe_recovery
 from nbddp.record.event_log import RunEvent
 from nbddp.record.rank_monitor import LoopProgress

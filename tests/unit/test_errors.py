@@ -1,24 +1,13 @@
-"""Errors carry the text for the user; exits and ranks have a text."""
+"""Errors carry the text for the user."""
 
 from __future__ import annotations
 
-import signal
 import traceback
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from syrupy.assertion import SnapshotAssertion
 
 from nbddp import errors
-from nbddp.errors import (
-    CellFailedError,
-    CellInterruptedError,
-    NbddpError,
-    StartError,
-    describe_exit,
-    format_ranks,
-)
+from nbddp.errors import CellFailedError, CellInterruptedError, NbddpError, StartError
 
 
 def test_a_start_error_shows_its_message_before_the_details_of_the_ranks() -> None:
@@ -57,24 +46,3 @@ def test_a_python_traceback_has_the_report_with_its_first_line_only_once() -> No
     shown = "".join(traceback.format_exception(error))
     assert shown.count(title) == 1
     assert rest in shown
-
-
-def test_describe_exit_of_typical_exit_codes(snapshot: SnapshotAssertion) -> None:
-    codes = (None, 0, 3, -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM, -999)
-    assert {str(code): describe_exit(code) for code in codes} == snapshot
-
-
-@given(st.integers())
-def test_describe_exit_accepts_every_exit_code(exitcode: int) -> None:
-    assert describe_exit(exitcode).startswith(("exited", "was killed"))
-
-
-@given(st.sets(st.integers(0, 40), min_size=1))
-def test_format_ranks_lists_exactly_the_given_ranks(ranks: set[int]) -> None:
-    word, _, text = format_ranks(sorted(ranks)).partition(" ")
-    said: list[int] = []
-    for part in text.split(","):
-        low, _, high = part.partition("-")
-        said += range(int(low), int(high or low) + 1)
-    assert said == sorted(ranks)
-    assert word == ("rank" if len(ranks) == 1 else "ranks")

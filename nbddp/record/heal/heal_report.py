@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from nbddp.errors import format_ranks
-from nbddp.formatting import format_bytes, list_some, plural
+from nbddp.formatting import format_bytes, format_ranks, list_some, plural
 from nbddp.record.replay_log import root_name
 from nbddp.wire.request_messages import KEEPS_RANK, MADE_BY_ALL
 

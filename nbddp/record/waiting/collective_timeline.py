@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbddp.errors import format_line
+from nbddp.formatting import format_line
 from nbddp.record.waiting.collective_history import (
     Arrival,
     CollectiveHistory,

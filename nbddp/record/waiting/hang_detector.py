@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nbddp.errors import format_line, format_ranks, ranks_by_text
+from nbddp.formatting import format_line, format_ranks, ranks_by_text
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import RankStatus
 

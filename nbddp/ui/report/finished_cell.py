@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from nbddp.charts.axes import AxisScale
 from nbddp.checks.registry import Finding
-from nbddp.errors import format_ranks
+from nbddp.formatting import format_ranks
 from nbddp.lifecycle.retries import RecoveryMethod, describe_recoveries
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.metrics import MetricsSnapshot

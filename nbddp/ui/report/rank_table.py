@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from nbddp.charts.palette import rank_class, rank_color
 from nbddp.charts.sparkline import sparkline
-from nbddp.errors import format_line, format_number_ranges
-from nbddp.formatting import format_bytes, plural
+from nbddp.formatting import format_bytes, format_line, format_number_ranges, plural
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.ui.html_pieces import escape, text_color

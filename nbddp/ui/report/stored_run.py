@@ -7,8 +7,7 @@ from functools import partial
 
 from nbddp.archive.stored_run import StoredCell, StoredRun
 from nbddp.charts.axes import AxisScale
-from nbddp.errors import format_ranks
-from nbddp.formatting import plural
+from nbddp.formatting import format_ranks, plural
 from nbddp.record.metrics import MetricStore
 from nbddp.ui.html_pieces import MAX_CHARTS, escape
 from nbddp.ui.log_lines import LogLine, log_html

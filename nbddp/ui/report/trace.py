@@ -5,8 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 
-from nbddp.errors import format_ranks, ranks_by_text
-from nbddp.formatting import format_bytes, plural
+from nbddp.formatting import format_bytes, format_ranks, plural, ranks_by_text
 from nbddp.record.trace import OUTSIDE_OPERATORS, Trace, TraceRow, is_different, trace_rows
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Block, Markup, Report, Table, Text, note

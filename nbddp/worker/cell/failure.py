@@ -22,8 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import nbddp
-from nbddp.errors import format_line
-from nbddp.formatting import format_bytes, format_few, plural
+from nbddp.formatting import format_bytes, format_few, format_line, plural
 from nbddp.wire.function_sources import shown_file
 from nbddp.wire.messages import Failure
 from nbddp.worker.watch.flight_recorder import RecordedCollective, newest_collective

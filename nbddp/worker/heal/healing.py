@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import UntypedStorage
 
-from nbddp.errors import RequestError, format_ranks
+from nbddp.errors import RequestError
+from nbddp.formatting import format_ranks
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.checkpoint.sharded import has_dtensors
 from nbddp.wire import payloads

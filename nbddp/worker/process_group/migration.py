@@ -18,8 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from nbddp.errors import format_ranks
-from nbddp.formatting import plural, with_article
+from nbddp.formatting import format_ranks, plural, with_article
 from nbddp.train.call_agreement import communication_device
 from nbddp.worker.process_group import object_state
 from nbddp.worker.process_group.bound_objects import (

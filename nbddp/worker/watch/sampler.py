@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from random import Random
 from types import FrameType
 
-from nbddp.errors import format_line
+from nbddp.formatting import format_line
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import JsonDict, RankStatus
 from nbddp.wire.timing_messages import CollectiveArrivals
