@@ -166,7 +166,8 @@ def _begin_from_saved_state(begin: Any) -> str:
     return "The generator is not in the saved state: which call used it after you restored it?"
 
 
-def _checkpoints_found(steps: Any) -> str:
+def _checkpoints_found(steps_as_a_set: Any) -> str:
+    steps = steps_as_a_set  # check_answer shows the name of the parameter
     if not isinstance(steps, Collection) or isinstance(steps, str):
         return "Give all steps from which it may resume, as a set."
     given = {str(as_python_value(step)) for step in steps}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import wraps
@@ -62,6 +63,28 @@ def needs_class(grade: Callable[[Any], str | None]) -> Callable[[Any], str]:
             return str(wrong)
 
     return graded
+
+
+def hint_to_function(given: Any, names: Sequence[str]) -> str:
+    """Return a hint if this is no function, or one that does not take these arguments."""
+    import torch  # answers that are numbers need no torch
+
+    if not callable(given) or isinstance(given, torch.nn.Module):
+        return NEEDS_FUNCTION
+    return hint_to_signature(given, names)
+
+
+def hint_to_signature(given: Callable[..., Any], names: Sequence[str]) -> str:
+    """Return a hint if a function or class cannot be called with these positional arguments."""
+    try:
+        signature = inspect.signature(given)
+    except ValueError:  # some functions in C have none
+        return RIGHT
+    try:
+        signature.bind(*names)
+    except TypeError:
+        return f"It is called with `({', '.join(names)})`. Yours takes `{signature}`."
+    return RIGHT
 
 
 def as_python_value(given: Any) -> Any:

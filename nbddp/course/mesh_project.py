@@ -6,6 +6,7 @@ Each function takes the answer's functions and returns a hint, or :data:`RIGHT`.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -19,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
-from nbddp.course.grading import NEEDS_FUNCTION, RIGHT, WrongError, stop_if
+from nbddp.course.grading import RIGHT, WrongError, hint_to_function, stop_if
 from nbddp.train import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather
@@ -30,6 +31,7 @@ NEEDS_MESH = (
     "The mesh of 2 x 2 needs four ranks: call this in a `%%ddp` cell, after "
     "`%ddp restart --nproc 4`."
 )
+PARAMETERS = {"parallelize": "model mesh", "train": "model mesh batches", "whole_state": "model"}
 SMALL_BYTES = 8 * 8 * WIDTH  # eight letters
 SPLIT = (  # weights of a block that tensor parallelism splits
     *(f"attention.{name}.weight" for name in ("query", "key", "value", "out")),
@@ -95,13 +97,14 @@ class GPT(nn.Module):
 
 def _tests_on_mesh(grade: Callable[..., None]) -> Callable[..., str]:
     """Decorate a grader of functions, which raises its hint."""
+    parameters = [PARAMETERS[name].split() for name in inspect.signature(grade).parameters]
 
     @wraps(grade)
     def graded(*given: Any) -> str:
         if this_rank.world_size() != RANKS:
             return NEEDS_MESH
         try:
-            stop_if(None if all(map(callable, given)) else NEEDS_FUNCTION)
+            stop_if(next(filter(None, map(hint_to_function, given, parameters)), None))
             with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
                 warnings.simplefilter("ignore")  # of torch's hooks
                 grade(*given)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nbddp.course.grading import RIGHT, needs_class
+from nbddp.course.grading import RIGHT, hint_to_signature, needs_class, stop_if
 from nbddp.train import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather
@@ -272,6 +272,7 @@ def _accumulation_of(own: Any) -> str:
 @needs_class
 def own_ddp(own: Any) -> str:
     """Grade ``class MyDDP(nn.Module)``."""
+    stop_if(hint_to_signature(own, ("module", "bucket_bytes")))
     tests: list[Callable[[Any], str]] = [
         _start_of,
         _means_and_buckets_of,
@@ -311,6 +312,7 @@ def _all_equal(model: nn.Module) -> bool:
 @needs_class
 def own_adam(own: Any) -> str:
     """Grade ``class ShardedAdam``."""
+    stop_if(hint_to_signature(own, ("parameters", "lr")))
     plain, model = _layers(), _layers()
     adam, sharded = torch.optim.Adam(plain.parameters(), lr=0.01), own(model.parameters(), 0.01)
     names = ("step", "zero_grad", "optimizer")

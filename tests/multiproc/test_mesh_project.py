@@ -156,6 +156,8 @@ RIGHT = [
 ]
 WRONG = [
     '"19.1", parallelize if rank else 3',
+    '"19.1", nn.Linear(2, 2)',
+    '"19.1", lambda model: model',
     '"19.1", lambda model, mesh: None',
     '"19.1", lambda model, mesh: model',
     '"19.1", by(shards=False)',
