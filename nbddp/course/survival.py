@@ -26,6 +26,7 @@ import torch
 
 from nbddp.child_processes import find_descendants, kill_all
 from nbddp.course.grading import RIGHT
+from nbddp.course.survival_reference import given_training, hint_to_changes
 from nbddp.course.survival_trace import (
     FINAL_FILE,
     RANKS,
@@ -33,6 +34,7 @@ from nbddp.course.survival_trace import (
     Resume,
     first_step_of,
     hint_to_resumed,
+    hint_to_saves,
     hint_to_shared_file,
     hint_to_undisturbed,
     read_attempt,
@@ -305,8 +307,9 @@ def _hint_to_first_job(job: _Job) -> str:
             return hint or f"Without any fault, the script fails: {job.error(failed[0])}."
     if job.process.returncode or not job.attempts:
         return f"torchrun failed: {job.agent_error()}"
-    hint = hint_to_undisturbed(_longest(job), job.folder)
-    return hint or _hint_to_final_file(job)
+    attempt = _longest(job)
+    hint = hint_to_undisturbed(attempt) or hint_to_changes(attempt, given_training())
+    return hint or hint_to_saves(attempt, job.folder) or _hint_to_final_file(job)
 
 
 def _hint_to_final_file(job: _Job) -> str:

@@ -51,13 +51,15 @@ class Recorder:
         if not isinstance(module, DistributedDataParallel) or not torch.is_grad_enabled():
             return
         if not self.samples:
-            self.facts["weights"] = _checksum(module.module.state_dict().values())
-            self.facts["random"] = _checksum([torch.get_rng_state()])
-        self.samples += [_checksum([row]) for row in args[0]]
+            self.facts["weights"] = checksum(module.module.state_dict().values())
+            self.facts["random"] = checksum([torch.get_rng_state()])
+            self.facts["dropout"] = describe_dropout(module)
+        self.samples += [checksum([row]) for row in args[0]]
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.facts["rate"] = float(optimizer.param_groups[0]["lr"])
         self.facts["has_averages"] = len(optimizer.state) > 0
+        self.facts["optimizer"] = describe_optimizer(optimizer)
 
     def after_step(self, *_: Any) -> None:
         self.n_steps += 1
@@ -107,12 +109,24 @@ class Recorder:
         return noted
 
 
-def _checksum(tensors: Iterable[torch.Tensor]) -> int:
+def checksum(tensors: Iterable[torch.Tensor]) -> int:
     total = 0
     for each in tensors:
         data = each.detach().cpu().contiguous().flatten().view(torch.uint8)
         total = zlib.crc32(data.numpy().tobytes(), total)
     return total
+
+
+def describe_dropout(net: torch.nn.Module) -> list[float]:
+    """Return the rate of each layer with dropout."""
+    return [each.p for each in net.modules() if isinstance(each, torch.nn.Dropout)]
+
+
+def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
+    """Return the kind of an optimizer, and its constants."""
+    names = {"betas", "eps", "momentum", "weight_decay"} & optimizer.defaults.keys()
+    constants = [f"{name}={optimizer.defaults[name]}" for name in sorted(names)]
+    return f"{type(optimizer).__name__}({', '.join(constants)})"
 
 
 def _write_half(content: bytes, target: Any) -> None:

@@ -36,6 +36,8 @@ class TracedStep:
         random: checksum of the state of the random generator before the forward pass.
         rate: the learning rate.
         has_averages: whether the optimizer had a state before the step.
+        dropout: the rates of the layers with dropout.
+        optimizer: the kind of the optimizer, and its constants.
     """
 
     samples: Sequence[int]
@@ -43,6 +45,8 @@ class TracedStep:
     random: int = 0
     rate: float = 0.0
     has_averages: bool = True
+    dropout: Sequence[float] = ()
+    optimizer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +102,8 @@ def _read(file: Path) -> RankTrace:
     return trace
 
 
-def hint_to_undisturbed(attempt: Attempt, folder: Path) -> str:
-    """Check the training and the saves of the undisturbed run."""
+def hint_to_undisturbed(attempt: Attempt) -> str:
+    """Check the training of the undisturbed run."""
     counts = {len(trace.steps) for trace in attempt}
     if counts == {0} or any(not step.samples for trace in attempt for step in trace.steps):
         return "An optimizer step has no forward pass of `DistributedDataParallel`: train with DDP."
@@ -108,7 +112,7 @@ def hint_to_undisturbed(attempt: Attempt, folder: Path) -> str:
             f"A rank does {min(counts)} optimizer steps. With {EPOCHS} epochs on {RANKS} ranks "
             f"there are {N_STEPS}: do not change the training."
         )
-    return _hint_to_data(attempt) or _hint_to_dropout(attempt) or _hint_to_saves(attempt, folder)
+    return _hint_to_data(attempt) or _hint_to_dropout(attempt)
 
 
 def _hint_to_data(attempt: Attempt) -> str:
@@ -140,7 +144,8 @@ def _hint_to_dropout(attempt: Attempt) -> str:
     return RIGHT
 
 
-def _hint_to_saves(attempt: Attempt, folder: Path) -> str:
+def hint_to_saves(attempt: Attempt, folder: Path) -> str:
+    """Check the saves of the undisturbed run."""
     saves = [save for trace in attempt for save in trace.saves]
     if any(not Path(save.path).is_relative_to(folder) for save in saves):
         return "A file is saved in another folder. Save in the current folder: a relative path."
@@ -366,6 +371,8 @@ def _hint_to_random(number: int, owner: int | None, *, is_restored: bool) -> str
             "(notebook 04, *Save once, load everywhere*)."
         )
     return (
-        f"{begin}, although it was restored. What draws a number after that? `iter(loader)` does: "
-        "give the DataLoader a generator of its own (notebook 04, exercise 1)."
+        f"{begin}, although it was restored. What else draws a number? `iter(loader)` does, once "
+        "in each epoch. In the middle of an epoch, restore the state after it; for a checkpoint "
+        "at the end of an epoch, before it. Or give the DataLoader a generator of its own "
+        "(notebook 04, exercise 1)."
     )

@@ -46,6 +46,14 @@ def but(*changes: tuple[str, str], of: str = SOLUTION) -> str:
 
 WRONG = {
     "no checkpoint": STARTER,
+    "a larger net": but(
+        ("nn.Linear(20, 64)", "nn.Linear(20, 32)"), ("nn.Linear(64, 5)", "nn.Linear(32, 5)")
+    ),
+    "more dropout": but(("Dropout(0.2)", "Dropout(0.3)")),
+    "other data": but(("Generator().manual_seed(0)", "Generator().manual_seed(1)")),
+    "another order": but(("DistributedSampler(dataset)", "DistributedSampler(dataset, seed=1)")),
+    "another optimizer": but(("optim.AdamW", "optim.Adam")),
+    "a constant rate": but(("            scheduler.step()\n", "")),
     "too few checkpoints": but(("SAVE_EVERY = 3, 16, 10", "SAVE_EVERY = 3, 16, 20")),
     "all ranks write one file": but((SAVE, SAVE.replace("if rank == 0", "if rank >= 0"))),
     "never calls set_epoch": but(("sampler.set_epoch(epoch)", "pass")),

@@ -6,15 +6,26 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
+import nbformat
 import pytest
+import torch
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.course import survival
 from nbddp.course.exercises import check_answer
 from nbddp.course.grading import RIGHT
+from nbddp.course.survival_reference import (
+    BATCH_SIZE,
+    given_training,
+    hint_to_changes,
+    make_dataset,
+    make_net,
+)
 from nbddp.course.survival_trace import (
+    EPOCHS,
     N_STEPS,
     PER_EPOCH,
     RANKS,
@@ -24,6 +35,7 @@ from nbddp.course.survival_trace import (
     TracedStep,
     first_step_of,
     hint_to_resumed,
+    hint_to_saves,
     hint_to_undisturbed,
     read_attempt,
 )
@@ -208,14 +220,54 @@ UNDISTURBED = {
 def test_each_mistake_in_the_undisturbed_run_has_its_hint(
     mistake: str, snapshot: SnapshotAssertion
 ) -> None:
-    hint = hint_to_undisturbed(UNDISTURBED[mistake], HERE)
+    attempt = UNDISTURBED[mistake]
+    hint = hint_to_undisturbed(attempt) or hint_to_saves(attempt, HERE)
     assert hint != RIGHT
     assert hint == snapshot
 
 
 def test_the_undisturbed_run_has_no_hint_if_it_saves_often_enough() -> None:
     for attempt in (undisturbed(), with_saves(*range(1, 61)), with_saves(10, 20, 30, 40, 50)):
-        assert hint_to_undisturbed(attempt, HERE) == RIGHT
+        assert hint_to_undisturbed(attempt) == RIGHT
+        assert hint_to_saves(attempt, HERE) == RIGHT
+
+
+CHANGED: dict[str, dict[str, Any]] = {
+    "other weights": {"weights": 5},
+    "other dropout": {"dropout": [0.5]},
+    "another optimizer": {"optimizer": "SGD(momentum=0)"},
+    "another rate": {"rate": 0.5},
+    "other data": {"samples": [1]},
+}
+
+
+@pytest.mark.parametrize("mistake", CHANGED)
+def test_a_training_that_is_not_the_given_one_gets_a_hint(
+    mistake: str, snapshot: SnapshotAssertion
+) -> None:
+    attempt = given_training()
+    attempt[1].steps[0] = replace(attempt[1].steps[0], **CHANGED[mistake])
+    hint = hint_to_changes(attempt, given_training())
+    assert hint != RIGHT
+    assert hint == snapshot
+
+
+def test_the_given_training_is_that_of_the_notebook() -> None:
+    [notebook] = (Path(__file__).parents[3] / "notebooks").glob("18_*.ipynb")
+    [source] = [
+        cell.source.partition("\n")[2]
+        for cell in nbformat.read(notebook, as_version=4).cells
+        if cell.source.startswith("%%writefile train.py")
+    ]
+    names: dict[str, Any] = {"__name__": "train"}
+    exec(source, names)
+    pairs = zip(make_dataset().tensors, names["make_dataset"]().tensors, strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+    ours, theirs = make_net(), names["make_net"]()
+    assert repr(ours) == repr(theirs)
+    pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
+    assert all(torch.equal(each, other) for each, other in pairs)
+    assert (names["EPOCHS"], names["BATCH_SIZE"]) == (EPOCHS, BATCH_SIZE)
 
 
 def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
@@ -301,7 +353,9 @@ def test_the_undisturbed_run_is_the_attempt_that_has_trained(
 ) -> None:
     job = failed_job(tmp_path, "", ABORTED)
     job.process.poll.return_value = job.process.returncode = 0  # type: ignore[attr-defined]
-    trained, nothing_left = undisturbed(), [RankTrace(events=["load"]) for _ in range(RANKS)]
+    trained, nothing_left = given_training(), [RankTrace(events=["load"]) for _ in range(RANKS)]
+    for trace in trained:
+        trace.steps = [replace(step, random=number) for number, step in enumerate(trace.steps)]
     trained[0].saves = [Save(str(tmp_path / "a.pt"), after) for after in range(10, 61, 10)]
     job.attempts = [trained, nothing_left]
     monkeypatch.setattr(job, "look", lambda: None)
