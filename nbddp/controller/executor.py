@@ -196,7 +196,7 @@ class Executor(ControllerState):
             case ev.RecordNode(text=text):
                 self.event_log.record("node", what=text)
             case ev.GroupStarted():
-                self.event_log.record("ready", attempt=self.life.attempt)
+                self.event_log.record("ready", attempt=self.life.run_attempt)
                 self.start_error = None
                 self.futures.resolve("start")
                 self._write_run_json()
@@ -263,7 +263,7 @@ class Executor(ControllerState):
         self.ranks = RankProcesses(attempt, self.active_runtime, self.launcher, self.messages)
         self.launcher.assign(world_size)
         starts = [each for each in self._rank_starts() if self.life.is_alive(each.topology.rank)]
-        self.event_log.record("start", attempt=attempt, world_size=world_size)
+        self.event_log.record("start", attempt=self.life.run_attempt, world_size=world_size)
         self.ranks.launch(starts, world_size)
 
     def _rejoin(self, survivors: SurvivingGroup) -> FailedRanks:
@@ -278,7 +278,7 @@ class Executor(ControllerState):
         self.replay_log.set_pending((), clears_entries=True)
         self.event_log.record(
             "taken back",
-            attempt=attempt,
+            attempt=self.life.run_attempt,
             ranks=sorted(set(survivors.ranks) - set(failed)),
             world_size=survivors.world_size,
             pid=os.getpid(),
@@ -308,6 +308,7 @@ class Executor(ControllerState):
                 store_port=link.port,
                 store_prefix=link.prefix,
                 attempt=self.life.attempt,
+                run_attempt=self.life.run_attempt,
                 secret=link.secret,
                 log_path=str(folder.log_path(place.rank)),
                 kernel_pid=os.getpid(),
@@ -366,7 +367,7 @@ class Executor(ControllerState):
             self.replay_log.add_cell(self.cell, result.verdict)
 
     def _on_group_stopped(self) -> None:
-        self.event_log.record("stopped", attempt=self.life.attempt)
+        self.event_log.record("stopped", attempt=self.life.run_attempt)
         self._write_run_json()
         if not self.life.state.is_live:  # else a restart follows at once
             error = self.start_error or StartError("stopped while it started")

@@ -152,7 +152,8 @@ class MessageHandler:
             handle.join()  # returns at once, and frees the pipes of multiprocessing
             if handle.exitcode != 0 or state.life.state.is_busy:  # a cell may call os._exit(0)
                 how = describe_exit(handle.exitcode) + (f" ({reason})" if reason else "")
-                state.event_log.record("exit", rank=rank, attempt=attempt, how=how)
+                number = attempt - state.life.attempts_before_run
+                state.event_log.record("exit", rank=rank, attempt=number, how=how)
             state.launcher.kill_orphans(handle)
         finally:
             if is_current:

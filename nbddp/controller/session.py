@@ -155,7 +155,7 @@ class Session:
     def record_recovery(self, recovery: RecoveryRecord) -> None:
         """Record a recovery; its cost is known at the next step that a rank reports."""
         self._executor.messages.recovery = recovery
-        self.event_log.record("recovery", attempt=self.life.attempt, **recovery.facts)
+        self.event_log.record("recovery", attempt=self.life.run_attempt, **recovery.facts)
 
     @property
     def fired_faults(self) -> Set[str]:
@@ -317,6 +317,7 @@ class Session:
             ranks,
             self.require_link().load_payload,
             attempt=self.life.attempt,
+            run_attempt=self.life.run_attempt,
             has_other_ranks=not {*self.life.alive} <= {*ranks},
             lost=self.replay_log.lost,
         )

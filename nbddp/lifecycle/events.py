@@ -64,6 +64,7 @@ class RejoinAsked(Event):
     attempt: int
     world_size: int
     survivors: tuple[tuple[int, int], ...]
+    attempts_before_run: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

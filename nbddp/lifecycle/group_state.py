@@ -115,10 +115,15 @@ class HealLife:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """The state of the worker group."""
+    """The state of the worker group.
+
+    ``attempt`` counts all starts, so that late events of any earlier start can be told apart.
+    ``run_attempt`` counts those of the run: 1 for the first start, as the user sees it.
+    """
 
     state: GroupState = GroupState.OFF
     attempt: int = 0
+    attempts_before_run: int = 0
     generation: int = 0
     has_group: bool = False
     ranks: tuple[RankLife, ...] = ()  # ordered by rank
@@ -128,6 +133,11 @@ class Life:
     grace: float = GRACE
     pending_notices: tuple[str, ...] = ()  # about nodes, for the next cell
     is_rejoin: bool = False  # of an earlier notebook's ranks: a late rank does not fail the others
+
+    @property
+    def run_attempt(self) -> int:
+        """The number of the attempt in its run, from 1."""
+        return self.attempt - self.attempts_before_run
 
     def incarnation(self, rank: int) -> int:
         """Return how many processes this rank had before this one; -1 if there is no such rank."""

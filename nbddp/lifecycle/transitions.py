@@ -39,13 +39,18 @@ def advance(life: Life, event: ev.Event) -> Step:
 def _on_start_asked(life: Life, event: ev.StartAsked) -> Step:
     if life.state.is_live:
         return life, [ev.Refuse(reason=refusals.already_running(life))]
-    return _start(life, event)
+    return _start_run(life, event)
+
+
+def _start_run(life: Life, event: ev.StartAsked) -> Step:
+    return _start(replace(life, attempts_before_run=life.attempt), event)
 
 
 def _start(life: Life, event: ev.StartAsked) -> Step:
     starting = Life(
         state=GroupState.STARTING,
         attempt=life.attempt + 1,
+        attempts_before_run=life.attempts_before_run,
         has_group=event.joins_group,
         ranks=tuple(
             RankLife(rank)
@@ -72,6 +77,7 @@ def _on_rejoin_asked(life: Life, event: ev.RejoinAsked) -> Step:
     starting = Life(
         state=GroupState.STARTING,
         attempt=event.attempt,
+        attempts_before_run=event.attempts_before_run,
         generation=life.generation + 1,  # the attempt may be rejoined again, if this fails
         ranks=tuple(
             RankLife(rank, incarnation=incarnations[rank])
@@ -86,7 +92,7 @@ def _on_rejoin_asked(life: Life, event: ev.RejoinAsked) -> Step:
 
 def _on_restart_asked(life: Life, event: ev.RestartAsked) -> Step:
     if not life.state.is_live:
-        return _start(life, event.start)
+        return _start_run(life, event.start)
     if not life.alive:
         return _all_gone(replace(life, next_start=event.start))
     life, actions = _on_stop_asked(life, ev.StopAsked())

@@ -277,7 +277,7 @@ class NotebookState:
 
     def _restart(self) -> str:
         self.ensure_started(self.group.spec, fresh=True)
-        return f"the ranks were restarted: attempt {self.group.life.attempt}"
+        return f"the ranks were restarted: attempt {self.group.life.run_attempt}"
 
     def debug(self, rank: int | None, commands: Sequence[str] = ()) -> None:
         """Debug the last failure, on its first cause if no rank is named.

@@ -215,7 +215,7 @@ class Presenter:
     def show_status(self, session: Session) -> None:
         """Show the state of the group; a page also shows the output of its last cell."""
         snapshot, last = session.snapshot(), self._last_panel
-        is_same_attempt = last and last.session is session and last.attempt == snapshot.attempt
+        is_same_attempt = last and last.session is session and last.attempt == session.life.attempt
         if not (self.shows_panels and last and is_same_attempt):
             self.show(status_report(snapshot))
             return

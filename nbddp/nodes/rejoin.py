@@ -49,6 +49,7 @@ class SurvivingGroup:
         secret: signs their messages.
         folder: the run folder.
         options: the options of their start, as far as they are known.
+        attempts_before_run: the attempts of earlier runs.
     """
 
     ranks: Mapping[int, SurvivingRank]
@@ -58,6 +59,7 @@ class SurvivingGroup:
     secret: bytes
     folder: Path
     options: dict[str, Any]
+    attempts_before_run: int = 0
 
     @classmethod
     def newest(
@@ -80,6 +82,7 @@ class SurvivingGroup:
             },
             set_store_port=set_store_port,
             attempt=newest.attempt,
+            attempts_before_run=newest.attempt - int(start["run_attempt"]),
             world_size=world_size,
             secret=base64.b64decode(start["secret"]),
             folder=run_folder_of(start),
@@ -89,7 +92,12 @@ class SurvivingGroup:
     def rejoin_event(self) -> RejoinAsked:
         """Return the lifecycle's event for a rejoin."""
         survivors = tuple((rank, each.incarnation) for rank, each in self.ranks.items())
-        return RejoinAsked(attempt=self.attempt, world_size=self.world_size, survivors=survivors)
+        return RejoinAsked(
+            attempt=self.attempt,
+            attempts_before_run=self.attempts_before_run,
+            world_size=self.world_size,
+            survivors=survivors,
+        )
 
 
 def run_folder_of(start: Mapping[str, Any]) -> Path:

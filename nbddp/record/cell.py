@@ -176,6 +176,7 @@ class CellHandle:
     ranks: tuple[int, ...]
     fetch: Callable[[JsonDict], Any]
     attempt: int = 1
+    run_attempt: int = 1
     has_other_ranks: bool = False
     lost: Mapping[str, int] = field(default_factory=dict)
     ended_by: str = ""

@@ -174,7 +174,7 @@ def build_snapshot(
     folder, alarm = event_log.folder, rank_monitor.hangs.problem_text
     ready_messages = sorted(dict(ready).items())
     lags = rank_monitor.lags(cell.ranks) if cell else {}
-    events = event_log.since(cell.began_at) if cell else event_log.of_attempt(life.attempt)
+    events = event_log.since(cell.began_at) if cell else event_log.of_attempt(life.run_attempt)
     began = cell.began_at if cell else events[0].at if events else at
     question = _open_question(life, shown, rank_monitor)
     cause = cell.verdict.first.headline() if cell and cell.verdict else ""
@@ -196,7 +196,7 @@ def build_snapshot(
         at=at,
         began=began,
         seconds=cell.seconds if cell else at - began,
-        attempt=life.attempt,
+        attempt=life.run_attempt,
         backend=", ".join(sorted({message.backend for _, message in ready_messages})),
         devices=tuple(message.device for _, message in ready_messages),
         script=cell.request.script.name if cell and cell.request.script else "",

@@ -36,6 +36,7 @@ class RankStart:
         store_prefix: prefix of all keys of this worker group in the store; empty for the group that
             serves the store.
         attempt: number of the group's start, from 1.
+        run_attempt: number of the start in its run, from 1.
         incarnation: number of the rank's process in this attempt, from 0. Each heal adds 1.
         secret: key that signs messages.
         log_path: file that receives standard output and standard error.
@@ -69,6 +70,7 @@ class RankStart:
     threads: int = 1
     joins_group: bool = True
     run_id: str = "nbddp"
+    run_attempt: int = 1
     colors: str = ""
     incarnation: int = 0
     interface: str = ""

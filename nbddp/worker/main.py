@@ -93,7 +93,9 @@ def run_rank(start: RankStart) -> None:
     outbox = Outbox(writer, urgent, ranks=start.topology.world_size)
     path = Path(start.log_path)
     log = LogWriter(path, outbox)
-    metric_sink = MetricSink(path.with_name("metrics.jsonl"), outbox, rank=sender, attempt=attempt)
+    metric_sink = MetricSink(
+        path.with_name("metrics.jsonl"), outbox, rank=sender, attempt=start.run_attempt
+    )
     outbox.start(log, metric_sink)
     log.capture_output()
     # After a SIGSEGV the log has the Python stacks of all threads. A Gloo thread that aborts the
@@ -115,7 +117,7 @@ def apply_environment(start: RankStart) -> None:
     """Apply the environment variables, folder and import path that the kernel had at the start."""
     os.environ.clear()
     os.environ.update(start.env)
-    os.environ.update(start.topology.to_env(attempt=start.attempt, run_id=start.run_id))
+    os.environ.update(start.topology.to_env(attempt=start.run_attempt, run_id=start.run_id))
     os.environ["OMP_NUM_THREADS"] = str(start.threads)
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(BUFFER_SIZE))
     loopback = "lo0" if sys.platform == "darwin" else "lo"

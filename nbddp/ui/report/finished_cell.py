@@ -158,7 +158,7 @@ def _attempts(attempts: Sequence[EarlierAttempt]) -> Iterator[Details]:
         if result is not None and result.verdict is not None:
             healed = ", healed" if each.is_healed else ""
             what = f"{result.verdict.summary()} ({format_seconds(result.seconds)})"
-            title = Cell(f"attempt {each.handle.attempt}{healed}: {what}", dot=Dot.BAD)
+            title = Cell(f"attempt {each.handle.run_attempt}{healed}: {what}", dot=Dot.BAD)
             yield Details(title, [Card(result.verdict.report(advises=False))])
 
 

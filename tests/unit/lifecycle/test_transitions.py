@@ -473,6 +473,19 @@ def test_events_update_the_state_of_each_rank() -> None:
     assert [each.state for each in later.ranks] == [RankState.STARTING]
 
 
+def test_attempts_of_a_run_are_counted_from_its_start() -> None:
+    again = ev.RestartAsked(start=ev.StartAsked(world_size=2))
+    restarted = after(IDLE, again, died(0), died(1))
+    stopped = after(restarted, ev.StopAsked(), died(0, attempt=2), died(1, attempt=2))
+    counts = [
+        (life.attempt, life.run_attempt)
+        for life in (IDLE, restarted, stopped, after(stopped, START), after(stopped, again))
+    ]
+    assert counts == [(1, 1), (2, 2), (2, 2), (3, 1), (3, 1)]
+    back = ev.RejoinAsked(attempt=4, world_size=2, survivors=((0, 0),), attempts_before_run=2)
+    assert after(Life(), back).run_attempt == 2
+
+
 def test_a_restarted_group_keeps_no_state_of_the_old_one() -> None:
     old = after(LOST, run(cell=2))
     assert old.generation == 1

@@ -25,6 +25,7 @@ from nbddp.magics.line_magic import LineMagics
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.publish.tracker import Target
 from nbddp.record.cell import CellRequest, CellResult
+from nbddp.wire.rank_start import RankStart
 from nbddp.wire.request_messages import Push
 from nbddp.wire.trace_messages import TraceSteps
 
@@ -157,6 +158,27 @@ def test_a_run_name_given_while_ranks_run_applies_to_the_next_run(
     with_ranks.line("stop")
     with_ranks.line("start")
     assert group.session.spec.name == "second"
+
+
+def test_the_ranks_and_the_status_count_the_attempts_of_the_run(
+    with_ranks: Typed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started, notebook = [], with_ranks.notebook
+    answer = with_ranks.launcher.on_launch
+
+    def note(rank: RankStart) -> None:
+        started.append((rank.attempt, rank.run_attempt))
+        answer(rank)
+
+    with_ranks.launcher.on_launch = note
+    for line in ("start --nproc 1", "restart", "stop", "start --nproc 1"):
+        with_ranks.line(line)
+    assert started == [(1, 1), (2, 2), (3, 1)]
+    capsys.readouterr()
+    with_ranks.line("status")
+    assert "attempt 1\n" in capsys.readouterr().out
+    events = [each for each in notebook.group.session.event_log.since(0) if each.kind == "start"]
+    assert [each.facts["attempt"] for each in events] == [1, 2, 1]
 
 
 def test_values_are_sent_to_the_ranks_that_the_option_names(with_ranks: Typed) -> None:

@@ -159,6 +159,7 @@ def test_a_rejoin_that_cannot_record_the_run_leaves_nodes_and_ranks_to_the_next_
         "store_prefix": "",
         "secret": "",
         "attempt": 2,
+        "run_attempt": 1,
         "incarnation": 0,
         "topology": asdict(Topology.local(1)[0]),
         "env": {},
