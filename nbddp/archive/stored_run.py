@@ -22,11 +22,11 @@ from nbddp.record.run_folder import read_facts
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.step_rate import StepRate
 
+_RowsOfRanks = dict[int, list[dict[str, Any]]]  # rows of ``metrics.jsonl``, by rank
+
 NOT_METRICS = frozenset({"time", "rank", "attempt", "step"})  # keys of a row of ``metrics.jsonl``
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
-_RowsOfRanks = dict[int, list[dict[str, Any]]]  # rows of ``metrics.jsonl``, by rank
-
 MAX_SHOWN_CELLS = 20  # cell numbers in a message
 # seconds by which the times of events are rounded, unlike those of metrics
 EVENT_TIME_ERROR = 0.001
