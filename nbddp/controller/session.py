@@ -130,8 +130,8 @@ class Session:
 
     @property
     def replay_entries(self) -> tuple[ReplayEntry, ...]:
-        """The entries of a replay: those of this attempt, then the pending ones."""
-        return (*self.replay_log.entries, *self.replay_log.pending)
+        """The entries of a replay: those of this attempt, and the pending ones."""
+        return self.replay_log.all_entries
 
     @on_thread
     def set_pending(self, entries: Sequence[ReplayEntry], *, is_all: bool = False) -> None:

@@ -29,7 +29,7 @@ from nbddp.record.heal.heal_report import Healed
 from nbddp.record.notices import InputRequest
 from nbddp.record.push_store import PushRecord
 from nbddp.record.replay_log import assigned_names, describe_entries
-from nbddp.record.verdict import Verdict
+from nbddp.record.verdict import REPLAY_WAY_OUT, Verdict
 from nbddp.ui.frontend import View
 from nbddp.wire.messages import DEBUGGER, InputReply
 
@@ -225,7 +225,7 @@ class Recovery:
     def _restart_and_replay(self, failure: AttemptFailure | None = None) -> CellResult | None:
         """Restart with all joined nodes, and replay. Return the result of a failed cell."""
         found = time.time()
-        before, entries = len(self._session.life.ranks), self._session.replay_log.entries
+        before, entries = len(self._session.life.ranks), self._session.replay_entries
         began = time.monotonic()
         with self._reporting_unreplayed(entries):
             self._session.restart(is_recovery=True)
@@ -335,8 +335,7 @@ def _words_of(source: str) -> set[str]:
 
 def _replay_interrupted(done: int, count: int) -> CellInterruptedError:
     what = f"the replay was interrupted after {done} of {count} cells and pushes"
-    way_out = "Every living rank keeps its variables; the next cell works."
-    return CellInterruptedError(what, rank=0, report=f"{what}\n{way_out}")
+    return CellInterruptedError(what, rank=0, report=f"{what}\n{REPLAY_WAY_OUT}")
 
 
 def show_cell(session: Session, handle: CellHandle, view: View) -> CellResult:

@@ -22,7 +22,7 @@ class ExportLog:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        # each with its attempt and the length of the replay log at that time
+        # each with its attempt and the number of replay entries at that time
         self._items: list[tuple[int, int, Item]] = []
         # by prompt number: the notebook's name for the values of a cell
         self.output_names: dict[int, str] = {}
@@ -31,7 +31,7 @@ class ExportLog:
 
     def add(self, item: PulledValue | Omitted) -> None:
         """Add an item that is not in the replay log."""
-        entries = self._session.replay_log.entries
+        entries = self._session.replay_entries
         self._items.append((self._session.life.attempt, len(entries), item))
 
     def record_store_ports(self, names: Mapping[str, object]) -> None:
@@ -44,7 +44,7 @@ class ExportLog:
 
     def items(self) -> list[Item]:
         """Return the items of an export in order, the replay log of this attempt included."""
-        attempt, entries = self._session.life.attempt, self._session.replay_log.entries
+        attempt, entries = self._session.life.attempt, self._session.replay_entries
         noted = [(position, item) for at, position, item in self._items if at == attempt]
         done = [(position, _export_item(entry)) for position, entry in enumerate(entries)]
         return [item for _, item in sorted([*noted, *done], key=itemgetter(0))]

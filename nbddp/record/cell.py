@@ -278,6 +278,7 @@ class CellHandle:
                 ended_by=self.ended_by,
                 ended_at=self._ended_at,
                 is_script=self.request.has_own_ranks,
+                is_replay=self.request.purpose is Purpose.REPLAY,
                 has_other_ranks=self.has_other_ranks,
                 lost=self.lost,
             ),

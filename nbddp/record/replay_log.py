@@ -24,8 +24,8 @@ class ReplayLog:
 
     Attributes:
         entries: cells that succeeded, and pushes.
-        pending: entries that an interrupted replay did not reach. The next replay runs them, unless
-            a new entry is added before.
+        pending: entries that an incomplete replay did not run. The next replay runs them, unless
+            the user repeats them before.
         lost: the variables of earlier attempts that this one does not have, each with the prompt
             number of the cell that set it; 0 if it was pushed, or the cell has no number.
     """
@@ -33,7 +33,14 @@ class ReplayLog:
     def __init__(self) -> None:
         self.entries: tuple[ReplayEntry, ...] = ()
         self.pending: tuple[ReplayEntry, ...] = ()
+        self._pending_at = 0  # number of entries that precede the pending ones
         self.lost: dict[str, int] = {}
+
+    @property
+    def all_entries(self) -> tuple[ReplayEntry, ...]:
+        """The entries of the next replay: also the pending ones, before all later entries."""
+        at = self._pending_at
+        return (*self.entries[:at], *self.pending, *self.entries[at:])
 
     def add_cell(self, cell: CellHandle, verdict: Verdict | None) -> None:
         """Add a cell that ended, if it succeeded and may be repeated."""
@@ -41,19 +48,24 @@ class ReplayLog:
             self.add(cell.replay_entry())
 
     def add(self, entry: ReplayEntry) -> None:
-        """Add an entry. This discards the pending entries."""
+        """Add an entry. If it repeats a pending entry, that one is no longer pending."""
+        repeated = [_repeat_key(each) for each in self.pending]
+        if (key := _repeat_key(entry)) in repeated:
+            index = repeated.index(key)
+            if index == 0 and self._pending_at == len(self.entries):
+                self._pending_at += 1  # the user goes on where the replay ended
+            self.pending = (*self.pending[:index], *self.pending[index + 1 :])
         self.entries += (entry,)
         for name in _names_set_by(entry) if self.lost else ():
             self.lost.pop(name, None)
-        self.pending = ()
 
     def set_pending(self, pending: Sequence[ReplayEntry], *, clears_entries: bool = False) -> None:
-        """Set the entries that a replay did not reach.
+        """Set the entries that a replay did not run.
 
         ``clears_entries``: the replay ran no entry.
         """
         self.entries = () if clears_entries else self.entries
-        self.pending = tuple(pending)
+        self.pending, self._pending_at = tuple(pending), len(self.entries)
 
     def clear(self) -> None:
         """Clear the log, because the namespaces of new ranks are empty.
@@ -64,7 +76,7 @@ class ReplayLog:
         for entry in self.entries:
             number = entry.execution_count if isinstance(entry, CellRequest) else 0
             self.lost |= dict.fromkeys(_names_set_by(entry), number)
-        self.entries = ()
+        self.entries, self._pending_at = (), 0
 
 
 def assigned_names(source: str) -> set[str]:
@@ -80,6 +92,11 @@ def assigned_names(source: str) -> set[str]:
         code = compile(source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     stores = ("STORE_NAME", "STORE_GLOBAL")
     return {each.argval for each in dis.get_instructions(code) if each.opname in stores}
+
+
+def _repeat_key(entry: ReplayEntry) -> tuple[object, ...]:
+    """Return a key that is equal for an entry and its repetition."""
+    return entry.names if isinstance(entry, PushRecord) else entry.source, entry.ranks
 
 
 def _names_set_by(entry: ReplayEntry) -> set[str]:

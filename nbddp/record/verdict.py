@@ -47,6 +47,10 @@ SIZE_MISMATCH = (
     "the ranks passed tensors of different sizes or dtypes to one collective, and Gloo aborts "
     "the process in that case: pass tensors of the same size and dtype on all ranks"
 )
+REPLAY_WAY_OUT = (
+    "Every rank keeps only the variables that it had at this point of the replay; the next cell "
+    "works."
+)
 
 
 class ProcessExit(NamedTuple):
@@ -194,6 +198,7 @@ class Verdict:
         has_survivors: whether other ranks are alive.
         ended_by: how the user ended the ranks, "restart" or "stop"; empty if they did not.
         is_script: whether the ranks ran only a script.
+        is_replay: whether a replay ran the cell.
         lost: the variables that were lost with earlier ranks; see ReplayLog.
     """
 
@@ -205,6 +210,7 @@ class Verdict:
     has_survivors: bool = True
     ended_by: str = ""
     is_script: bool = False
+    is_replay: bool = False
     lost: Mapping[str, int] = field(default_factory=dict)
 
     def for_rank(self, rank: int) -> RankFailure | None:
@@ -257,6 +263,8 @@ class Verdict:
         if not self.exited_ranks:
             if self.first.missing_name in self.lost:
                 return self._way_out_without(self.first.missing_name)
+            if self.is_replay:
+                return REPLAY_WAY_OUT
             return "Every rank keeps its variables; the next cell works."
         lost = format_ranks(self.exited_ranks)
         if not self.has_survivors:
@@ -293,6 +301,7 @@ def find_first_cause(
     ended_by: str = "",
     ended_at: float = 0.0,
     is_script: bool = False,
+    is_replay: bool = False,
     has_other_ranks: bool = False,
     lost: Mapping[str, int] | None = None,
 ) -> Verdict | None:
@@ -300,8 +309,8 @@ def find_first_cause(
 
     ``ended_by``: the user ended the ranks by a "restart" or a "stop", at ``ended_at``. That is the
     cause, unless a rank failed or died before. ``is_script``: the ranks run only a script.
-    ``has_other_ranks``: ranks that did not run the cell are alive. ``lost``: the variables that
-    were lost with earlier ranks.
+    ``is_replay``: a replay ran the cell. ``has_other_ranks``: ranks that did not run the cell are
+    alive. ``lost``: the variables that were lost with earlier ranks.
 
     The first cause is not always the first report: the controller notices the exit of a rank later
     than other ranks notice the closed connection. A rank that waited for a failed rank until an
@@ -328,6 +337,7 @@ def find_first_cause(
         has_survivors=has_other_ranks or set(exits) < set(ranks),
         ended_by=ended_by if was_ended_by_user else "",
         is_script=is_script,
+        is_replay=is_replay,
         lost=lost or {},
     )
 

@@ -93,7 +93,7 @@ dist.barrier()
 
 @pytest.mark.parametrize("how", ["%ddp restart --replay", "%%ddp --max-restarts 3\n1 / 0"])
 def test_interrupt_ends_a_replay_and_keeps_replayed_names(notebook: Notebook, how: str) -> None:
-    for name in ("again", "stuck"):
+    for name in ("again", "stuck", "all.py"):
         (notebook.folder / name).unlink(missing_ok=True)
     notebook.run(f"%%ddp --nproc 2 --fresh\n{KEEP}")
     assert notebook.run(f"%%ddp{STUCK_AGAIN}").status == "ok"
@@ -102,4 +102,10 @@ def test_interrupt_ends_a_replay_and_keeps_replayed_names(notebook: Notebook, ho
     notebook.interrupt()
     reply = notebook.finish(request)
     assert reply.error.startswith("CellInterruptedError"), reply.error
+    assert "keeps only the variables" in reply.traceback
     assert_ranks_work(notebook)
+    assert notebook.run("%ddp export all.py").status == "ok"
+    assert "stuck" in (notebook.folder / "all.py").read_text()
+    (notebook.folder / "again").unlink()
+    assert notebook.run("%ddp restart --replay").status == "ok"
+    assert (notebook.folder / "again").exists()

@@ -180,16 +180,37 @@ def test_the_next_replay_runs_entries_that_a_failed_replay_left_pending(
     play.recovery.replay(ENTRIES, restart=play.session.restart)
     assert play.replay_log == (again(ENTRIES[:1]), ENTRIES[1:])
     play.fails_in = ""
-    play.recovery.replay(
-        (*play.session.replay_log.entries, *play.session.replay_log.pending),
-        restart=play.session.restart,
-    )
+    play.recovery.replay(play.session.replay_entries, restart=play.session.restart)
     assert play.replay_log == (again(ENTRIES), ())
     assert play.sources[2:] == ["step 0", "step 1", "step 2"]
+
+
+def test_cells_that_run_after_a_failed_replay_do_not_discard_its_pending_entries(
+    play: Play,
+) -> None:
     play.fails_in = "step 1"
     play.recovery.replay(ENTRIES, restart=play.session.restart)
+    play.sources.clear()
     assert play.show(play.session.submit(CellRequest(source="other"))).is_ok
+    assert play.train(restarts=1).is_ok
+    play.fails_in = ""
+    play.recovery.replay(play.session.replay_entries, restart=play.session.restart)
+    assert play.sources[2:] == ["step 0", "step 1", "step 2", "other", "trains"]
     assert play.session.replay_log.pending == ()
+
+
+def test_a_recovery_after_a_failed_replay_replays_its_pending_entries_too(play: Play) -> None:
+    play.fails_in = "step 1"
+    play.recovery.replay(ENTRIES, restart=play.session.restart)
+    play.sources.clear()
+    play.fails_in = "trains"
+
+    def succeed_from_now_on(source: str) -> None:
+        play.fails_in = "" if source == "step 0" else play.fails_in
+
+    play.on_cell = succeed_from_now_on
+    assert play.train(restarts=1).is_ok
+    assert play.sources == ["trains", "step 0", "step 1", "step 2", "trains"]
 
 
 def test_a_restart_stopped_before_its_replay_leaves_all_entries_pending(play: Play) -> None:

@@ -1,4 +1,4 @@
-"""The replay log: which variables new ranks lack."""
+"""The replay log: which variables new ranks lack, and what the next replay runs."""
 
 from __future__ import annotations
 
@@ -27,3 +27,46 @@ def test_variable_that_a_cell_sets_again_is_no_longer_lost() -> None:
     assert log.lost == {"y": 3}
     log.clear()
     assert log.lost == {"x": 4, "y": 3}
+
+
+def log_with_pending(*sources: str) -> ReplayLog:
+    log = ReplayLog()
+    log.add(CellRequest(source="first"))
+    log.set_pending([CellRequest(source=source) for source in sources])
+    return log
+
+
+def sources(log: ReplayLog) -> list[str]:
+    return [each.source for each in log.all_entries if isinstance(each, CellRequest)]
+
+
+def test_new_entry_comes_after_the_entries_that_a_replay_did_not_reach() -> None:
+    log = log_with_pending("second", "third")
+    log.add(CellRequest(source="new"))
+    assert sources(log) == ["first", "second", "third", "new"]
+    log.clear()
+    assert sources(log) == []
+    log.add(CellRequest(source="newest"))
+    log.set_pending([CellRequest(source="later")])
+    assert sources(log) == ["newest", "later"]
+
+
+def test_pending_cell_that_is_run_by_hand_is_replayed_once() -> None:
+    log = log_with_pending("second", "second", "third")
+    log.add(CellRequest(source="second"))
+    assert sources(log) == ["first", "second", "second", "third"]
+    log.add(CellRequest(source="third"))
+    assert sources(log) == ["first", "second", "second", "third"]
+    assert len(log.pending) == 1
+    log.add(CellRequest(source="second", ranks=(0,)))
+    assert len(log.pending) == 1
+
+
+def test_pending_push_is_replaced_by_a_new_push_at_its_place() -> None:
+    log = log_with_pending()
+    log.set_pending([PushRecord(("x",), None, None, "too large"), CellRequest(source="uses x")])
+    log.add(PushRecord(("x",), None, None))
+    assert [each for each in log.all_entries if isinstance(each, PushRecord)] == [
+        PushRecord(("x",), None, None)
+    ]
+    assert log.all_entries[-1] == CellRequest(source="uses x")

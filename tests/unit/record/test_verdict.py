@@ -352,6 +352,13 @@ def test_report_names_the_cell_whose_variable_was_lost(text: str, expected: str)
     assert ("`%ddp restart --replay`" in report) == expected.startswith("run cell")
 
 
+def test_report_of_a_replay_promises_only_the_variables_that_it_has_made() -> None:
+    interrupted = {0: ended("KeyboardInterrupt", "", is_interrupted=True)}
+    assert "Every rank keeps its variables" in verdict_on(interrupted).report()
+    report = verdict_on(interrupted, is_replay=True).report()
+    assert "Every rank keeps only the variables" in report
+
+
 def test_name_in_another_error_was_not_lost() -> None:
     failed = {0: ended("KeyError", "name 'model' is not defined")}
     assert "Every rank keeps" in verdict_on(failed, lost={"model": 3}).report()
