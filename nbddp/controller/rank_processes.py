@@ -1,7 +1,7 @@
 """The processes of one attempt: start, signal and stop them, and read their logs to the last byte.
 
-A rank that cannot be reached is killed. A rank that has no process, or cannot be killed, is
-abandoned: it counts as exited, so that nothing waits for it.
+A rank that cannot be reached is killed. A rank that has no process, or cannot be watched or killed,
+is abandoned: it counts as exited, so that nothing waits for it.
 """
 
 from __future__ import annotations
