@@ -306,6 +306,7 @@ class Rank:
 
     def _run_cell(self, command: msg.RunCell) -> None:
         self._was_quit = False
+        self._log.begin_cell()
         can_run = self._prepare_cell(command)
         failure = self._regrouper.pop_failure(command)  # also if this cell cannot start
         if not can_run:

@@ -155,6 +155,10 @@ def test_full_disk_is_reported_once_per_cell_and_training_continues(
     text = capsys.readouterr().out
     assert [len(told_by(rank, text)) for rank in range(2)] == [1, 1]
     assert group.pull("x.item()") == [2.0, 2.0]
+    with pytest.raises(CellFailedError):
+        group.run("print('still too much')\n1/0")
+    text = capsys.readouterr().out
+    assert [len(told_by(rank, text)) for rank in range(2)] == [1, 1]
     for end in ("\\n", ""):
         group.run(f"print('still too much', end='{end}')")
         text = capsys.readouterr().out

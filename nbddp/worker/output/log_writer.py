@@ -71,7 +71,10 @@ class LogWriter:
             if stream not in self._streams.values() or _is_closed(stream):
                 vars(sys)[name] = vars(sys)[f"__{name}__"] = self._text_stream(fd)
         flush_python_streams()
-        self._has_reported_loss = False  # report a loss once in each cell
+
+    def begin_cell(self) -> None:
+        """Start a cell: a loss of output is reported once in each cell, its traceback included."""
+        self._has_reported_loss = False
 
     def _is_log(self, fd: int) -> bool:
         """Return whether the descriptor is open and refers to the log."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -148,6 +149,21 @@ def test_hidden_text_is_written_to_the_log_file_but_not_sent(
     assert [piece.text for piece in pieces] == ["", "between\n", "", "after\n"]
     assert (pieces[0].start, pieces[-1].end) == (mark, path.stat().st_size)
     assert "before\na whole traceback\nof 2 lines\nbetween\ngrüße\n" in path.read_text()
+
+
+def test_a_loss_of_output_is_reported_once_in_each_cell(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, full = LogWriter(path, outbox := Mock()), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "write", Mock(side_effect=full))
+    for has_failed in (True, False, True):
+        log.begin_cell()
+        log.report_loss(full)
+        if has_failed:
+            log.write_hidden("a traceback")
+        [notice] = [call.args[0] for call in outbox.post.call_args_list]
+        assert "No space left on device" in str(notice)
+        outbox.post.reset_mock()
 
 
 def test_hidden_text_is_skipped_only_once_it_is_complete(
