@@ -129,6 +129,7 @@ class _Writer:
         self._omitted_names: dict[str, str] = {}  # omitted names, each with its omitted item
         self._arguments: dict[str, Any] = {}
         self._pickled_values: dict[str, Any] = {}
+        self._show = _free_name("_show", export_input.items)
         self._n_groups = 1
         self._may_be_out_of_step = False
         self.cells = 0
@@ -179,7 +180,8 @@ class _Writer:
         self._omitted_names = {
             name: why for name, why in self._omitted_names.items() if name not in bound
         }
-        text = self._as_module(_with_last_value_shown(plain, self._input.out.get(number, "")))
+        out = self._input.out.get(number, "")
+        text = self._as_module(_with_last_value_shown(plain, out, show=self._show))
         self._parts.append(f"# %% {what}")
         if request.needs_group is False:
             self._add_guarded("_leave_process_group()")
@@ -237,7 +239,7 @@ class _Writer:
         if reason := self._why_it_cannot_run(value) or ", ".join(sorted(names & IPYTHON_NAMES)):
             self._omit(f"%ddp pull {value}", reason)
             return
-        text = f"_show({_argument_of_show(value)}, {item.expression!r})"
+        text = f"{self._show}({_argument_of_show(value)}, {item.expression!r})"
         if item.rank is not None:
             text = f"if _RANK == {item.rank}:\n    {text}"
         self._parts.append("# %% pulled")
@@ -323,7 +325,7 @@ class _Writer:
             form.format(backend=backend, timeout=timeout),
             template.DESTROY_GROUP if self._n_groups > 1 else "",
             template.WAIT_FOR_ALL if "_wait_for_all()" in body else "",
-            template.SHOW if "_show(" in body else "",
+            template.SHOW.format(name=self._show) if f"{self._show}(" in body else "",
             template.DISPLAY if wants_display else "",
             f"{GUARD}\n{self._setup_code(body)}",
         ]
@@ -360,8 +362,24 @@ class _Writer:
         return "\n".join(lines)
 
 
-def _with_last_value_shown(plain: PlainCell, name: str) -> str:
-    """Return the cell with a call that prints its last value, as the notebook shows it."""
+def _free_name(name: str, items: Sequence[Item]) -> str:
+    """Return the name, with ``_`` at the end if the notebook's cells or pushes contain it."""
+    used: list[str] = []
+    for item in items:
+        match item:
+            case CellRequest():
+                used.append(item.source)
+            case PushedValues():
+                used += item.values
+            case PulledValue():
+                used.append(item.expression)
+    while re.search(rf"\b{name}\b", "\n".join(used)):
+        name += "_"
+    return name
+
+
+def _with_last_value_shown(plain: PlainCell, name: str, *, show: str) -> str:
+    """Return the cell with a call of ``show`` that prints its last value, as the notebook does."""
     body = ast.parse(plain.text).body
     last = body[-1] if body else None
     if plain.is_silent or not isinstance(last, ast.Expr):
@@ -373,7 +391,7 @@ def _with_last_value_shown(plain: PlainCell, name: str) -> str:
     if rest.startswith(";") or is_print or value == "None":
         return plain.text
     more = f", {name!r}" if name else ""
-    shown = f"_show({_argument_of_show(value)}{more})"
+    shown = f"{show}({_argument_of_show(value)}{more})"
     return apply_edits(plain.text, [(start, end, shown)])
 
 

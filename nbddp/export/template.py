@@ -1,19 +1,23 @@
 """The parts of an exported script around the cells.
 
-The functions contain their own imports, because a cell may assign names such as ``os`` or ``dist``.
+The functions contain their own imports: a cell may assign names such as ``os`` or ``print``.
 """
 
 from __future__ import annotations
 
 IMPORTS = "import torch\nimport torch.distributed as dist"
 
-SHOW = '''def _show(value, name="Out"):
+SHOW = '''def {name}(value, name="Out"):
     """Print a result of a cell, as the notebook showed it."""
+    from builtins import print
+
     if value is not None:
-        print(f"[rank {_RANK}] {name} {value!r}\\n", end="", flush=True)'''
+        print(f"[rank {{_RANK}}] {{name}} {{value!r}}\\n", end="", flush=True)'''
 
 DISPLAY = '''def display(*values, **_options):
     """Print values, as the notebook displayed them."""
+    from builtins import print, repr
+
     for value in values:
         print(repr(value), flush=True)'''
 
@@ -28,6 +32,7 @@ INIT_GROUP = """def _init_process_group():
 INIT_GROUP_AGAIN = '''def _init_process_group(number=1):
     """Initialize the group with new store keys: the old keys hold stale addresses."""
     import os
+    from builtins import int
 
     import torch.distributed as dist
 
@@ -57,6 +62,7 @@ def _restore_process_group(number):
 BACKEND = '''def _backend():
     """Return nccl if each rank of this machine has a GPU of its own."""
     import os
+    from builtins import int
 
     import torch
 

@@ -205,6 +205,28 @@ def test_an_exported_cell_gives_the_same_results_as_the_original() -> None:
     assert (found["f"](), found["f"].__doc__) == (alone["f"](), alone["f"].__doc__)
 
 
+PRINTS = """
+from pprint import pprint as print
+repr, _show = str, 'mine'
+display(_show)
+_show
+"""
+
+
+def test_a_cell_may_rebind_print_and_the_names_of_the_script(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = export(cell(PRINTS), PulledValue("_show * 2")).text
+    functions = [each for each in ast.parse(text).body if isinstance(each, ast.FunctionDef)]
+    shown = [each for each in functions if each.name.startswith(("_show", "display"))]
+    start = ast.unparse(ast.Module(shown, []))
+    cells = text[text.index("# %%") : text.rindex("# %%")]
+    exec(f"_RANK = 1\n{start}\n{cells}", {"__name__": "__main__"})
+    assert capsys.readouterr().out == (
+        "'mine'\n[rank 1] Out 'mine'\n[rank 1] _show * 2 'minemine'\n"
+    )
+
+
 # ---- the whole
 
 
