@@ -25,7 +25,7 @@ for step in nbddp.track(range(400), label="epoch <1>"):
     """%%ddp
 import time
 evil = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 2</script>"
-for step in nbddp.track(range(8), label=evil):
+for step in nbddp.track(range(40), label=evil):
     print(evil)
     print("\\x1b]8;;javascript:window.hacked=3\\x07click\\x1b]8;;\\x07")
     nbddp.log(step=step, **{evil: step})
