@@ -145,6 +145,7 @@ class HealRequests:
         own = self._reported["taken"]
         left = self._not_loaded | pickled.content["left"]
         left = {name: why for name, why in left.items() if name not in own}
+        state.replay_log.not_carried = {**state.replay_log.not_carried, **left}
         unknown = [path for each in self._own_values.values() for path in each.unknown]
         unknown = list(dict.fromkeys([*unknown, *self._reported["unlike"]]))
         lost = [

@@ -51,6 +51,7 @@ class Session:
         event_log: the events of the run.
         end_requests: how often the user interrupted, stopped or restarted the group. A caller that
             does several things in turn, such as a replay, ends if this number changes.
+        last_healed: the result of the last heal.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Session:
         self.rank_monitor, self.event_log = self._executor.rank_monitor, self._executor.event_log
         self._opening = threading.Lock()
         self.end_requests = 0
+        self.last_healed: Healed | None = None
         self._push_store = PushStore()
         self._gpus = GpuMonitor()
 
@@ -405,7 +407,8 @@ class Session:
                 future = self.request_heal(ranks, donor)
                 if interrupts.count:  # the interrupt may have come before the heal
                     self.interrupt(by_user=False)
-                return wait_for_result(future)
+                self.last_healed = wait_for_result(future)
+                return self.last_healed
             except RequestError:
                 if interrupts.count:
                     raise KeyboardInterrupt from None

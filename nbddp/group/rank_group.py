@@ -46,7 +46,6 @@ class RankGroup:
 
     Attributes:
         nodes: the nodes of the ranks; None if the ranks run on this machine.
-        last_healed: the result of the last heal.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class RankGroup:
         will_return: Callable[[], bool] = lambda: False,
     ) -> None:
         self.nodes: NodePool | None = None
-        self.last_healed: Healed | None = None
         self._spec = spec
         self._session = session or Session(colors=colors or _default_colors())
         self._scripts = ScriptRanks(self._session)
@@ -269,10 +267,9 @@ class RankGroup:
             RequestError: the group cannot be healed; it has not changed.
         """
         self.check_started()
-        if rerun and self.last_healed is not None and not self.life.gone:
-            return self.last_healed
-        self.last_healed = self.session.heal(ranks, donor)
-        return self.last_healed
+        if rerun and self.session.last_healed is not None and not self.life.gone:
+            return self.session.last_healed
+        return self.session.heal(ranks, donor)
 
     def push(self, values: Mapping[str, Any], *, ranks: Sequence[int] | None = None) -> None:
         """Put values into the namespaces of some ranks, or of all; see :class:`WorkerGroup`."""

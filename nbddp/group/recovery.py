@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,10 +24,10 @@ from nbddp.lifecycle.retries import (
     why_no_retry,
 )
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Purpose, ReplayEntry
-from nbddp.record.heal.heal_report import Healed
+from nbddp.record.heal.rerun import cells_to_rerun, entries_to_rerun, trainer_roots
 from nbddp.record.notices import InputRequest
 from nbddp.record.push_store import PushRecord
-from nbddp.record.replay_log import assigned_names, describe_entries
+from nbddp.record.replay_log import describe_entries, names_set_by
 from nbddp.record.verdict import REPLAY_WAY_OUT, Verdict
 from nbddp.ui.frontend import View
 from nbddp.wire.messages import DEBUGGER, InputReply
@@ -164,7 +163,7 @@ class Recovery:
                 failures[-1] = failure
                 return self._restart_and_replay(failure)
             try:
-                healed = self._heal(failure, request.source)
+                self._heal(failure, request.source)
             except RequestError as error:
                 why = str(error).removeprefix(f"{NOT_HEALED}: ")
                 if retries.restarts:
@@ -175,39 +174,37 @@ class Recovery:
                 reason = f"it cannot be healed: {why}"
             else:
                 failures[-1] = failure
-                return self.rerun(healed, request.source)
+                return self.rerun(request.source)
         if retries != NO_RETRIES:
             self._display.print_line(f"not started again: {reason}")
         return result
 
-    def rerun(self, healed: Healed, source: str | None = None) -> CellResult | None:
-        """Run the cells that make trainers again: a heal cannot carry a trainer.
+    def rerun(self, source: str | None = None) -> CellResult | None:
+        """Run the cells that make trainers again, with the cells that they depend on.
 
         Args:
-            healed: the result of the heal.
             source: the cell that needs the trainers; None for all of them.
 
         Return the result of the first cell that fails, or None.
         """
-        cells = {
-            entry.execution_count: entry
-            for entry in self._session.replay_log.entries
-            if isinstance(entry, CellRequest)
-        }
-        words = None if source is None else _words_of(source)
-        numbers = healed.cells_to_rerun(words)
-        entries = [cells[number] for number in numbers if number in cells]
+        log = self._session.replay_log
+        trainers = trainer_roots(log.not_carried)
+        entries = entries_to_rerun(log.entries, log.not_carried, source)
         failed = self._replay(entries)
-        if entries and failed is None:
-            names = sorted(set().union(*(assigned_names(entry.source) for entry in entries)))
+        if failed is None and entries:
             done = f"ran again: {describe_entries(entries)}"
-            self._display.print_line(f"{done}; this has set {list_some(names, MAX_LISTED)}")
-        elif healed.trainers and not entries and words is None:
-            made = list_some(healed.trainers, MAX_LISTED)
-            self._display.print_line(f"no cell makes {made} alone: run its cell again")
+            names = list_some(sorted(names_set_by(entries)), MAX_LISTED)
+            self._display.print_line(f"{done}; this has set {names}")
+        if source is None and not trainers:
+            self._display.print_line("there is no trainer to make again")
+        elif source is None and (unmade := sorted(trainers - names_set_by(log.entries))):
+            made = list_some(unmade, MAX_LISTED)
+            self._display.print_line(
+                f"no cell that succeeded has made {made}: make it again, on all ranks"
+            )
         return failed
 
-    def _heal(self, failure: AttemptFailure, source: str) -> Healed:
+    def _heal(self, failure: AttemptFailure, source: str) -> None:
         """Replace the dead ranks, and record the recovery.
 
         ``source``: the cell that failed; the cells that make its trainers run again afterwards.
@@ -217,10 +214,9 @@ class Recovery:
         """
         detected = time.time() - failure.at
         healed = self._session.heal()
-        for line in healed.lines(healed.cells_to_rerun(_words_of(source)))[1:]:
+        for line in healed.lines(cells_to_rerun(self._session.replay_log, source))[1:]:
             self._display.print_line(line)
         self._record_recovery(failure, detected=detected, healed=healed.seconds)
-        return healed
 
     def _restart_and_replay(self, failure: AttemptFailure | None = None) -> CellResult | None:
         """Restart with all joined nodes, and replay. Return the result of a failed cell."""
@@ -327,10 +323,6 @@ def _next_recorded_answer(
             return replace(each[1], question=request.question)
     goes_on = request.what == DEBUGGER
     return InputReply(question=request.question, text="c" if goes_on else "", is_end=not goes_on)
-
-
-def _words_of(source: str) -> set[str]:
-    return set(re.findall(r"\w+", source))
 
 
 def _replay_interrupted(done: int, count: int) -> CellInterruptedError:

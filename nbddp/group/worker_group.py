@@ -370,7 +370,7 @@ class WorkerGroup:
         """
         healed = self._group.heal(ranks, donor=donor, rerun=rerun)
         if rerun:
-            failed = Recovery(self._group.session, TextDisplay()).rerun(healed)
+            failed = Recovery(self._group.session, TextDisplay()).rerun()
             if failed is not None:
                 failed.raise_for_failure()
         return healed

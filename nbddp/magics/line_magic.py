@@ -25,6 +25,7 @@ from nbddp.magics.parser import command_parser, help_text, parse_line
 from nbddp.magics.presenter import ViewChoice
 from nbddp.magics.usage_error import usage_error
 from nbddp.record.cell import CellRequest
+from nbddp.record.heal.rerun import cells_to_rerun
 from nbddp.record.log_reader import log_name, tail
 from nbddp.ui.report.timeline import timeline_report
 
@@ -120,13 +121,14 @@ def _heal(notebook: NotebookState, args: Namespace) -> None:
     if notebook.group.scripts.dead_ranks and not notebook.group.life.gone:
         notebook.presenter.print_line(f"nbddp: {SCRIPT_RANKS_DIED}")
         return
-    before = notebook.group.last_healed
+    before = notebook.group.session.last_healed
     healed = notebook.heal(args.rank or (), donor=args.donor, rerun=args.rerun)
     if healed is not before:
-        reruns = healed.cells_to_rerun() if args.rerun else ()
+        log = notebook.group.session.replay_log
+        reruns = cells_to_rerun(log) if args.rerun else ()
         notebook.presenter.print_line("nbddp: " + "\n".join(healed.lines(reruns)))
     if args.rerun:
-        notebook.rerun_after_heal(healed)
+        notebook.rerun_after_heal()
 
 
 def _logs(notebook: NotebookState, args: Namespace) -> None:

@@ -363,10 +363,10 @@ class NotebookState:
             self.presenter.hide_heal_button()
         return healed
 
-    def rerun_after_heal(self, healed: Healed) -> None:
+    def rerun_after_heal(self) -> None:
         """Run the cells that make trainers again, on all ranks."""
         display = NotebookDisplay(self.presenter, quiet=True)
-        failed = Recovery(self.group.session, display).rerun(healed)
+        failed = Recovery(self.group.session, display).rerun()
         if failed is not None:
             failed.raise_for_failure()
 

@@ -28,6 +28,8 @@ class ReplayLog:
             the user repeats them before.
         lost: the variables of earlier attempts that this one does not have, each with the prompt
             number of the cell that set it; 0 if it was pushed, or the cell has no number.
+        not_carried: the reason for each name or path that a heal could not carry, and that no later
+            entry has set.
     """
 
     def __init__(self) -> None:
@@ -35,6 +37,7 @@ class ReplayLog:
         self.pending: tuple[ReplayEntry, ...] = ()
         self._pending_at = 0  # number of entries that precede the pending ones
         self.lost: dict[str, int] = {}
+        self.not_carried: dict[str, str] = {}
 
     @property
     def all_entries(self) -> tuple[ReplayEntry, ...]:
@@ -56,8 +59,14 @@ class ReplayLog:
                 self._pending_at += 1  # the user goes on where the replay ended
             self.pending = (*self.pending[:index], *self.pending[index + 1 :])
         self.entries += (entry,)
-        for name in _names_set_by(entry) if self.lost else ():
+        names = _names_set_by(entry) if self.lost or self.not_carried else set()
+        for name in names:
             self.lost.pop(name, None)
+        self.not_carried = {
+            path: reason
+            for path, reason in self.not_carried.items()
+            if root_name(path) not in names
+        }
 
     def set_pending(self, pending: Sequence[ReplayEntry], *, clears_entries: bool = False) -> None:
         """Set the entries that a replay did not run.
@@ -77,6 +86,7 @@ class ReplayLog:
             number = entry.execution_count if isinstance(entry, CellRequest) else 0
             self.lost |= dict.fromkeys(_names_set_by(entry), number)
         self.entries, self._pending_at = (), 0
+        self.not_carried = {}
 
 
 def assigned_names(source: str) -> set[str]:
@@ -99,6 +109,11 @@ def _repeat_key(entry: ReplayEntry) -> tuple[object, ...]:
     return entry.names if isinstance(entry, PushRecord) else entry.source, entry.ranks
 
 
+def names_set_by(entries: Sequence[ReplayEntry]) -> set[str]:
+    """Return the names that entries bind."""
+    return set().union(*map(_names_set_by, entries))
+
+
 def _names_set_by(entry: ReplayEntry) -> set[str]:
     if isinstance(entry, PushRecord):
         return set(entry.names)
@@ -113,7 +128,10 @@ def root_name(path: str) -> str:
 
     >>> root_name("trainer.state['step']")
     'trainer'
+    >>> root_name("a Trainer in box (2)")
+    'box'
     """
+    path = re.sub(r"^an? \w+ in ", "", path)
     return re.split(r"\W", path, maxsplit=1)[0]
 
 

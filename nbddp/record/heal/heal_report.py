@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from nbddp.formatting import format_bytes, format_ranks, list_some, plural
-from nbddp.record.replay_log import root_name
 from nbddp.wire.request_messages import KEEPS_RANK, MADE_BY_ALL
 
 MAX_SHOWN_PLACES = 20  # paths in the report
@@ -56,11 +55,6 @@ class Healed:
     def trainers(self) -> list[str]:
         """The trainers of other libraries, which no heal can carry."""
         return [name for name, why in self.left.items() if why == KEEPS_RANK]
-
-    def cells_to_rerun(self, names: Collection[str] | None = None) -> tuple[int, ...]:
-        """Return the prompt numbers of the cells that make trainers, or those with these names."""
-        wanted = (each for each in self.trainers if names is None or root_name(each) in names)
-        return tuple(sorted({self.cells.get(each, 0) for each in wanted} - {0}))
 
     def __str__(self) -> str:
         """Return the report as text."""

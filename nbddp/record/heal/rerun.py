@@ -1,0 +1,189 @@
+"""Find the cells that make again what a heal could not carry to a new rank."""
+
+from __future__ import annotations
+
+import ast
+import dis
+import re
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType
+
+from nbddp.record.cell import CellRequest, ReplayEntry
+from nbddp.record.push_store import PushRecord
+from nbddp.record.replay_log import ReplayLog, root_name
+from nbddp.wire.request_messages import KEEPS_RANK
+
+_LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
+_STORES = {"STORE_NAME", "STORE_GLOBAL"}
+
+
+@dataclass(slots=True)
+class _Names:
+    """The names of a cell.
+
+    Attributes:
+        loaded: names that the cell reads outside its functions.
+        needed: the part of ``loaded`` that the cell reads before it binds them.
+        bound: names that the cell binds.
+        deleted: names that the cell deletes and does not bind again.
+        bodies: for each bound name, the names that its functions, classes and lambdas read.
+        values: for each bound name, the other names in the expression.
+    """
+
+    loaded: set[str] = field(default_factory=set)
+    needed: set[str] = field(default_factory=set)
+    bound: set[str] = field(default_factory=set)
+    deleted: set[str] = field(default_factory=set)
+    bodies: dict[str, set[str]] = field(default_factory=dict)
+    values: dict[str, set[str]] = field(default_factory=dict)
+
+    def load(self, names: Iterable[str]) -> None:
+        """Add names that the cell reads."""
+        self.loaded |= {*names}
+        self.needed |= {*names} - self.bound
+
+
+def entries_to_rerun(
+    entries: Sequence[ReplayEntry], not_carried: Mapping[str, str], source: str | None = None
+) -> list[ReplayEntry]:
+    """Return the entries that make trainers again, in order, with those that they depend on.
+
+    An entry depends on the entries that made the names it reads, if the ranks do not all have them:
+    a heal could not carry them, or a later cell deleted them.
+
+    Args:
+        entries: the cells that succeeded, and the pushes.
+        not_carried: the reason for each name or path that a heal could not carry.
+        source: the cell that needs the trainers; None for all trainers.
+
+    >>> cells = ["def fit(): t.train()", "args = Args()", "t = Trainer(args)", "other = Args()"]
+    >>> entries = [CellRequest(source=each, execution_count=n) for n, each in enumerate(cells)]
+    >>> not_carried = dict.fromkeys(["args", "t", "other"], KEEPS_RANK)
+    >>> [each.execution_count for each in entries_to_rerun(entries, not_carried, "fit()")]
+    [1, 2]
+    >>> [each.execution_count for each in entries_to_rerun(entries, not_carried)]
+    [1, 2, 3]
+    """
+    cells = [_names_of(entry) for entry in entries]
+    trainers = trainer_roots(not_carried)
+    missing = trainers | {name for name in not_carried if name.isidentifier()} | _deleted(cells)
+    end = len(cells)
+    wanted = trainers
+    if source is not None:
+        failed = _names_in(source)
+        wanted = trainers & _follow(failed.loaded, [*cells, failed], end + 1)
+    pending, chosen = [(name, end) for name in wanted], set[int]()
+    while pending:
+        index = _index_of_maker(*pending.pop(), cells)
+        if index is None or index in chosen:
+            continue
+        chosen.add(index)
+        cell = cells[index]
+        needed = _follow(cell.loaded, cells, index + 1) - (cell.bound - cell.needed)
+        pending += [(name, index) for name in needed & missing]
+    found = [entries[index] for index in sorted(chosen)]
+    # the log has a cell again that a replay has run
+    return [entry for number, entry in enumerate(found) if not _is_in(entry, found[:number])]
+
+
+def cells_to_rerun(log: ReplayLog, source: str | None = None) -> set[int]:
+    """Return the prompt numbers of the cells of :func:`entries_to_rerun`."""
+    entries = entries_to_rerun(log.entries, log.not_carried, source)
+    return {each.execution_count for each in entries if isinstance(each, CellRequest)}
+
+
+def trainer_roots(not_carried: Mapping[str, str]) -> set[str]:
+    """Return the variables that are trainers, or that contain one."""
+    return {root_name(path) for path, reason in not_carried.items() if reason == KEEPS_RANK}
+
+
+def _is_in(entry: ReplayEntry, others: Sequence[ReplayEntry]) -> bool:
+    if not isinstance(entry, CellRequest):
+        return entry in others
+    same = entry.execution_count, entry.source
+    cells = (each for each in others if isinstance(each, CellRequest))
+    return any((each.execution_count, each.source) == same for each in cells)
+
+
+def _index_of_maker(name: str, before: int, cells: Sequence[_Names]) -> int | None:
+    return next((n for n in reversed(range(before)) if name in cells[n].bound), None)
+
+
+def _deleted(cells: Sequence[_Names]) -> set[str]:
+    """Return the names that a cell bound and that a later one deleted."""
+    deleted: set[str] = set()
+    for cell in cells:
+        deleted = (deleted - cell.bound) | cell.deleted
+    return deleted
+
+
+def _follow(names: Collection[str], cells: Sequence[_Names], before: int) -> set[str]:
+    """Return names, and those that the functions and classes under these names read."""
+    found, pending = set[str](), [*names]
+    while pending:
+        name = pending.pop()
+        if name in found:
+            continue
+        found.add(name)
+        index = _index_of_maker(name, before, cells)
+        if index is None:
+            continue
+        pending += cells[index].bodies.get(name, ())
+        for each in cells[index].values.get(name, ()):  # partial(function), or an object of a class
+            made_in = _index_of_maker(each, before, cells)
+            if made_in is not None and cells[made_in].bodies.get(each):
+                pending.append(each)
+    return found
+
+
+def _names_of(entry: ReplayEntry) -> _Names:
+    if isinstance(entry, PushRecord):
+        return _Names(bound={*entry.names})
+    return _names_in(entry.source)
+
+
+def _names_in(source: str) -> _Names:
+    """Find the names in the bytecode of a cell. Of a cell with magics, use all words."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the ranks showed them when the cell ran
+            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            code = compile(source, "cell", "exec", flags, dont_inherit=True)
+    except SyntaxError:
+        return _Names(loaded={*re.findall(r"\w+", source)})
+    names, read, codes = _Names(), set[str](), list[CodeType]()
+    for each in dis.get_instructions(code):
+        if each.opname in _LOADS:
+            read.add(each.argval)
+            names.load([each.argval])
+        elif isinstance(each.argval, CodeType):
+            codes.append(each.argval)
+        elif each.opname in _STORES:
+            _bind(names, each.argval, read, codes)
+            read, codes = set(), []
+        elif each.opname == "DELETE_NAME":
+            names.deleted.add(each.argval)
+        elif each.opname == "POP_TOP":
+            names.load(set().union(*map(_globals_of, codes)))
+            read, codes = set(), []
+    return names
+
+
+def _bind(names: _Names, name: str, read: set[str], codes: Sequence[CodeType]) -> None:
+    """Add a name that a cell binds to an expression with these names, functions and classes."""
+    for code in codes:
+        if code.co_name != name:  # a lambda or a comprehension, which may run at once
+            names.load(_globals_of(code))
+    names.bound.add(name)
+    names.deleted.discard(name)
+    names.bodies.setdefault(name, set()).update(*map(_globals_of, codes))
+    names.values.setdefault(name, set()).update(read)
+
+
+def _globals_of(code: CodeType) -> set[str]:
+    """Return the global names that a function or class reads, with the functions in it."""
+    found = {each.argval for each in dis.get_instructions(code) if each.opname in _LOADS}
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return found.union(*map(_globals_of, inner))

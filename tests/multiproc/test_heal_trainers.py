@@ -1,0 +1,58 @@
+"""Trainers of other libraries after a heal: which cells run again, without those libraries."""
+
+from __future__ import annotations
+
+import pytest
+from drivers.ranks import Capture, Ranks
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(240)]
+
+# classes that nbddp takes for those of Transformers; hidden in a function, since no module has them
+LIBRARY = """
+import os
+def library():
+    class Arguments:
+        def __init__(self, folder): self.folder, self.process_index = folder, rank
+    class Trainer:
+        def __init__(self, model, args): self.model, self.args = model, args
+        def train(self): return f"{self.args.folder} {self.args.process_index}"
+    Arguments.__module__, Arguments.__qualname__ = "transformers.training_args", "TrainingArguments"
+    Trainer.__module__, Trainer.__qualname__ = "transformers.trainer", "Trainer"
+    return Trainer, Arguments
+def make_trainer(model, args): return library()[0](model, args)
+def make_arguments(folder): return library()[1](folder)
+model = torch.nn.Linear(1, 1)
+"""
+ARGUMENTS = "args = make_arguments('out'); made = 'args'"
+TRAINER = "trainer = make_trainer(model, args)"
+DIES = """
+if rank == 1 and not os.path.exists('died'):
+    open('died', 'w').close()
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("trainer", "use"),
+    [
+        (TRAINER, "trainer.train()"),
+        (f"{TRAINER}\ndef fit(): return trainer.train()", "fit()"),
+        (
+            f"{TRAINER}\nclass Run:\n    def go(self): return trainer.train()\nrun = Run()",
+            "run.go()",
+        ),
+    ],
+    ids=["by name", "in a function", "in a class"],
+)
+def test_automatic_heal_makes_what_the_trainer_needs_again(
+    group: Ranks, trainer: str, use: str, capsys: Capture
+) -> None:
+    for source in (LIBRARY, ARGUMENTS, trainer, "other = make_trainer(model, args)"):
+        group.run(source, quiet=True)
+    assert group.evaluate(f"{DIES}\n{use}", heal=1) == ["out 0", "out 1"]
+    printed = capsys.readouterr().out
+    assert "ran again: cells 2-3; " in printed
+    assert "cell [2] makes it, and runs again now" in printed
+    group.heal(rerun=True)  # no rank is dead, and one trainer is left
+    assert "ran again: cell 4; this has set other\n" in capsys.readouterr().out
+    assert group.evaluate("other.args.process_index") == [0, 1]
