@@ -12,7 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.magics.cell_magic import CellMagics
 from nbddp.magics.completion import Completion
-from nbddp.magics.line_magic import LineMagics
+from nbddp.magics.line_magic import HELP, LineMagics
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.record.waiting.collective_timeline import Timeline
 
@@ -33,7 +33,7 @@ class _Extension:
         shell.register_magics(CellMagics(self.notebook), LineMagics(self.notebook))
         for name in ("%ddp", "%local"):  # IPython calls these if `%%ddp` is below the first line
             shell.magics_manager.register_function(_refuse_below_first_line, "line", name)
-        shell.events.register("post_run_cell", _explain_rank_name)
+        shell.events.register("post_run_cell", _explain_missing_cell_magic)
         self._load_ext = shell.magics_manager.magics["line"]["load_ext"]
         shell.magics_manager.register_function(self._load_ext_again, "line", "load_ext")
         self._debugger: Any = shell.debugger
@@ -63,7 +63,7 @@ class _Extension:
         shell.input_transformers_cleanup.remove(self.notebook.auto)
         self._completion.remove(shell)
         shell.debugger = self._debugger  # type: ignore[method-assign]
-        shell.events.unregister("post_run_cell", _explain_rank_name)
+        shell.events.unregister("post_run_cell", _explain_missing_cell_magic)
         for kind, names in (("line", ("ddp", "%ddp", "%local")), ("cell", ("ddp", "local"))):
             for name in names:
                 shell.magics_manager.magics[kind].pop(name, None)
@@ -75,14 +75,36 @@ class _Extension:
         self.notebook.group.preload()
 
 
-def _explain_rank_name(result: Any) -> None:
-    """Print a hint after a notebook cell that uses a name that only the ranks have."""
+def _explain_missing_cell_magic(result: Any) -> None:
+    """Print a hint after a notebook cell that was probably meant for the ranks."""
     name = getattr(result.error_in_exec, "name", None)
-    if isinstance(result.error_in_exec, NameError) and name in _RANK_NAMES:
+    if _has_code_below_ddp(result.info.raw_cell or ""):
+        print(  # noqa: T201 - for the user
+            "nbddp: `%ddp` does not send the lines below it to the ranks. For the cell's code, "
+            "write `%%ddp`"
+        )
+    elif isinstance(result.error_in_exec, NameError) and name in _RANK_NAMES:
         print(  # noqa: T201 - for the user
             f"nbddp: `{name}` is defined on the ranks, not in the notebook. Start the cell with "
             "`%%ddp`"
         )
+
+
+def _has_code_below_ddp(cell: str) -> bool:
+    r"""Return whether a cell begins with ``%ddp``, without a command, and has code below it.
+
+    >>> [_has_code_below_ddp(f"%ddp{rest}") for rest in ("\nx = 1", " --nproc 2\n\nx = 1")]
+    [True, True]
+    >>> [_has_code_below_ddp(f"%ddp{rest}") for rest in ("", "\n%ddp runs", " stop\nx = 1")]
+    [False, False, False]
+    >>> [_has_code_below_ddp(cell) for cell in ("", "%%ddp\nx = 1", "%ddp --help\nx = 1")]
+    [False, False, False]
+    """
+    lines = [line.strip() for line in cell.splitlines() if line.strip()]
+    magic, *words = lines[0].split() if lines else [""]
+    if magic != "%ddp" or any(word in HELP or not word.startswith("-") for word in words[:1]):
+        return False
+    return any(not line.startswith(("%", "!", "#")) for line in lines[1:])
 
 
 def _refuse_below_first_line(_line: str) -> NoReturn:

@@ -33,6 +33,8 @@ def test_bad_input_gets_a_one_line_error_and_starts_no_ranks(notebook: Notebook)
         assert reply.status == "error", cell
         assert reply.text.startswith("UsageError: "), cell
         assert words in reply.text, cell
+    for cell in ("%ddp\nx = 1", "%ddp\nrank", "%ddp --nproc 2\nx = 1"):
+        assert notebook.run(cell).text.count("For the cell's code, write `%%ddp`") == 1
     assert "no worker group" in notebook.run("%ddp status").text
 
 
