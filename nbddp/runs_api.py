@@ -19,6 +19,7 @@ from nbddp.archive.stored_run import StoredCell, StoredRun
 from nbddp.archive.summary import UNREADABLE, describe_run_end
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
+from nbddp.record.event_log import TRIAL_ENDED
 from nbddp.ui.report.comparison import comparison_report
 from nbddp.ui.report.render import render_text
 
@@ -82,7 +83,13 @@ class Run:
 
     @property
     def outcome(self) -> str:
-        """``ok``, or the failure of the last cell in one line; empty if it was not recorded."""
+        """``ok``, or the failure of the last cell in one line; empty if it was not recorded.
+
+        ``ended by you`` if you ended a run of a sweep or a scaling before its cell began.
+        """
+        for event in self._recorded.events:
+            if event.kind == TRIAL_ENDED:
+                return str(event.facts["outcome"])
         return next((each.outcome for each in reversed(self.cells)), "")
 
     @property

@@ -14,11 +14,13 @@ from typing import Any
 
 from nbddp.record.run_folder import RunFolder
 
+TRIAL_ENDED = "trial ended"  # the user ended a run of a sweep or a scaling before its cell ended
 OWN_KINDS = frozenset(
     {
         *("start", "start failed", "ready", "stopped", "exit", "failure", "no progress"),
         *("cell", "cell ended", "interrupt", "restart asked", "stop asked", "kill asked"),
         *("recovery", "resumed", "healed", "not healed", "node", "taken back"),
+        TRIAL_ENDED,
     }
 )
 CONFIG = "config"

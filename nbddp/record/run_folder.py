@@ -153,6 +153,8 @@ class RunJson:
                 outcome, is_interrupted = event.get("outcome", ""), event.get("interrupted", False)
                 facts |= {"outcome": outcome, "interrupted": is_interrupted}
                 facts["failures"] += outcome != "ok" and not is_interrupted
+            case "trial ended":  # the cells that ended before were only replayed
+                facts |= {"outcome": event["outcome"], "interrupted": True}
             case "healed":
                 facts["heals"] += 1
             case "resumed":

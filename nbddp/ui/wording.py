@@ -244,6 +244,7 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "node": lambda facts: str(facts["what"]),
     "not healed": lambda facts: f"not healed: {facts['reason']}",
     "start failed": lambda facts: f"start failed: {facts['reason']}",
+    "trial ended": lambda facts: str(facts["outcome"]),
     "interrupt": lambda _: "interrupt requested",
     "restart asked": lambda _: "restart requested",
     "stop asked": lambda _: "stop requested",

@@ -23,6 +23,7 @@ from nbddp import (
     compare,
     runs,
 )
+from nbddp.archive.summary import summarize
 from nbddp.archive.sweep_grid import SweepEntry
 from nbddp.group import sweep
 from nbddp.lifecycle.group_state import GroupState
@@ -315,6 +316,39 @@ def test_sweep_interrupted_while_ranks_start_records_its_settings(group: Ranks) 
     presser.join()
     [run] = [run for run in runs(Path.cwd()) if run.path != group.folder]
     assert run.config == {"lr": 1}
+
+
+# catches the interrupt if it is stuck, which it is only in a replay
+CATCHES = """
+import pathlib, time
+folder = pathlib.Path({folder!r})
+try:
+    if (folder / 'again').exists():
+        (folder / f'stuck{{rank}}').touch()
+        time.sleep(60)
+except KeyboardInterrupt:
+    pass
+"""
+
+
+def test_run_is_recorded_as_ended_if_a_replayed_cell_catches_the_interrupt(
+    group: Ranks, folder: Path
+) -> None:
+    group.run(CATCHES.format(folder=str(folder)))
+    (folder / "again").touch()
+    main = threading.main_thread().ident or 0
+    presser = when(
+        lambda: all((folder / f"stuck{rank}").exists() for rank in range(2)),
+        lambda: signal.pthread_kill(main, signal.SIGINT),
+    )
+    with pytest.raises(CellInterruptedError, match="sweep of 2: 1 ended by you, 1 not run"):
+        group.sweep("lr", {"lr": [1, 2]})
+    presser.join()
+    [run] = [run for run in runs(Path.cwd()) if run.path != group.folder]
+    assert run.outcome == "ended by you"
+    assert run.ending == "stopped"
+    summary = summarize(run.path)
+    assert (summary.outcome, summary.why) == ("interrupted", "ended by you")
 
 
 def test_interrupt_between_two_runs_ends_the_sweep(
