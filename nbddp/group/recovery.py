@@ -182,6 +182,8 @@ class Recovery:
     def rerun(self, source: str | None = None) -> CellResult | None:
         """Run the cells that make trainers again, with the cells that they depend on.
 
+        If a cell fails, the others still run, unless they are only for one cell.
+
         Args:
             source: the cell that needs the trainers; None for all of them.
 
@@ -190,11 +192,20 @@ class Recovery:
         log = self._session.replay_log
         trainers = trainer_roots(log.not_carried)
         entries = entries_to_rerun(log.entries, log.not_carried, source)
-        failed = self._replay(entries)
-        if failed is None and entries:
-            done = f"ran again: {describe_entries(entries)}"
-            names = list_some(sorted(names_set_by(entries)), MAX_LISTED)
-            self._display.print_line(f"{done}; this has set {names}")
+        done, failed = list[ReplayEntry](), list[CellResult]()
+        for number, entry in enumerate(entries):
+            if self._end_requested:
+                raise _replay_interrupted(number, len(entries))
+            if (result := self._replay_entry(entry)) is None:
+                done.append(entry)
+                continue
+            failed.append(result)
+            if not self._report_failed_rerun(result) or source is not None:
+                break
+        if done:
+            ran = f"ran again: {describe_entries(done)}"
+            names = list_some(sorted(names_set_by(done)), MAX_LISTED)
+            self._display.print_line(f"{ran}; this has set {names}")
         if source is None and not trainers:
             self._display.print_line("there is no trainer to make again")
         elif source is None and (unmade := sorted(trainers - names_set_by(log.entries))):
@@ -202,7 +213,16 @@ class Recovery:
             self._display.print_line(
                 f"no cell that succeeded has made {made}: make it again, on all ranks"
             )
-        return failed
+        return failed[0] if failed else None
+
+    def _report_failed_rerun(self, result: CellResult) -> bool:
+        """Report a cell that failed when it ran again. Return whether other cells can still run."""
+        if result.verdict is None or result.verdict.is_interrupt:
+            return False
+        what = f"cell [{result.prompt}] failed when it ran again ({result.verdict.summary()})"
+        way_out = "run the cells again that make what it reads, then `%ddp heal --rerun`"
+        self._display.print_line(f"{what}: {way_out}")
+        return not self._session.life.gone
 
     def _heal(self, failure: AttemptFailure, source: str) -> None:
         """Replace the dead ranks, and record the recovery.
@@ -288,16 +308,20 @@ class Recovery:
             self._replayed = number
             if self._end_requested:
                 raise _replay_interrupted(number, len(entries))
-            if isinstance(entry, PushRecord):
-                repeat_push(self._session, entry)
-                continue
-            result = self._run_hidden(replace(entry, purpose=Purpose.REPLAY, wants_value=False))
-            if result.verdict is not None:
-                if not result.verdict.is_interrupt:
+            if (result := self._replay_entry(entry)) is not None:
+                if result.verdict is not None and not result.verdict.is_interrupt:
                     self._display.print_line(REPLAY_FAILED)
                 return result
         self._replayed = len(entries)
         return None
+
+    def _replay_entry(self, entry: ReplayEntry) -> CellResult | None:
+        """Replay an entry. Return its result if it is a cell that fails."""
+        if isinstance(entry, PushRecord):
+            repeat_push(self._session, entry)
+            return None
+        result = self._run_hidden(replace(entry, purpose=Purpose.REPLAY, wants_value=False))
+        return None if result.is_ok else result
 
     def _run_hidden(self, request: CellRequest) -> CellResult:
         """Run a cell without a view: its output was shown when it ran first."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 from drivers.ranks import Capture, Ranks
+from trained import kill
+
+from nbddp.errors import CellFailedError
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(240)]
 
@@ -56,3 +59,24 @@ def test_automatic_heal_makes_what_the_trainer_needs_again(
     group.heal(rerun=True)  # no rank is dead, and one trainer is left
     assert "ran again: cell 4; this has set other\n" in capsys.readouterr().out
     assert group.evaluate("other.args.process_index") == [0, 1]
+
+
+def test_cell_that_fails_again_does_not_prevent_the_other_trainers(
+    group: Ranks, capsys: Capture
+) -> None:
+    first, second = "first = make_trainer(next(rows), args)", "second = make_trainer(model, args)"
+    rows = "rows = iter([model])"
+    for source in (LIBRARY, ARGUMENTS, rows, first, second):
+        group.run(source, quiet=True)
+    kill(group, 1)
+    with pytest.raises(CellFailedError, match="StopIteration"):
+        group.heal(rerun=True)
+    printed = capsys.readouterr().out
+    assert "cell [4] failed when it ran again (ranks 0-1: StopIteration" in printed
+    assert "then `%ddp heal --rerun`" in printed
+    assert "ran again: cells 2,5; this has set args, made, second\n" in printed
+    assert group.evaluate("second.args.process_index") == [0, 1]
+    group.run(rows, quiet=True)
+    group.heal(rerun=True)
+    assert "ran again: cell 4; this has set first\n" in capsys.readouterr().out
+    assert group.evaluate("first.args.process_index") == [0, 1]
