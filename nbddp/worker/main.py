@@ -74,6 +74,7 @@ def run_rank(start: RankStart) -> None:
     with suppress(PermissionError):  # already a session leader
         os.setsid()
     lazy_preload.reset_in_rank()
+    _seed_generators()
     clear_exit_hooks()
     exit_with_kernel(start.kernel_pid)
     apply_environment(start)
@@ -111,6 +112,16 @@ def run_rank(start: RankStart) -> None:
             signal.pause()
     rank.serve()
     exit_process(outbox.close)
+
+
+def _seed_generators() -> None:
+    """Give this rank random states of its own, as each process of torchrun has them.
+
+    All ranks of a machine are forked with the same states. Python seeds ``random`` in a fork.
+    """
+    torch.default_generator.seed()
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
 
 
 def apply_environment(start: RankStart) -> None:

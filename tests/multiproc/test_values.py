@@ -182,3 +182,10 @@ def test_loader_workers_return_classes_and_functions_of_a_cell(group: Ranks) -> 
         "assert type(batch) is Batch and type(part) is Batch.Part and kind is Kind.ODD\n"
         "assert rows == [0, 1] and function() == 'name'"
     )
+
+
+def test_each_rank_has_random_states_of_its_own(group: Ranks) -> None:
+    group.run("import random\nimport numpy as np")
+    for draw in ("torch.rand(1).item()", "np.random.rand()", "random.random()"):
+        first, second = group.pull(draw)
+        assert first != second

@@ -19,7 +19,6 @@ import linecache
 import multiprocessing
 import multiprocessing.process
 import os
-import random
 import runpy
 import signal
 import sys
@@ -34,8 +33,6 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
-import numpy as np
-import torch
 import torch.distributed as dist
 
 from nbddp.wire.rank_start import Script
@@ -118,8 +115,6 @@ def _reset_process() -> None:
     vars(process_module._current_process).update(identity)
     process_module._parent_process, process_module._children = None, set()
     process_module._process_counter = itertools.count(1)
-    for seed in (torch.default_generator.seed, random.seed, np.random.seed):
-        seed()  # all ranks are forked with the same random state
 
 
 def _load(script: Script) -> tuple[CodeType, dict[str, Any]]:
