@@ -131,7 +131,7 @@ def patient(notebook: Notebook) -> Iterator[Notebook]:
 
 def test_shift_and_tab_explain_options_and_names_of_the_ranks(patient: Notebook) -> None:
     notebook = patient
-    assert "--nproc N, --nproc-per-node N" in notebook.hint("%%ddp --nproc")
+    assert "--nproc-per-node N" in notebook.hint("%%ddp --nproc")
     assert "sorted(" in notebook.hint("sorted")  # by the kernel itself
     notebook.run("%%ddp --nproc 2\ndef train(steps, rate=0.1):\n    'Trains a little.'")
     hint = notebook.hint("%%ddp\ntrain")
