@@ -31,7 +31,8 @@ def test_run_all_shows_no_unexpected_error_or_console_message(lab: Lab, path: Pa
         assert notebook.page.evaluate(BROKEN_IMAGES) == 0
         assert notebook.problems == []
         text = "\n".join(notebook.outputs())
-    assert "done on ranks" in text
+    if any(each.source.startswith("%%ddp") for each in cells):
+        assert "done on ranks" in text
     assert "No such comm" not in text  # the page sent a message to a closed panel
     assert "CellFailedError" not in text  # the report is shown, not a traceback of the notebook
 
