@@ -220,7 +220,7 @@ class Recovery:
         if result.verdict is None or result.verdict.is_interrupt:
             return False
         what = f"cell [{result.prompt}] failed when it ran again ({result.verdict.summary()})"
-        way_out = "run the cells again that make what it reads, then `%ddp heal --rerun`"
+        way_out = "run the cells again that set the variables it uses, then `%ddp heal --rerun`"
         self._display.print_line(f"{what}: {way_out}")
         return not self._session.life.gone
 
