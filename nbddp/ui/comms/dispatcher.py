@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -48,17 +48,16 @@ class ServedWidgets:
             Such a page has lost the printed output.
     """
 
-    def __init__(self, dispatcher: CommDispatcher) -> None:
+    def __init__(self, dispatcher: CommDispatcher, roots: Sequence[Widget]) -> None:
         self._dispatcher = dispatcher
-        self.comm_ids: set[str] = set()
+        self.roots = roots
         self.context = contextvars.Context()
         self.cell: dict[str, Any] | None = None
         self.reloads = 0
 
-    def add(self, *widgets: Widget) -> None:
-        """Also serve these widgets and all widgets in them. Call again after these change."""
-        for widget in widgets:
-            _collect_comm_ids(widget, self.comm_ids)
+    def contains(self, comm_id: str) -> bool:
+        """Return whether the message of this comm is for one of the widgets."""
+        return any(_contains(root, comm_id) for root in self.roots)
 
     def start(self) -> ServedWidgets:
         """Start answering messages, in the context of the current cell."""
@@ -124,14 +123,13 @@ class CommDispatcher:
         """Whether the kernel is about to shut down or restart: no page is connected any more."""
         return getattr(self._kernel, "_shutdown_message", None) is not None
 
-    def serve(self, *widgets: Widget) -> ServedWidgets:
+    def serve(self, *roots: Widget) -> ServedWidgets:
         """Return a context manager that answers these widgets, which can be nested or overlap.
 
-        Their children, layouts and styles are served too. The main thread must wait in the context.
+        All widgets in them, such as children, layouts and styles, are served too. The main thread
+        must wait in the context.
         """
-        served = ServedWidgets(self)
-        served.add(*widgets)
-        return served
+        return ServedWidgets(self, roots)
 
     def process_pending(self) -> None:
         """Answer pending messages. Call it on the waiting main thread every 50 to 100 ms."""
@@ -277,7 +275,7 @@ class CommDispatcher:
             self._control_ids.add(comm_id)
         if comm_id in self._control_ids:
             return candidates[-1]
-        return next((each for each in reversed(candidates) if comm_id in each.comm_ids), None)
+        return next((each for each in reversed(candidates) if each.contains(comm_id)), None)
 
     # ---- answers
 
@@ -340,19 +338,11 @@ class CommDispatcher:
         self._kernel._publish_status(status, "shell", parent=parent)
 
 
-def _collect_comm_ids(value: Any, comm_ids: set[str]) -> None:
-    """Add the comm ids of a widget and of all widgets in its traits: children, layout, style."""
-    if isinstance(value, Widget):
-        if value.comm is None or value.comm.comm_id in comm_ids:
-            return
-        comm_ids.add(value.comm.comm_id)
-        for key in value.keys:
-            _collect_comm_ids(getattr(value, key), comm_ids)
-    elif isinstance(value, dict):
-        _collect_comm_ids(list(value.values()), comm_ids)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            _collect_comm_ids(each, comm_ids)
+def _contains(widget: Widget, comm_id: str) -> bool:
+    """Return whether the widget, or a widget in it, has this comm id."""
+    parts = (getattr(widget, "layout", None), getattr(widget, "style", None))
+    inner = (*getattr(widget, "children", ()), *(each for each in parts if each is not None))
+    return widget.model_id == comm_id or any(_contains(each, comm_id) for each in inner)
 
 
 def _join(thread: threading.Thread) -> None:

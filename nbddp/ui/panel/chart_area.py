@@ -29,24 +29,17 @@ class ChartArea:
     Args:
         metrics: ``MetricStore.snapshot``.
         ranks: the ranks of the cell.
-        on_new_widget: called with each new widget.
 
     Attributes:
         choice: the chosen scale and metrics; None instead of metrics means the first few.
     """
 
-    def __init__(
-        self,
-        metrics: Callable[..., MetricsSnapshot],
-        ranks: Sequence[int],
-        on_new_widget: Callable[[widgets.Widget], None],
-    ) -> None:
+    def __init__(self, metrics: Callable[..., MetricsSnapshot], ranks: Sequence[int]) -> None:
         self.choice: tuple[AxisScale, Collection[str] | None] = (AxisScale.AUTO, None)
         self.root = widgets.VBox([])
         self.box = widgets.Box([], _dom_classes=CLASSES)
         self._metrics = metrics
         self._ranks = ranks
-        self._on_new_widget = on_new_widget
         self._scale = AxisScale.AUTO  # of the drawn charts
         self._drawn_versions: dict[str, int] = {}
         self._charts: dict[str, PlainWidget] = {}
@@ -85,7 +78,6 @@ class ChartArea:
             self._show_controls()
         if name not in self._charts:
             self._charts[name] = html()
-            self._on_new_widget(self._charts[name])
         self._charts[name].value = drawn
 
     def _show_controls(self) -> None:
@@ -107,10 +99,7 @@ class ChartArea:
             control.observe(self._update_classes, "value")
         self._names_toggle.observe(self._show_names, "value")
         row = [self._scales, self._highlight, self._smooth, self._names_toggle]
-        parts = [box(widgets.HBox, row, "nbddp-choice"), self._names, self.box]
-        for part in parts:
-            self._on_new_widget(part)
-        self.root.children = parts
+        self.root.children = [box(widgets.HBox, row, "nbddp-choice"), self._names, self.box]
 
     def _update_names(self, names: Sequence[str]) -> None:
         """Let the user choose metrics if there are more than fit."""

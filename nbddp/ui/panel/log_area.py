@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import ipywidgets as widgets
@@ -27,14 +27,9 @@ MAX_PAGE_ROWS = 10_000  # the same for rows, because a flood fills long pages
 
 
 class LogArea:
-    """Shows the lines of a cell in ``root``. One thread draws it, another one handles input.
+    """Shows the lines of a cell in ``root``. One thread draws it, another one handles input."""
 
-    ``on_new_widget`` is called with each new widget.
-    """
-
-    def __init__(
-        self, ranks: Sequence[int], on_new_widget: Callable[[widgets.Widget], None]
-    ) -> None:
+    def __init__(self, ranks: Sequence[int]) -> None:
         kind = widgets.ToggleButtons if len(ranks) <= MAX_TABS else widgets.Dropdown
         options = [("all", ALL), *((f"rank {rank}", rank) for rank in ranks)]
         self._choice = kind(options=options, value=ALL)
@@ -43,7 +38,7 @@ class LogArea:
         self._pause = toggle("Hold", "Pause the log: add and remove no lines", "pause")
         self._match_count, self._earlier_note = html(), html()
         self._unfinished, self._path = html(), html()
-        self._pages = LogPages(on_new_widget)
+        self._pages = LogPages()
         self._rank: int | None = None
         self._word = ""
         self._reset_counts(0)
@@ -118,13 +113,9 @@ class LogPages:
 
     A front end redraws all children after a removed child, and the user's text selection is lost.
     So pages are removed rarely, and many at once.
-
-    Args:
-        on_new_widget: called with each new page.
     """
 
-    def __init__(self, on_new_widget: Callable[[widgets.Widget], None]) -> None:
-        self._on_new_widget = on_new_widget
+    def __init__(self) -> None:
         # A layout of its own, because a reloaded page creates the newest widgets first. A widget
         # that shares the layout of an older one cannot be created there, and breaks the panel.
         layout = {"margin": "0", "overflow": "visible", "flex": "0 0 auto"}
@@ -146,7 +137,6 @@ class LogPages:
         if not self._pages or len(self._rows) >= PAGE_ROWS or now > self._full_at:
             self._pages.append(_Page(html(_in_panel(log_block(rows)))))
             self.root.children = (*self.root.children, self._pages[-1].html)
-            self._on_new_widget(self._pages[-1].html)
             self._rows, self._full_at = [*rows], now + PAGE_SECONDS
         else:
             self._rows += rows

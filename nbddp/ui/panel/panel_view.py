@@ -233,14 +233,12 @@ class PanelView:
         self._next_draw = next_redraw(self._log_pacer, self._state_pacer, self._chart_pacer)
 
     def _open(self) -> None:
-        self._served = served = self._comms.serve().start()
         metrics = self.session.rank_monitor.metrics.snapshot
-        widgets = PanelWidgets(self._handle.ranks, self._run_button, metrics, served.add)
-        self._widgets = widgets
-        self._redraw(widgets)
+        self._widgets = PanelWidgets(self._handle.ranks, self._run_button, metrics)
+        self._redraw(self._widgets)
         if self.slot.root is None:
             self._comms.close_later(self.slot.close, most=RECORDS_KEPT)
-        served.add(self.slot.open(widgets.parts))
+        self._served = self._comms.serve(self.slot.open(self._widgets.parts)).start()
         run = self.session.snapshot(self._handle).run
         self.slot.show_panel(NO_WIDGETS, record_hint(run, self._handle.prompt))
 

@@ -26,7 +26,7 @@ WAITING_BUTTONS = (
 class PanelWidgets:
     """The widgets of one panel. One thread draws them, another one handles presses.
 
-    ``metrics`` returns the curves of the charts. ``on_new_widget`` is called with each new widget.
+    ``metrics`` returns the curves of the charts.
     """
 
     def __init__(
@@ -34,12 +34,11 @@ class PanelWidgets:
         ranks: Sequence[int],
         press: Callable[[ButtonPress, int], None],
         metrics: Callable[..., MetricsSnapshot],
-        on_new_widget: Callable[[widgets.Widget], None],
     ) -> None:
         self._state, self._notes, self._table, self._events = (html() for _ in range(4))
         self._controls = Controls(ranks, press)
-        self.log = LogArea(ranks, on_new_widget)
-        self.charts = ChartArea(metrics, ranks, on_new_widget)
+        self.log = LogArea(ranks)
+        self.charts = ChartArea(metrics, ranks)
         head = box(widgets.HBox, [self._state, self._controls.row], "nbddp-head")
         self.sparklines = RankSparklines()
         self._grid_toggle = toggle("All ranks", "Show a field for each rank", "th")

@@ -205,20 +205,21 @@ def test_an_unresponsive_reading_thread_is_abandoned(
 # -- which messages are taken, and which thread answers
 
 
-def test_serving_a_widget_includes_its_child_widgets() -> None:
-    inner, closed = Button(), Button()
+def test_serving_a_widget_includes_its_child_widgets(kernel: Kernel) -> None:
+    inner, closed, box = Button(), Button(), ipywidgets.Tab()
+    states = message("comm_msg", {"comm_id": inner.style.model_id, "data": {"method": "x"}})
+    others = [click(closed)]
     closed.close()
-    box = ipywidgets.Tab([ipywidgets.HBox([inner])])
-    comm_ids = CommDispatcher(None).serve(box).comm_ids
-    parts = [box, box.layout, box.children[0], inner, inner.layout, inner.style]
-    assert {part.model_id for part in parts} <= comm_ids
-    assert CommDispatcher(None).serve(closed).comm_ids == set()
+    with kernel.live.serve(box, closed):
+        box.children = [ipywidgets.HBox([inner])]
+        kernel.receive(*others, states, click(inner))
+        assert kernel.answered(lambda: inner.presses)
+    assert kernel.passed == others
 
 
 def test_widgets_are_answered_until_their_last_serving_stops(kernel: Kernel) -> None:
     one, two = Button(), Button()
-    first, *both = [kernel.live.serve(*each).start() for each in ((), (two,), (two,))]
-    first.add(one)
+    first, *both = [kernel.live.serve(each).start() for each in (one, two, two)]
     kernel.receive(click(one), click(two))
     assert kernel.answered(lambda: one.presses and two.presses)
     first.stop()

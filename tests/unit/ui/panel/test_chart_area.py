@@ -17,14 +17,13 @@ from nbddp.ui.panel.chart_area import ChartArea
 
 
 class Area(ChartArea):
-    """An area that records new widgets and the names of drawn charts."""
+    """An area that records the names of drawn charts."""
 
     def __init__(self, *ranks: int) -> None:
         self.curves = MetricStore()
-        self.new: list[Any] = []
         self.drawn: list[str] = []
         self.scales: list[AxisScale] = []
-        super().__init__(self.curves.snapshot, ranks, self.new.append)
+        super().__init__(self.curves.snapshot, ranks)
 
     def log(self, step: int, **values: float) -> None:
         self.curves.add(0, float(step), step, values)
@@ -37,8 +36,7 @@ class Area(ChartArea):
 
     def choices_by_name(self) -> dict[str, Any]:
         """The controls above the charts, by their label."""
-        [row] = [each for each in self.new if isinstance(each, widgets.HBox)]
-        return {each.description: each for each in row.children}
+        return {each.description: each for each in self.root.children[0].children}
 
 
 @pytest.fixture
@@ -59,7 +57,7 @@ def area(monkeypatch: pytest.MonkeyPatch) -> Iterator[Area]:
 
 def test_only_changed_charts_are_redrawn(area: Area) -> None:
     assert area.redrawn() == []
-    assert area.new == [], "before the first number nothing is shown"
+    assert area.root.children == (), "before the first number nothing is shown"
     area.log(0, loss=0.5, accuracy=0.25)
     assert area.redrawn() == ["loss", "accuracy"]
     assert area.redrawn() == []
@@ -68,11 +66,10 @@ def test_only_changed_charts_are_redrawn(area: Area) -> None:
     assert [">0.5<" in chart.value for chart in area.box.children] == [True, True]
 
 
-def test_every_new_widget_is_registered(area: Area) -> None:
+def test_a_chart_keeps_its_widget_and_ranks_with_lines_can_be_highlighted(area: Area) -> None:
     area.log(0, loss=0.5)
     area.draw()
     [chart] = area.box.children
-    assert {chart, *area.root.children} == set(area.new)
     assert list(area.choices_by_name()) == ["Scale", "Highlight", "Smooth", "Metrics"]
     area.log(1, loss=0.25)
     area.draw()
