@@ -7,6 +7,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache
 from itertools import islice
 
@@ -124,36 +125,28 @@ class LogBuffer:
         self.version += 1
 
 
-def group_ranks_by_value(results: Mapping[int, JsonDict]) -> list[tuple[list[int], JsonDict]]:
-    """Group ranks by equal values, ordered by the lowest rank of each group.
-
-    >>> one, two = {"data": {"text/plain": "1"}}, {"data": {"text/plain": "2"}}
-    >>> [ranks for ranks, _ in group_ranks_by_value({0: one, 1: two, 2: one})]
-    [[0, 2], [1]]
-    """
-    groups: list[tuple[list[int], JsonDict]] = []
-    for rank, bundle in results.items():
-        for ranks, known in groups:
-            if known == bundle:
-                ranks.append(rank)
-                break
-        else:
-            groups.append(([rank], bundle))
-    return groups
-
-
 def split_text_and_rich(
     results: Mapping[int, JsonDict],
 ) -> tuple[list[LogLine], list[tuple[list[int], JsonDict]]]:
-    """Return text values as log lines, and rich values with their ranks."""
-    lines: list[LogLine] = []
-    rich: list[tuple[list[int], JsonDict]] = []
-    for ranks, bundle in group_ranks_by_value(results):
-        if set(bundle["data"]) == {"text/plain"}:
-            lines.append(LogLine(tuple(ranks), str(bundle["data"]["text/plain"]), mark="Out"))
+    """Return text values as log lines, and rich values with their ranks. Equal values are joined.
+
+    >>> one, two = {"data": {"text/plain": "1"}}, {"data": {"text/plain": "2"}}
+    >>> [(line.ranks, line.text) for line in split_text_and_rich({0: one, 1: two, 2: one})[0]]
+    [((0, 2), '1'), ((1,), '2')]
+    """
+    groups: list[tuple[list[int], JsonDict]] = []
+    for rank, bundle in results.items():
+        same = [ranks for ranks, known in groups if known == bundle]
+        if same:
+            same[0].append(rank)
         elif bundle["data"]:
-            rich.append((ranks, bundle))
-    return lines, rich
+            groups.append(([rank], bundle))
+    texts = [
+        LogLine(tuple(ranks), str(bundle["data"]["text/plain"]), mark="Out")
+        for ranks, bundle in groups
+        if set(bundle["data"]) == {"text/plain"}
+    ]
+    return texts, [group for group in groups if set(group[1]["data"]) != {"text/plain"}]
 
 
 # Inline, because a page that does not trust the notebook removes the style sheet. Reversed flex
@@ -233,15 +226,8 @@ def _rows(lines: Sequence[LogLine]) -> Iterator[tuple[LogLine | None, str | None
 
 
 def _clock(at: float) -> str:
-    if not at:
-        return ""
-    clock = f"{_format_second(int(at))}.{int(at % 1 * 10)}"
-    return f'<span class="nbddp-time">{clock} </span>'
-
-
-@cache
-def _format_second(at: int) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at))
+    clock = datetime.fromtimestamp(at).isoformat(timespec="milliseconds")[11:21]
+    return f'<span class="nbddp-time">{clock} </span>' if at else ""
 
 
 def _html_tag(ranks: tuple[int, ...], mark: str) -> str:
@@ -268,12 +254,11 @@ MAX_REST = 4  # lines of a warning below its first
 class _Warning:
     """The rank that printed a warning first, and the lines below its first line.
 
-    ``is_whole`` tells that the last of them is the line of the code, which ends a warning.
+    The line of the code, which is indented, ends a warning.
     """
 
     rank: int
     rest: list[str] = field(default_factory=list)
-    is_whole: bool = False
 
 
 class RepeatedWarnings:
@@ -292,8 +277,8 @@ class RepeatedWarnings:
     def __init__(self) -> None:
         self._shown: dict[str, _Warning] = {}
         self._repeating_ranks: set[int] = set()
-        self._current: dict[int, _Warning] = {}  # the warning that a rank's lines belong to
-        self._rest_counts: dict[int, int] = {}  # how many of its lines have come
+        # the warning that a rank's next line can belong to, and the number of this line in it
+        self._current: dict[int, tuple[_Warning, int]] = {}
 
     def without_repeats(self, rank: int, lines: Sequence[str]) -> Sequence[str]:
         """Return the lines of a rank that are shown."""
@@ -306,10 +291,9 @@ class RepeatedWarnings:
         if found is None:
             return self._is_rest_of_repeat(rank, line)
         is_python = not line.startswith("[rank")
-        text = line if is_python else found[1]
-        warning = self._shown.setdefault(text, _Warning(rank))
+        warning = self._shown.setdefault(line if is_python else found[1], _Warning(rank))
         if is_python:
-            self._current[rank], self._rest_counts[rank] = warning, 0
+            self._current[rank] = warning, 0
         if warning.rank == rank:
             return False
         self._repeating_ranks.add(rank)
@@ -317,20 +301,15 @@ class RepeatedWarnings:
 
     def _is_rest_of_repeat(self, rank: int, line: str) -> bool:
         """Return whether a line belongs to the repeated warning above it."""
-        warning = self._current.get(rank)
-        if warning is None:
+        if rank not in self._current:
             return False
-        number = self._rest_counts[rank]
-        self._rest_counts[rank] += 1
-        is_code = line.startswith("  ")  # the last line of a warning is that of the code
-        if warning.rank == rank:
-            warning.rest[number:] = [line]
-            warning.is_whole = is_code
-            is_repeat = False
-        else:
-            is_repeat = warning.is_whole and warning.rest[number : number + 1] == [line]
-        if is_code or number + 1 >= MAX_REST or (warning.rank != rank and not is_repeat):
-            del self._current[rank]
+        warning, number = self._current.pop(rank)
+        is_first, rest = warning.rank == rank, warning.rest
+        is_repeat = not is_first and rest[number:][:1] == [line] and rest[-1].startswith("  ")
+        if is_first:
+            rest[number:] = [line]
+        if (is_first or is_repeat) and not line.startswith("  ") and number + 1 < MAX_REST:
+            self._current[rank] = warning, number + 1
         return is_repeat
 
     def note(self) -> str:

@@ -27,10 +27,10 @@ from nbddp.sigint import import_interruptibly
 from nbddp.ui.frontend import COALESCE_SECONDS, Check, StreamTarget, View, is_plain_text
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import InputBackend, InputQueue
-from nbddp.ui.log_lines import RepeatedWarnings, group_ranks_by_value
+from nbddp.ui.log_lines import RepeatedWarnings, split_text_and_rich
 from nbddp.ui.report.findings import findings_text
 from nbddp.ui.wording import describe_straggler, format_progress_bar, format_seconds, format_step
-from nbddp.wire.messages import Display, JsonDict
+from nbddp.wire.messages import Display
 
 logger = logging.getLogger(__name__)
 
@@ -146,9 +146,10 @@ class TextView:
 
         A page redraws all lines of an output for each piece that is added to it.
         """
+        if self._progress is not None:
+            self._progress.clear(self._screen)
         if not self._pending:
             return
-        self._clear_progress()
         text = "".join(self._pending)
         self._pending, self._pending_size = [], 0
         self._screen.write(text)
@@ -191,15 +192,14 @@ class TextView:
             self._write_lines([rank], lines.flush())
         if note := self._warnings.note():
             self._write_below(f"nbddp: {note}\n")
-        for ranks, bundle in group_ranks_by_value(result.results):
-            self._show_value(ranks, bundle)
+        values, rich = split_text_and_rich(result.results)
+        for value in values:
+            self._write_lines(value.ranks, value.text.split("\n"), mark=value.mark)
         self._flush()
+        for ranks, bundle in rich:
+            self._screen.show_value(ranks, bundle)
         if self._progress is not None:
             self._progress.finish(self._screen)
-
-    def _clear_progress(self) -> None:
-        if self._progress is not None:
-            self._progress.clear(self._screen)
 
     def _show_notice(self, notice: Notice) -> None:
         match notice:
@@ -223,17 +223,7 @@ class TextView:
             self._write_lines([rank], str(message.data["text/plain"]).split("\n"))
         else:
             self._end_line()
-            self._clear_progress()
             self._screen.show_rich(rank, message)
-
-    def _show_value(self, ranks: Sequence[int], bundle: JsonDict) -> None:
-        data = bundle["data"]
-        if set(data) == {"text/plain"}:
-            self._write_lines(ranks, str(data["text/plain"]).split("\n"), mark="Out")
-        elif data:
-            self._flush()
-            self._clear_progress()
-            self._screen.show_value(ranks, bundle)
 
     def _assembler_of(self, rank: int) -> LineAssembler:
         return self._assemblers.setdefault(rank, LineAssembler(log_name(rank)))

@@ -14,9 +14,9 @@ from nbddp.ui.log_lines import (
     LogBuffer,
     LogLine,
     RepeatedWarnings,
-    group_ranks_by_value,
     log_html,
     log_text,
+    split_text_and_rich,
 )
 
 PIECES = st.lists(st.tuples(st.integers(0, 2), st.text(alphabet="ab \r\n", max_size=12)))
@@ -145,7 +145,8 @@ def value(text: str) -> dict[str, Any]:
 
 def test_values_with_equal_text_but_different_html_are_distinguished() -> None:
     rich = {"data": {"text/plain": "1", "text/html": "<b>1</b>"}, "metadata": {}}
-    assert group_ranks_by_value({0: value("1"), 1: rich}) == [([0], value("1")), ([1], rich)]
+    text = LogLine((0,), "1", mark="Out")
+    assert split_text_and_rich({0: value("1"), 1: rich}) == ([text], [([1], rich)])
 
 
 EARLIER = "12,345 earlier lines in <b>/rank0.log"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbddp.ui.log_lines import group_ranks_by_value
+from nbddp.ui.log_lines import split_text_and_rich
 from nbddp.wire.messages import Failure
 from nbddp.worker.cell.display import (
     MAX_MESSAGE,
@@ -38,7 +38,7 @@ def test_a_truncated_value_names_the_pull_command_and_keeps_its_other_mime_types
 def test_truncated_values_that_differ_after_the_cut_are_in_different_groups() -> None:
     texts = ["x" * MAX_TEXT + end for end in ("a", "b", "a")]
     results = {rank: truncate_value(value(text)) for rank, text in enumerate(texts)}
-    assert [ranks for ranks, _ in group_ranks_by_value(results)] == [[0, 2], [1]]
+    assert [ranks for ranks, _ in split_text_and_rich(results)[1]] == [[0, 2], [1]]
 
 
 def test_a_truncated_display_has_a_hint_to_print_it() -> None:
