@@ -62,6 +62,4 @@ class TextDisplay:
             self.print_line(text)
 
     def _write(self, text: str) -> None:
-        target = StreamTarget()
-        target.write(f"{text}\n")
-        target.flush()
+        StreamTarget().write_line(text)

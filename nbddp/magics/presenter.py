@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
@@ -193,9 +192,7 @@ class Presenter:
             publish_display_data({"text/html": html, "text/plain": text})
         elif picture is not None and hasattr(self._shell, "kernel"):
             import_interruptibly(MATPLOTLIB)
-            png, width = picture.draw()
-            data = {"image/png": b64encode(png).decode(), "text/plain": text}
-            publish_display_data(data, {"image/png": {"width": width}})
+            NotebookTarget().show_picture(*picture.draw(), text=text)
         else:
             self.print_line(text)
 

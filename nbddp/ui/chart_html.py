@@ -25,7 +25,6 @@ from nbddp.ui.wording import describe_hidden_metrics
 
 logger = logging.getLogger(__name__)
 
-MAX_NAMED = 20  # metrics without a chart that are named
 MAX_TOOLTIPS = 60  # for each chart
 TOOLTIP_REACH = 0.03  # fraction of the steps; a tooltip lists the lines with a point this near
 CHART_STYLE = (  # for pages that remove the style sheet
@@ -59,8 +58,7 @@ def metrics_text(metrics: MetricsSnapshot) -> list[str]:
 def _note_hidden(metrics: MetricsSnapshot) -> list[str]:
     if not metrics.hidden:
         return []
-    named = metrics.hidden_names[:MAX_NAMED]
-    return [describe_hidden_metrics(named, metrics.hidden, does="draws them")]
+    return [describe_hidden_metrics(metrics.hidden_names, metrics.hidden, does="draws them")]
 
 
 def charts_html(charts: Sequence[str], *, is_smooth: bool = False) -> str:

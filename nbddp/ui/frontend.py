@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import uuid
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -76,6 +77,11 @@ class StreamTarget:
         del metadata, display_id  # for targets that support rich output
         if not is_update and "text/plain" in data:
             sys.stdout.write(f"{data['text/plain']}\n")
+
+    def show_picture(self, png: bytes, width: int, *, text: str) -> None:
+        """Display a PNG, this many CSS pixels wide, or print the text instead."""
+        data = {"image/png": b64encode(png).decode(), "text/plain": text}
+        self.display(data, {"image/png": {"width": width}}, display_id="", is_update=False)
 
     def show_rich(self, rank: int, message: Display) -> None:
         """Display a rank's rich output, or update an earlier one."""

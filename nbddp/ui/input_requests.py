@@ -17,6 +17,7 @@ from nbddp.wire.messages import InputReply
 POLL_INTERVAL = 0.01  # seconds between two checks for an answer
 SAME_RANK_SECONDS = 0.3  # after an answer its rank goes first: a debugger soon asks again
 SECRET_MASK = "········"  # shown instead of a secret
+END_OF_FILE = "\x04"  # the answer if the input has ended, as a page sends it
 NO_INPUT = "there is no input box here: run the cell on a notebook page or in a console"
 
 
@@ -46,11 +47,7 @@ class InputBackend:
         raise NoInputError(self._refusal)
 
     def poll(self) -> str | None:
-        """Return the answer, or None if there is none yet.
-
-        Raises:
-            EOFError: if the input has ended.
-        """
+        """Return the answer or ``END_OF_FILE``, or None if there is none yet."""
         return None
 
     def close(self) -> bool:
@@ -108,17 +105,13 @@ class InputQueue:
         self._remove(lambda each: has_ended(each.rank))
         if self._open is None:
             self._ask_next()
-        if (request := self._open) is None:
-            return None
-        try:
-            text = self._backend.poll()
-        except EOFError:
-            self._is_box_open = False
-            self._answer_open(request, is_end=True)
-            return None
-        if text is None:
+        request = self._open
+        if request is None or (text := self._backend.poll()) is None:
             return None
         self._is_box_open = False
+        if text == END_OF_FILE:
+            self._answer_open(request, is_end=True)
+            return None
         self._answer_open(request, text=text)
         shown = SECRET_MASK if request.message.is_secret else text
         return request.rank, _printable(request.message.prompt + shown)
@@ -155,11 +148,10 @@ class InputQueue:
 
     def _ask_next(self) -> None:
         """Show the next prompt; the last rank goes first, as a debugger asks several times."""
-        request = next((each for each in self._pending if each.rank == self._last_rank), None)
-        if request is None:
-            if not self._pending or time.monotonic() < self._last_rank_first_until:
-                return
-            request = self._pending[0]
+        request = min(self._pending, key=lambda each: each.rank != self._last_rank, default=None)
+        is_early = time.monotonic() < self._last_rank_first_until
+        if request is None or (is_early and request.rank != self._last_rank):
+            return
         self._pending.remove(request)
         prompt = _printable(f"[rank {request.rank}] {request.message.prompt}")
         try:
@@ -201,12 +193,9 @@ class ConsoleInput(InputBackend):
         if not select.select([sys.stdin], [], [], 0)[0]:
             return None
         line = sys.stdin.readline()
-        if not line:
-            raise EOFError
-        return line.removesuffix("\n")
+        return line.removesuffix("\n") if line else END_OF_FILE
 
 
-END_OF_FILE = "\x04"  # the character that a page sends for it
 CLOSE_TIMEOUT = 1.0  # seconds for a page to close a box; JupyterLab 4.6 needs 10 to 60 ms
 
 
@@ -254,12 +243,6 @@ class StdinPrompt(InputBackend):
         self._request_id = sent["header"]["msg_id"]
 
     def poll(self) -> str | None:
-        text = self._read_reply()
-        if text == END_OF_FILE:
-            raise EOFError
-        return text
-
-    def _read_reply(self) -> str | None:
         if not self._kernel.stdin_socket.poll(0):
             return None
         _, reply = self._kernel.session.recv(self._kernel.stdin_socket)
@@ -278,7 +261,7 @@ class StdinPrompt(InputBackend):
         publish({"application/javascript": script, "text/plain": ""}, display_id)
         try:
             deadline = time.monotonic() + CLOSE_TIMEOUT
-            while (reply := self._read_reply()) is None and time.monotonic() < deadline:
+            while (reply := self.poll()) is None and time.monotonic() < deadline:
                 time.sleep(POLL_INTERVAL)
             return reply is not None
         finally:  # remove the script, so that a reopened notebook does not run it

@@ -6,7 +6,6 @@ import logging
 import math
 import shutil
 import time
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 
 from nbddp.charts.axes import format_number
@@ -199,7 +198,7 @@ class TextView:
         for ranks, bundle in rich:
             self._screen.show_value(ranks, bundle)
         if self._progress is not None:
-            self._progress.finish(self._screen)
+            self._progress.show_charts(self._screen)
 
     def _show_notice(self, notice: Notice) -> None:
         match notice:
@@ -291,11 +290,39 @@ class ProgressLine:
             self._is_on_line = False
             screen.write(_ERASE)
 
-    def finish(self, screen: StreamTarget) -> None:
-        """Erase the progress line, and show the charts if possible."""
-        self.clear(screen)
-        if self._has_pictures:
-            show_charts(screen, self._session)
+    def show_charts(self, screen: StreamTarget) -> None:
+        """Show the charts of the metrics with more than one point, as one picture, if possible.
+
+        Print the newest values if no metric has more than one, as after an evaluation.
+        """
+        if not self._has_pictures:
+            return
+        metrics = self._session.rank_monitor.metrics.snapshot({}, most=MAX_CHARTS)
+        curves = {
+            name: each
+            for name, each in metrics.curves.items()
+            if any(len(curve.steps) > 1 for curve in each.values())
+        }
+        values = " · ".join(self._values())
+        if not curves:
+            if values:
+                screen.write(f"nbddp: {values}\n")
+            return
+        import_interruptibly("nbddp.charts.figure")  # loads matplotlib, so only if there is a curve
+        from nbddp.charts.chart_lines import rank_chart
+        from nbddp.charts.figure import draw_charts, png_of
+
+        try:
+            picture = png_of(draw_charts([rank_chart(*each) for each in curves.items()]))
+        except Exception as error:
+            logger.exception("the charts could not be drawn")
+            screen.write(f"nbddp: the charts could not be drawn: {type(error).__name__}: {error}\n")
+            return
+        screen.show_picture(*picture, text=values)
+        if metrics.hidden:
+            many = plural(metrics.hidden, "more metric")
+            are = "is" if metrics.hidden == 1 else "are"
+            screen.write(f"nbddp: {many} {are} in metrics.jsonl\n")
 
     def _describe(self, handle: CellHandle) -> str:
         snapshot = self._session.snapshot(handle)
@@ -306,53 +333,18 @@ class ProgressLine:
             bars = [*map(format_progress_bar, slowest.progress_bars)]
             progress = bars or [f"step {format_step(slowest)}"]
         straggler = [describe_straggler(snapshot.straggler)] if snapshot.straggler else []
-        return " · ".join([*progress, *_format_metrics(self._session), *straggler])
+        return " · ".join([*progress, *self._values(), *straggler])
+
+    def _values(self) -> Iterator[str]:
+        """Yield the name and newest value of the first metrics, averaged over ranks."""
+        store = self._session.rank_monitor.metrics
+        for name in store.names()[:SHOWN_METRICS]:
+            if last := store.last(name).values():
+                yield f"{name} {format_number(sum(last) / len(last))}"
 
 
 def _progress_key(rank: RankSnapshot) -> tuple[float, int]:
     return rank.step or 0.0, sum(bar.done for bar in rank.progress_bars)
-
-
-def _format_metrics(session: Session) -> Iterator[str]:
-    """Yield the name and newest value of the first metrics, averaged over ranks."""
-    store = session.rank_monitor.metrics
-    for name in store.names()[:SHOWN_METRICS]:
-        if last := store.last(name).values():
-            yield f"{name} {format_number(sum(last) / len(last))}"
-
-
-def show_charts(screen: StreamTarget, session: Session) -> None:
-    """Show the charts of the metrics with more than one point, as one picture.
-
-    Print the newest values if no metric has more than one, as after an evaluation.
-    """
-    metrics = session.rank_monitor.metrics.snapshot({}, most=MAX_CHARTS)
-    curves = {
-        name: each
-        for name, each in metrics.curves.items()
-        if any(len(curve.steps) > 1 for curve in each.values())
-    }
-    values = " · ".join(_format_metrics(session))
-    if not curves:
-        if values:
-            screen.write(f"nbddp: {values}\n")
-        return
-    import_interruptibly("nbddp.charts.figure")  # loads matplotlib, so only if there is a curve
-    from nbddp.charts.chart_lines import rank_chart
-    from nbddp.charts.figure import draw_charts, png_of
-
-    try:
-        png, width = png_of(draw_charts([rank_chart(*each) for each in curves.items()]))
-    except Exception as error:
-        logger.exception("the charts could not be drawn")
-        screen.write(f"nbddp: the charts could not be drawn: {type(error).__name__}: {error}\n")
-        return
-    data = {"image/png": b64encode(png).decode(), "text/plain": values}
-    sizes = {"image/png": {"width": width}}
-    screen.display(data, sizes, display_id="", is_update=False)
-    if metrics.hidden:
-        many = plural(metrics.hidden, "more metric")
-        screen.write(f"nbddp: {many} {'is' if metrics.hidden == 1 else 'are'} in metrics.jsonl\n")
 
 
 class UnfinishedLines:

@@ -16,6 +16,7 @@ from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.record.waiting.collective_timeline import UnfinishedCollective
 from nbddp.record.waiting.stragglers import StragglerLag
 
+MAX_NAMED = 20  # metrics that are not shown
 MAX_NOT_CARRIED = 8  # variables in the event of a heal
 
 
@@ -47,11 +48,11 @@ def format_rate(per_second: float) -> str:
     return f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.1f}/s"
 
 
-def describe_hidden_metrics(named: Sequence[str], count: int, *, does: str) -> str:
-    """Say which metrics are not shown, and how to show them."""
-    names = list_some(named, len(named), more=count - len(named))
+def describe_hidden_metrics(names: Sequence[str], count: int, *, does: str) -> str:
+    """Say which metrics are not shown, and how to show them. Of ``count`` metrics, name a few."""
+    named = list_some(names, MAX_NAMED, more=count - len(names))
     many = plural(count, "more metric")
-    return f"{many} ({names}): `%ddp show --metrics NAME` {does}, metrics.jsonl has them all"
+    return f"{many} ({named}): `%ddp show --metrics NAME` {does}, metrics.jsonl has them all"
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:

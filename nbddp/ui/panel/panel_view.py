@@ -39,8 +39,7 @@ from nbddp.wire.messages import Display
 
 FIRST_DRAW_DELAY = 0.1  # seconds; a cell that ends earlier is shown as a record at once
 OPEN_DELAY = 1.0  # seconds until the panel opens; before that, a preview of the record is shown
-DRAW_PERIOD = 0.1  # seconds between two previews, at least
-PREVIEW_SHARE = 0.02  # the fraction of a core for drawing previews
+DRAW_PERIOD = 0.1  # seconds between two previews
 CHECK_PERIOD = 0.05  # seconds between two checks for changes without a notice, such as a step
 POLL_PERIOD = 0.03  # seconds between two checks for pressed buttons on ipykernel 6
 PANELS_KEPT = 4  # panels that stay open after their cells, because a page may still draw them
@@ -201,11 +200,9 @@ class PanelView:
         elif time.monotonic() >= self._opens_at:
             self._open()
         else:
-            pacer = RedrawPacer(PREVIEW_SHARE, least=DRAW_PERIOD, most=OPEN_DELAY)
-            with pacer.timed():
-                if self.slot.is_published or self.log_buffer.version:
-                    self._preview()
-            self._next_draw = min(pacer.next_at, self._opens_at)
+            if self.slot.is_published or self.log_buffer.version:
+                self._preview()
+            self._next_draw = min(time.monotonic() + DRAW_PERIOD, self._opens_at)
 
     def _preview(self) -> None:
         """Show a preview that looks like the record, so that a short cell has a stable layout."""
@@ -214,7 +211,6 @@ class PanelView:
             snapshot=self._snapshot(),
             lines=merged[-RECORD_LINES:],
             earlier=self._describe_earlier(merged, RECORD_LINES),
-            is_brief=True,
         )
         html = record_html(record) + delayed_hint_html(record.snapshot.run, self._handle.prompt)
         self.slot.show_placeholder(html, record_text(record))

@@ -9,8 +9,7 @@ cause a long delay.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from math import inf
 
 State = tuple[object, ...]  # a version, then values that change rarely
@@ -49,19 +48,12 @@ class RedrawPacer:
         due = self.next_at if state != drawn else self._next_tick
         if now >= due or (drawn and state[1:] != drawn[1:]):
             self._drawn_state = state
-            with self.timed():
-                draw()
+            began = time.thread_time()  # of this thread only, so a busy machine does not count
+            draw()
+            wanted = max(self._least, (time.thread_time() - began) / self._share)
+            self._pause = min(self._most, wanted, 2 * self._pause)
+            self.next_at = time.monotonic() + self._pause
             self._next_tick = max(self.next_at, now + self._tick)
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Time the block as a drawing, and set the pause after it."""
-        began = time.thread_time()  # of this thread only, so a busy machine does not count
-        yield
-        spent = time.thread_time() - began
-        wanted = max(self._least, spent / self._share)
-        self._pause = min(self._most, wanted, 2 * self._pause)
-        self.next_at = time.monotonic() + self._pause
 
 
 def next_redraw(log: RedrawPacer, *others: RedrawPacer) -> float:

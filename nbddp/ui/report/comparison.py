@@ -11,7 +11,7 @@ from nbddp.charts.sparkline import block_characters
 from nbddp.formatting import plural
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Block, Cell, Code, Details, Picture, Report, Table, note
-from nbddp.ui.report.run_list import describe_outcome, describe_pace, midpoints
+from nbddp.ui.report.run_list import describe_outcome, describe_pace, midpoints, shorten
 from nbddp.ui.wording import align_columns, format_seconds
 
 DIFF_LINES = 400  # for each run
@@ -100,10 +100,7 @@ def _differences(comparison: Comparison) -> Block:
 
 def _value(value: str) -> Cell:
     """Return a cell with the whole value on a page, and a shortened value in text."""
-    text = " ".join(value.split())
-    if len(text) > MAX_VALUE_LENGTH:
-        text = f"{text[: MAX_VALUE_LENGTH // 2]}…{text[1 - MAX_VALUE_LENGTH // 2 :]}"
-    return Cell(text, html=escape(value))
+    return Cell(shorten(" ".join(value.split()), MAX_VALUE_LENGTH), html=escape(value))
 
 
 def _code(comparison: Comparison) -> Iterator[Details]:

@@ -60,7 +60,6 @@ class CellReport:
         curves: draws the sparklines of a rank in the table.
         notes: other notes for the user.
         findings: the findings of the checks.
-        is_brief: fold the ranks, as in the record of a successful cell.
     """
 
     snapshot: Snapshot
@@ -75,7 +74,6 @@ class CellReport:
     curves: DrawCurve | None = None
     notes: Sequence[str] = ()
     findings: Sequence[Finding] = ()
-    is_brief: bool = False
 
 
 def record_html(record: CellReport) -> str:
@@ -88,7 +86,7 @@ def record_html(record: CellReport) -> str:
         *rank_blocks(snapshot.ranks, curves=record.curves),
         events_block(snapshot),
     ]
-    is_open = not record.is_brief and (record.result is None or not record.result.is_ok)
+    is_open = record.result is not None and not record.result.is_ok
     blocks = [
         Details(replace(title, html=title_html(title, role="status")), state, is_open=is_open),
         straggler_block(snapshot),

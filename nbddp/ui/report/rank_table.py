@@ -140,21 +140,17 @@ def _collective(rank: RankSnapshot) -> Cell:
 
 
 def _progress(rank: RankSnapshot) -> Cell:
-    text = ", ".join(
-        format_progress_bar(bar, is_short=True, is_active=rank.is_active)
-        for bar in rank.progress_bars
-    )
-    return Cell(text, html="".join(_bar(bar, rank) for bar in rank.progress_bars))
-
-
-def _bar(bar: LoopProgress, rank: RankSnapshot) -> str:
-    text = escape(format_progress_bar(bar, is_short=True, is_active=rank.is_active))
-    if rank.is_active and bar.seconds_left:
-        text, _, left = text.rpartition(" · ")
-        text += f'<span class="nbddp-left"> · {left}</span>'
-    title = escape(format_progress_bar(bar, is_active=rank.is_active))
-    filled = _filled(bar, rank) if bar.total else ""
-    return f'<div class="nbddp-clip" title="{title}">{filled}{text}</div>'
+    texts, html = [], ""
+    for bar in rank.progress_bars:
+        texts.append(format_progress_bar(bar, is_short=True, is_active=rank.is_active))
+        text = escape(texts[-1])
+        if rank.is_active and bar.seconds_left:
+            text, _, left = text.rpartition(" · ")
+            text += f'<span class="nbddp-left"> · {left}</span>'
+        title = escape(format_progress_bar(bar, is_active=rank.is_active))
+        filled = _filled(bar, rank) if bar.total else ""
+        html += f'<div class="nbddp-clip" title="{title}">{filled}{text}</div>'
+    return Cell(", ".join(texts), html=html)
 
 
 def _filled(bar: LoopProgress | None, rank: RankSnapshot) -> str:

@@ -29,8 +29,8 @@ def run_list_report(listing: Listing, *, most: int = SHOWN_RUNS) -> Report:
     shown = listing.runs[:most]
     names = short_names([run.name for run in shown])
     rows = [_row(listing, run, name) for run, name in zip(shown, names, strict=True)]
-    head = ["run", "when", "started by", "ranks", *map(_short, listing.titles)]
-    head += ["steps", "pace", "outcome", f"curve of {_short(listing.curve_name)}"]
+    head = ["run", "when", "started by", "ranks", *map(shorten, listing.titles)]
+    head += ["steps", "pace", "outcome", f"curve of {shorten(listing.curve_name)}"]
     table = Table(head, rows, "runs").without_empty_columns()
     more = len(listing.runs) - most
     rest = f"{more} more: `%ddp runs -n {len(listing.runs)}` shows them" if more > 0 else ""
@@ -66,18 +66,17 @@ def _curve(listing: Listing, run: Summary) -> str | Cell:
         return ""
     last = f", at last {run.last[name]:.4g}" if name in run.last else ""
     svg = sparkline(values, escape(f"{name} of {run.name}{last}"))
-    other = "" if name == listing.curve_name else f" {_short(name)}"
+    other = "" if name == listing.curve_name else f" {shorten(name)}"
     return Cell(f"{block_characters(values)}{other}", html=f"{svg}{escape(other)}")
 
 
-def _short(name: str) -> str:
-    """Shorten a long name in its middle.
+def shorten(text: str, most: int = MAX_SETTING_LENGTH) -> str:
+    """Shorten a long text in its middle.
 
-    >>> _short("eval/loss"), _short("eval/a_long_name_of_a_benchmark/accuracy")
+    >>> shorten("eval/loss"), shorten("eval/a_long_name_of_a_benchmark/accuracy")
     ('eval/loss', 'eval/a_long_na…mark/accuracy')
     """
-    half = MAX_SETTING_LENGTH // 2
-    return name if len(name) <= MAX_SETTING_LENGTH else f"{name[:half]}…{name[1 - half :]}"
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
 
 
 def midpoints(pairs: Pairs) -> list[float]:

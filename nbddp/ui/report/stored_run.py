@@ -30,7 +30,6 @@ from nbddp.ui.wording import describe_group, describe_hidden_metrics, format_sec
 SHOWN_CELLS = 20  # the newest cells
 SHOWN_REPORTS = 3  # the newest failures
 SHOWN_METRICS = 20  # in a text, unless the user chooses metrics
-NAMED_METRICS = 20  # of the other metrics
 TAIL, TEXT_TAIL = 50, 10  # lines of each rank, on a page and in a text
 OPEN_TAILS = 4  # with more ranks, the lines are folded
 MAX_TAILS = 64  # ranks with log lines in the report
@@ -145,7 +144,7 @@ def _numbers(store: MetricStore, metrics: Collection[str] | None) -> Iterator[st
     others = [name for name in names if name not in shown]
     if left_out := len(others) + store.dropped_names:
         its = "its" if left_out == 1 else "their"
-        yield describe_hidden_metrics(others[:NAMED_METRICS], left_out, does=f"has {its} numbers")
+        yield describe_hidden_metrics(others, left_out, does=f"has {its} numbers")
 
 
 def _tails(run: StoredRun, cell: StoredCell | None) -> Iterator[Details]:

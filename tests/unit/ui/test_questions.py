@@ -24,7 +24,7 @@ class FakeBox(InputBackend):
     def __init__(self) -> None:
         super().__init__()
         self.shown: list[tuple[str, bool]] = []
-        self.typed: list[str | EOFError] = []
+        self.typed: list[str] = []
         self.closed = 0
         self.can_close = True
 
@@ -32,10 +32,7 @@ class FakeBox(InputBackend):
         self.shown.append((prompt, is_secret))
 
     def poll(self) -> str | None:
-        text = self.typed.pop(0) if self.typed else None
-        if isinstance(text, EOFError):
-            raise text
-        return text
+        return self.typed.pop(0) if self.typed else None
 
     def close(self) -> bool:
         self.closed += 1
@@ -50,7 +47,7 @@ class Asking(InputQueue):
         self.sent: list[tuple[int, InputReply]] = []
         super().__init__(box or self.box, lambda *sent: self.sent.append(sent))
 
-    def look(self, typed: str | EOFError = "", *, times: int = 1) -> tuple[int, str] | None:
+    def look(self, typed: str = "", *, times: int = 1) -> tuple[int, str] | None:
         """Pump while no rank has ended, and something was typed."""
         self.box.typed += [typed] if typed else []
         return [self.poll(lambda _rank: False) for _ in range(times)][-1]
@@ -132,7 +129,7 @@ def test_open_questions_are_answered_with_end_of_input_at_eof_and_on_close(
     monkeypatch.setattr(room, "SAME_RANK_SECONDS", 0.0)
     for rank in range(3):
         questions.handle_notice(asks(rank, rank + 1))
-    questions.look(EOFError())
+    questions.look(room.END_OF_FILE)
     assert len(questions.sent) == 1
     questions.look()
     questions.close()
@@ -174,8 +171,7 @@ def test_console_input_is_read_line_by_line_from_a_terminal_only(
             os.write(keyboard, typed)
             assert box.poll() == line
         os.write(keyboard, b"\x04")  # Ctrl-D
-        with pytest.raises(EOFError):
-            box.poll()
+        assert box.poll() == room.END_OF_FILE
         with pytest.raises(NoInputError):
             box.show_prompt("Password: ", is_secret=True)
     os.close(keyboard)

@@ -111,7 +111,7 @@ def test_in_a_terminal_a_progress_line_overwrites_the_previous_one(cell: Cell) -
 def test_the_curves_of_a_cell_are_one_picture_with_the_last_values_as_text(cell: Cell) -> None:
     for step in range(20):
         cell.log(step, loss=2.0 / (step + 1), accuracy=step / 20)
-    cell.progress(has_pictures=True).finish(cell.screen)
+    cell.progress(has_pictures=True).show_charts(cell.screen)
     [(data, sizes, display_id, is_update)] = cell.screen.outputs
     assert (display_id, is_update) == ("", False)
     assert data["text/plain"] == "loss 0.1 · accuracy 0.95"
@@ -121,13 +121,13 @@ def test_the_curves_of_a_cell_are_one_picture_with_the_last_values_as_text(cell:
 
 
 def test_no_picture_without_a_curve_or_on_a_screen_without_pictures(cell: Cell) -> None:
-    cell.progress(has_pictures=True).finish(cell.screen)
+    cell.progress(has_pictures=True).show_charts(cell.screen)
     assert cell.screen.text == ""
     cell.log(0, loss=1.0, accuracy=0.5)
-    cell.progress(has_pictures=True).finish(cell.screen)
+    cell.progress(has_pictures=True).show_charts(cell.screen)
     assert cell.screen.text == "nbddp: loss 1 · accuracy 0.5\n"  # as after an evaluation
     cell.log(1, loss=1.0)
-    cell.progress(has_pictures=False).finish(cell.screen)
+    cell.progress(has_pictures=False).show_charts(cell.screen)
     assert cell.screen.outputs == ["nbddp: loss 1 · accuracy 0.5\n"]
 
 
@@ -148,5 +148,5 @@ def test_the_text_names_metrics_that_are_not_in_the_picture(
     monkeypatch.setattr(figure, "draw_charts", draw)
     for step in range(2):
         cell.log(step, **{f"m{number}": 1.0 for number in range(metrics)})
-    cell.progress(has_pictures=True).finish(cell.screen)
+    cell.progress(has_pictures=True).show_charts(cell.screen)
     assert cell.screen.text == snapshot

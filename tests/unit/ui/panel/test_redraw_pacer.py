@@ -111,7 +111,9 @@ def test_an_unchanged_panel_redraws_only_its_running_times(panel: Panel) -> None
 
 
 def test_waiting_for_other_threads_does_not_count_as_redraw_cost(panel: Panel) -> None:
-    with panel.rest.timed():
+    def wait() -> None:
         panel.spent += 0.001
         panel.now += 2.0
+
+    panel.rest.draw_if_changed((1, 1), wait)
     assert panel.rest.next_at == pytest.approx(panel.now + 0.25)

@@ -11,6 +11,7 @@ from pages import TEXT, Page, readable
 
 from nbddp.magics import presenter as presenter_module
 from nbddp.magics.presenter import Presenter, ViewChoice
+from nbddp.ui import frontend
 from nbddp.ui.report import blocks
 from nbddp.ui.report.render import render_html, render_text
 
@@ -65,7 +66,8 @@ def test_a_report_is_shown_as_html_as_a_picture_or_as_console_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text, published = render_text(report()), Mock()
-    monkeypatch.setattr(presenter_module, "publish_display_data", published)
+    for module in (presenter_module, frontend):
+        monkeypatch.setattr(module, "publish_display_data", published)
     presenter(ViewChoice.PANEL, has_kernel=True).show(report())
     [data] = published.call_args.args
     assert data == {"text/html": render_html(report()), "text/plain": text}
