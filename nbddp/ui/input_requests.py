@@ -19,32 +19,22 @@ SAME_RANK_SECONDS = 0.3  # after an answer its rank goes first: a debugger soon 
 SECRET_MASK = "········"  # shown instead of a secret
 END_OF_FILE = "\x04"  # the answer if the input has ended, as a page sends it
 NO_INPUT = "there is no input box here: run the cell on a notebook page or in a console"
-
-
-class NoInputError(RuntimeError):
-    """Input is not possible; the message says why."""
+LEFTOVER_HINT = (
+    "the input box no longer needs an answer: if the page still waits for “pending input”, "
+    "press Enter in the box, or interrupt the kernel"
+)
 
 
 class InputBackend:
-    """The source of input; this one refuses every request.
-
-    Attributes:
-        leftover_hint: how the user can close an input box without an answer.
-    """
-
-    leftover_hint = ""
+    """The source of input; this one refuses every request."""
 
     def __init__(self, refusal: str = NO_INPUT) -> None:
         self._refusal = refusal
 
-    def show_prompt(self, prompt: str, *, is_secret: bool) -> None:
-        """Show a prompt.
-
-        Raises:
-            NoInputError: if input is not possible.
-        """
+    def show_prompt(self, prompt: str, *, is_secret: bool) -> str:
+        """Show a prompt. Return why input is not possible; empty if it is."""
         del prompt, is_secret
-        raise NoInputError(self._refusal)
+        return self._refusal
 
     def poll(self) -> str | None:
         """Return the answer or ``END_OF_FILE``, or None if there is none yet."""
@@ -78,7 +68,7 @@ class InputQueue:
     @property
     def leftover_hint(self) -> str:
         """How to close an input box that is still open after the cell; empty if none is open."""
-        return self._backend.leftover_hint if self._is_box_open else ""
+        return LEFTOVER_HINT if self._is_box_open else ""
 
     @property
     def poll_interval(self) -> float:
@@ -154,10 +144,8 @@ class InputQueue:
             return
         self._pending.remove(request)
         prompt = _printable(f"[rank {request.rank}] {request.message.prompt}")
-        try:
-            self._backend.show_prompt(prompt, is_secret=request.message.is_secret)
-        except NoInputError as error:
-            self._reply_to(request, refusal=str(error))
+        if refusal := self._backend.show_prompt(prompt, is_secret=request.message.is_secret):
+            self._reply_to(request, refusal=refusal)
         else:
             self._open, self._is_box_open = request, True
 
@@ -178,15 +166,14 @@ def _printable(text: str) -> str:
 class ConsoleInput(InputBackend):
     """Reads lines from a terminal."""
 
-    def show_prompt(self, prompt: str, *, is_secret: bool) -> None:
+    def show_prompt(self, prompt: str, *, is_secret: bool) -> str:
         if sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
-            raise NoInputError(NO_INPUT)
+            return NO_INPUT
         if is_secret:
-            raise NoInputError(
-                "this terminal would show the secret: send it with %ddp push instead"
-            )
+            return "this terminal would show the secret: send it with %ddp push instead"
         sys.stdout.write(prompt)
         sys.stdout.flush()
+        return ""
 
     def poll(self) -> str | None:
         """Return a line if there is one, without blocking: a blocked read cannot be interrupted."""
@@ -210,20 +197,15 @@ class StdinPrompt(InputBackend):
     needs no answer, on pages that run scripts.
     """
 
-    leftover_hint = (
-        "the input box no longer needs an answer: if the page still waits for “pending input”, "
-        "press Enter in the box, or interrupt the kernel"
-    )
-
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._request_id = ""
 
-    def show_prompt(self, prompt: str, *, is_secret: bool) -> None:
+    def show_prompt(self, prompt: str, *, is_secret: bool) -> str:
         """Show an input box; answers to earlier ones are dropped."""
         kernel = self._kernel
         if not kernel._allow_stdin:
-            raise NoInputError(NO_INPUT)
+            return NO_INPUT
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         while kernel.stdin_socket.poll(0):
@@ -241,6 +223,7 @@ class StdinPrompt(InputBackend):
             ident=identity,
         )
         self._request_id = sent["header"]["msg_id"]
+        return ""
 
     def poll(self) -> str | None:
         if not self._kernel.stdin_socket.poll(0):

@@ -7,6 +7,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from io import StringIO
 
 from nbddp.charts.axes import format_number
 from nbddp.controller.session import Session
@@ -83,8 +84,7 @@ class TextView:
         self._assemblers: dict[int, LineAssembler] = {}
         self._unfinished = UnfinishedLines()
         self._warnings = RepeatedWarnings()
-        self._pending: list[str] = []
-        self._pending_size = 0
+        self._pending = StringIO()
         self._shown_lines = 0
         self._pauses_end = 0.0  # when the pauses for all flushes until now end
         self._next_flush = 0.0
@@ -124,7 +124,9 @@ class TextView:
             if behind > 0 and not handle.is_finished:  # the screen cannot follow
                 time.sleep(min(behind, CATCH_UP_PERIOD))
                 continue
-            timeout = self._next_flush - time.monotonic() if self._pending else NOTICE_TIMEOUT
+            timeout = (
+                self._next_flush - time.monotonic() if self._pending.tell() else NOTICE_TIMEOUT
+            )
             timeout = min(timeout, self._unfinished.next_due - time.monotonic())
             timeout = min(timeout, self._input_queue.poll_interval)
             self._input_queue.poll(handle.has_ended)
@@ -133,9 +135,9 @@ class TextView:
                 self._show_notice(notice)
             while (due := self._unfinished.pop_due(time.monotonic())) is not None:
                 rank, text, end = due
-                self._write(f"{end}{self._screen.tag([rank])} {text}")
-            is_due = time.monotonic() >= self._next_flush
-            if self._pending and (is_due or self._pending_size > MAX_PENDING):
+                self._pending.write(f"{end}{self._screen.tag([rank])} {text}")
+            size = self._pending.tell()
+            if size > MAX_PENDING or (size and time.monotonic() >= self._next_flush):
                 self._flush()
             if self._progress is not None:
                 self._progress.update(self._screen, handle, self._end_line)
@@ -147,10 +149,9 @@ class TextView:
         """
         if self._progress is not None:
             self._progress.clear(self._screen)
-        if not self._pending:
+        text, self._pending = self._pending.getvalue(), StringIO()
+        if not text:
             return
-        text = "".join(self._pending)
-        self._pending, self._pending_size = [], 0
         self._screen.write(text)
         self._screen.flush()
         self._shown_lines += text.count("\n")
@@ -171,17 +172,11 @@ class TextView:
         self._burst_ranks.add(rank)
 
     def _write_below(self, text: str) -> None:
-        self._write(self._unfinished.end_open_line() + text)
-
-    def _write(self, text: str) -> None:
-        """Append to the pending text, without a line break before it."""
-        if text:
-            self._pending.append(text)
-            self._pending_size += len(text)
+        self._pending.write(self._unfinished.end_open_line() + text)
 
     def _end_line(self) -> None:
         """Show all pending text, and end an unfinished line, so that other output can follow."""
-        self._write(self._unfinished.end_open_line())
+        self._pending.write(self._unfinished.end_open_line())
         self._flush()
 
     def _finish(self, result: CellResult) -> None:
@@ -208,7 +203,9 @@ class TextView:
                 self._delay_flush_in_burst(rank)
                 lines = self._assembler_of(rank)
                 self._write_lines([rank], lines.add(text))
-                self._write(self._unfinished.update(rank, text, lines.partial, time.monotonic()))
+                self._pending.write(
+                    self._unfinished.update(rank, text, lines.partial, time.monotonic())
+                )
             case RichOutput(rank=rank, message=message) if not self._is_quiet:
                 self._show_display(rank, message)
             case InputRequest() | InputClosed():
@@ -230,7 +227,7 @@ class TextView:
     def _write_lines(self, ranks: Sequence[int], lines: Sequence[str], mark: str = "") -> None:
         rest = self._unfinished.finish(ranks[0], lines[0]) if lines and not mark else None
         if rest is not None:
-            self._write(f"{rest}\n")
+            self._pending.write(f"{rest}\n")
             lines = lines[1:]
         if not mark and len(ranks) == 1:
             lines = self._warnings.without_repeats(ranks[0], lines)

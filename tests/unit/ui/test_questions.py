@@ -12,14 +12,12 @@ import pytest
 
 from nbddp.record.notices import InputClosed, InputRequest
 from nbddp.ui import input_requests as room
-from nbddp.ui.input_requests import ConsoleInput, InputBackend, InputQueue, NoInputError
+from nbddp.ui.input_requests import ConsoleInput, InputBackend, InputQueue
 from nbddp.wire.messages import InputReply, InputRequested
 
 
 class FakeBox(InputBackend):
     """A box in which a test types."""
-
-    leftover_hint = "still here"
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,8 +26,9 @@ class FakeBox(InputBackend):
         self.closed = 0
         self.can_close = True
 
-    def show_prompt(self, prompt: str, *, is_secret: bool) -> None:
+    def show_prompt(self, prompt: str, *, is_secret: bool) -> str:
         self.shown.append((prompt, is_secret))
+        return ""
 
     def poll(self) -> str | None:
         return self.typed.pop(0) if self.typed else None
@@ -165,19 +164,17 @@ def test_console_input_is_read_line_by_line_from_a_terminal_only(
     box, (keyboard, screen) = ConsoleInput(), pty.openpty()
     with os.fdopen(screen) as terminal:
         monkeypatch.setattr("sys.stdin", terminal)
-        box.show_prompt("[rank 0] ipdb> ", is_secret=False)
+        assert not box.show_prompt("[rank 0] ipdb> ", is_secret=False)
         assert capsys.readouterr().out == "[rank 0] ipdb> "
         for typed, line in ((b"", None), (b"p x", None), (b"\n", "p x")):
             os.write(keyboard, typed)
             assert box.poll() == line
         os.write(keyboard, b"\x04")  # Ctrl-D
         assert box.poll() == room.END_OF_FILE
-        with pytest.raises(NoInputError):
-            box.show_prompt("Password: ", is_secret=True)
+        assert "%ddp push" in box.show_prompt("Password: ", is_secret=True)
     os.close(keyboard)
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    with pytest.raises(NoInputError):
-        box.show_prompt("> ", is_secret=False)
+    assert box.show_prompt("> ", is_secret=False) == room.NO_INPUT
 
 
 @pytest.mark.parametrize("can_close", [True, False])
@@ -193,7 +190,7 @@ def test_an_unanswered_input_box_is_closed_or_mentioned(questions: Asking, can_c
     questions.handle_notice(InputClosed(1, 2))
     assert questions.box.closed == 1
     questions.close()
-    assert questions.leftover_hint == ("" if can_close else "still here")
+    assert questions.leftover_hint == ("" if can_close else room.LEFTOVER_HINT)
 
 
 @pytest.mark.parametrize(
