@@ -52,16 +52,16 @@ def rank_blocks(
         has_overview = slowest(ranks) is not None or seconds_left(ranks)
         summary = Text(overview(ranks) if has_overview else "")
         return [summary, *rank_table(ranks, has_pid=has_pid, curves=curves)]
-    nodes = _group_by_node(ranks)
-    rows = _node_table(nodes) if len(nodes) > 1 else _first_causes(ranks, has_pid=has_pid)
+    nodes: dict[str, list[RankSnapshot]] = {}
+    for rank in ranks:
+        nodes.setdefault(rank.node, []).append(rank)
+    if len(nodes) > 1:
+        rows = _node_table(nodes)
+    else:  # a text, which has no grid, gets rows for more ranks
+        causes = [rank for rank in ranks if rank.is_first_cause][:MAX_DETAILED_RANKS]
+        text = "\n".join(text_lines(rank_table(ranks, has_pid=has_pid)))
+        rows = [Markup(lambda: blocks_html(rank_table(causes)), text)]
     return [Text(overview(ranks)), *rows, Markup(lambda: _grids(nodes) if is_open else "")]
-
-
-def _first_causes(ranks: Sequence[RankSnapshot], *, has_pid: bool) -> list[Block]:
-    """Return rows for the first causes; a text, which has no grid, gets rows for more ranks."""
-    causes = [rank for rank in ranks if rank.is_first_cause][:MAX_DETAILED_RANKS]
-    text = "\n".join(text_lines(rank_table(ranks, has_pid=has_pid)))
-    return [Markup(lambda: blocks_html(rank_table(causes)), text)]
 
 
 # ---- a row for each rank
@@ -188,13 +188,6 @@ COLUMNS: _Columns = {
 _Nodes = Mapping[str, Sequence[RankSnapshot]]
 
 
-def _group_by_node(ranks: Sequence[RankSnapshot]) -> _Nodes:
-    nodes: dict[str, list[RankSnapshot]] = {}
-    for rank in ranks:
-        nodes.setdefault(rank.node, []).append(rank)
-    return nodes
-
-
 def _node_table(nodes: _Nodes) -> list[Block]:
     """Return a row for each node, each followed by rows for its ranks with trouble."""
     ranks = [rank for of_node in nodes.values() for rank in of_node]
@@ -300,13 +293,12 @@ def _grids(nodes: _Nodes) -> str:
     for number, (name, of_node) in enumerate(nodes.items()):
         title = escape(f"node {number} ({name})")
         head = f'<span class="nbddp-muted">{title}</span>'
-        grids += f'<div class="nbddp-grid-of">{head}{grid(of_node, of=title)}</div>'
+        grids += f'<div class="nbddp-grid-of">{head}{grid(of_node, f"ranks of {title}")}</div>'
     return grids
 
 
-def grid(ranks: Sequence[RankSnapshot], *, of: str = "") -> str:
+def grid(ranks: Sequence[RankSnapshot], label: str = "ranks") -> str:
     """Return a grid with a field for each rank: its number, progress and trouble."""
-    label = f"ranks of {of}" if of else "ranks"
     fields = "".join(map(_grid_field, ranks))
     return f'<div class="nbddp-grid" role="list" aria-label="{label}">{fields}</div>'
 

@@ -58,19 +58,23 @@ def run_report(
     numbers = charts_block(drawn, scale, "\n".join(_numbers(curves, metrics)))
     among = run.cells if cell is None else (cell,)
     failed = [each for each in among if each.is_over and each.outcome != "ok"]
+    snapshot = run.snapshot(cell)
     if cell is None:
-        title = Cell(_run_title(run, ending), dot=Dot.OFF if run.was_stopped else Dot.WARN)
+        facts = [plural(len(run.cells), "cell"), *describe_group(snapshot)]
+        facts += [format_seconds(snapshot.seconds), ending]
+        text = " · ".join([f"run {run.name}", *filter(None, facts)])
+        title = Cell(text, dot=Dot.OFF if run.was_stopped else Dot.WARN)
         parts: list[Block] = _cells(run)
     else:
-        facts = " · ".join(_cell_facts(cell))
-        title = Cell(f"cell {cell.number} of run {run.name} · {facts}", dot=_dot(cell))
-        parts = rank_blocks(run.snapshot(cell).ranks)
+        text = " · ".join([f"cell {cell.number} of run {run.name}", *_cell_facts(cell)])
+        title = Cell(text, dot=_dot(cell))
+        parts = rank_blocks(snapshot.ranks)
     return Report(
         title,
         [
             *(_failure(each, is_named=cell is None) for each in failed[-SHOWN_REPORTS:]),
             *parts,
-            events_block(run.snapshot(cell)),
+            events_block(snapshot),
             numbers,
             *_tails(run, cell),
             *([Details("its source", [Code(cell.source)])] if cell else []),
@@ -78,13 +82,6 @@ def run_report(
             note(f"all files of the run are in {relative_path(str(run.path))}"),
         ],
     )
-
-
-def _run_title(run: StoredRun, ending: str) -> str:
-    snapshot = run.snapshot()
-    cells = plural(len(run.cells), "cell")
-    facts = [cells, *describe_group(snapshot), format_seconds(snapshot.seconds), ending]
-    return " · ".join([f"run {run.name}", *filter(None, facts)])
 
 
 # ---- cells
