@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections.abc import Iterator
@@ -59,6 +60,21 @@ def answers_of(notebook: NotebookNode) -> list[NotebookNode]:
         for exercise in re.findall(r"<b>(.*?)</b>", answer)[:1]
         for block in re.findall(r"^```python\n(.*?)\n```$", answer, re.DOTALL | re.MULTILINE)
     ]
+
+
+def definitions(number: str, *names: str) -> str:
+    """Return the source of these functions and classes of a notebook and its answers."""
+    [path] = [path for path in NOTEBOOKS if path.name.startswith(f"{number}_")]
+    notebook = nbformat.read(path, as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    found = {}
+    for cell in (*cells, *answers_of(notebook)):
+        source = re.sub("^[%!]", "#", cell.source, flags=re.MULTILINE)
+        if re.search(rf"^(def|class) ({'|'.join(names)})\b", source, re.MULTILINE):
+            for node in ast.parse(source).body:
+                name = getattr(node, "name", "")
+                found[name] = ast.get_source_segment(source, node) or ""
+    return "\n\n".join(found[name] for name in names) + "\n"
 
 
 def errors_of(cells: list[NotebookNode]) -> list[str]:
