@@ -243,19 +243,3 @@ def test_dead_rank_and_rerun_cell_are_published(offline: Path) -> None:
     assert [step for step, _ in shown["loss"]] == list(range(12))
     assert texts["outcome"] == "ok"
     assert "SIGKILL" in texts["record"]
-
-
-def test_notebook_publishes_a_finished_run(offline: Path) -> None:
-    with Notebook(offline) as notebook:
-        assert not notebook.run(f"%%ddp --nproc 2\n{TRAINING.format(begin=0, end=5)}").error
-        notebook.run("%ddp stop")
-        folder = run_folder(offline)
-        said = notebook.run("%ddp publish tensorboard").text
-        assert said == f"nbddp: 5 steps published to tensorboard: runs/{folder.name}\n"
-        refused = notebook.run(f"%ddp publish tensorboard {folder.name}").text
-        assert "is published to tensorboard already" in refused
-        said = notebook.run(f"%ddp publish tensorboard --again {folder.name}").text
-        assert said.endswith(f"runs/{folder.name}-again2\n")
-        loaded = notebook.run("import sys; print('tensorboard' in sys.modules)").text
-        assert loaded == "False\n"
-    assert json.loads((folder / "published-tensorboard.json").read_text())["steps"] == 5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from notebook import Notebook
 
 from nbddp import WorkerGroup
 
@@ -31,15 +30,3 @@ def test_list_metric_accepts_different_lengths_per_rank(
         "found = metric.compute().item()"
     )
     assert group.pull("found") == [pytest.approx(-1.0)] * 2
-
-
-def test_metric_continues_after_an_interrupt(notebook: Notebook) -> None:
-    notebook.run(
-        "%%ddp --nproc 2\nfrom torchmetrics import MeanMetric\nmetric = MeanMetric()\n"
-        "metric.update(float(rank))"
-    )
-    request = notebook.begin("%%ddp\nprint('loops')\nwhile True: dist.barrier()")
-    notebook.finish(request, until="loops")
-    notebook.interrupt()
-    assert notebook.finish(request).error.startswith("CellInterruptedError")
-    assert notebook.run("%%ddp\nmetric.compute().item()").text == "Out [ranks 0-1] 0.5\n"

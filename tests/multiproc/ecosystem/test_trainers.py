@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conditions import interrupt_at
 from drivers.ranks import MakeRanks, Ranks
 from notebook import Notebook
-from processes import wait_until
+from processes import under_torchrun, wait_until
 from trainer_cells import CELLS, LANGUAGE_MODEL
 
 trl = pytest.importorskip("trl")
@@ -35,19 +34,9 @@ def train_with_torchrun(source: str, folder: Path, threads: int) -> None:
     run_torchrun([str(script)], folder, threads)
 
 
-def run_torchrun(command: list[str], folder: Path, threads: int) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+def run_torchrun(command: list[str], folder: Path, threads: int) -> list[str]:
     env = {**os.environ, "OMP_NUM_THREADS": str(threads), "ACCELERATE_USE_CPU": "true"}
-    done = subprocess.run(
-        [*torchrun, *command],
-        cwd=folder,
-        env=env,
-        timeout=200,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    return under_torchrun(*command, cwd=folder, env=env)
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -197,16 +186,6 @@ def test_training_after_a_heal_has_the_weights_of_an_undisturbed_run(
         assert all(map(torch.equal, each, expected))
 
 
-def test_trainer_that_is_not_made_again_after_a_heal_fails_at_once(group: Ranks) -> None:
-    group.run(f"{CELLS['Trainer'][0]}\ntrainer = make_trainer()")
-    group.failure_of(f"{DIE}\ntrainer.add_callback(Die)\ntrainer.train()")
-    group.heal()
-    error = str(group.failure_of("trainer.train()"))
-    assert "a Trainer that the heal did not copy to this rank: `group.heal(rerun=True)`" in error
-    group.heal(rerun=True)  # the rank is already healed
-    group.run("trainer.train();")
-
-
 def test_automatic_heal_makes_only_the_trainers_of_the_cell_again(group: Ranks) -> None:
     group.run(f"{CELLS['Trainer'][0]}\nfirst = make_trainer(output_dir='first')\nfirst.train();")
     group.run("trainer = make_trainer(output_dir='new', save_strategy='steps', save_steps=2)")
@@ -220,15 +199,6 @@ def test_automatic_heal_makes_only_the_trainers_of_the_cell_again(group: Ranks) 
     assert group.pull("first.state.global_step", rank=0) == 8
     steps = [row["step"] for row in group.read_lines("metrics.jsonl")[before:]]
     assert 0 < steps.count(1) <= 2 * 2  # once more only for the trainer that died in step 5
-
-
-def test_training_is_healed_and_resumed_without_the_user(group: Ranks) -> None:
-    group.run(f"{CELLS['Trainer'][0]}\ntrainer = make_trainer(save_strategy='steps', save_steps=2)")
-    resume = "from transformers.trainer_utils import get_last_checkpoint\n"
-    resume += "trainer.train(resume_from_checkpoint=get_last_checkpoint('out'))"
-    first = f"{DIE}\nif not get_last_checkpoint('out'): trainer.add_callback(Die)\n"
-    group.run(f"{resume.splitlines()[0]}\n{first}{resume.splitlines()[1]}", heal=1)
-    assert group.pull("trainer.state.global_step") == [8, 8]
 
 
 def test_healed_lightning_trainer_resumes_to_the_weights_of_an_undisturbed_run(
@@ -289,12 +259,9 @@ def test_report_trainers_sends_metrics_to_the_logger_under_torchrun(tmp_path: Pa
         "logging.basicConfig(level=logging.INFO, stream=sys.stdout)\n"
         f"nbddp.report_trainers()\n{CELLS['Lightning'][0]}\ntrain()"
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(script)]
-    done = subprocess.run(
-        command, cwd=tmp_path, timeout=200, text=True, capture_output=True, check=True
-    )
-    assert "INFO:nbddp:step 8: " in done.stdout
-    assert "val_loss=" in done.stdout
+    said = "\n".join(run_torchrun([str(script)], tmp_path, threads=1))
+    assert "INFO:nbddp:step 8: " in said
+    assert "val_loss=" in said
 
 
 FSDP = {
@@ -328,6 +295,26 @@ def test_interrupted_trainer_trains_again_to_the_same_weights(group: Ranks, name
     assert group.finish(cell).verdict.is_interrupt
     for each in group.evaluate(weights):
         assert all(map(torch.equal, each, expected))
+    cell = group.begin("open(f'begun{rank}', 'w').close()\nwhile True: pass")
+    interrupt_at(group, cell, "begun0", "begun1")  # Lightning makes its processes deaf to SIGINT
+
+
+@pytest.mark.parametrize("strategy", ["ddp_notebook", "ddp_spawn"])
+def test_lightning_strategy_that_spawns_is_refused_with_an_alternative(
+    group: Ranks, strategy: str
+) -> None:
+    source = CELLS["Lightning"][0].replace('"ddp"', f'"{strategy}"')
+    error = str(group.failure_of(f"{source}\ntrain()"))
+    assert re.search('strategy="ddp".*devices=world_size', error)
+    group.assert_works()
+
+
+def test_notebook_launcher_is_refused_with_an_alternative(group: Ranks) -> None:
+    launch = (
+        "from accelerate import notebook_launcher\nnotebook_launcher(train, (), num_processes=2)"
+    )
+    assert "train()" in str(group.failure_of(f"{CELLS['Accelerate'][0]}\n{launch}"))
+    group.assert_works()
 
 
 def test_script_of_trl_has_the_weights_and_files_of_torchrun(group: Ranks, folder: Path) -> None:
@@ -364,17 +351,22 @@ def test_accelerator_in_mixed_precision_goes_on_after_a_heal(group: Ranks) -> No
     group.run(f"{CELLS['Accelerate'][0]}\naccelerator = Accelerator(mixed_precision='bf16')")
     group.run(
         "model = make_model()\n"
-        "model, optimizer = accelerator.prepare(\n"
-        "    model, torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model, optimizer, loader = accelerator.prepare(\n"
+        "    model, torch.optim.SGD(model.parameters(), lr=0.1), make_loader()\n"
         ")\n"
-        "def step():\n"
-        "    loss = model(torch.ones(2, 4)).sum()\n"
-        "    accelerator.backward(loss)\n"
-        "    optimizer.step()\n"
-        "    return loss.dtype, model(torch.ones(2, 4)).tolist()\n"
-        "step()"
+        "def train():\n"
+        "    for x, _ in loader:\n"
+        "        loss = model(x).sum()\n"
+        "        accelerator.backward(loss)\n"
+        "        optimizer.step()\n"
+        "    return loss.dtype, accelerator.gather(loss).tolist(), model.module.weight.tolist()\n"
+        "train()"
     )
     group.kill(1)
     assert "not carried" not in str(group.heal())
-    first, second = group.evaluate("step()")
+    first, second = group.evaluate("train()")
     assert first == second
+    places = "accelerator.process_index, PartialState().process_index, PartialState().num_processes"
+    assert group.evaluate(f"from accelerate.state import PartialState\n{places}") == [
+        (rank, rank, 2) for rank in range(2)
+    ]
