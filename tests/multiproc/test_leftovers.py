@@ -174,16 +174,3 @@ def test_forkserver_starts_after_ipython_reset(monkeypatch: pytest.MonkeyPatch) 
     launcher.preload()
     assert psutil.pid_exists(launcher.forkserver.pid)
     launcher.close()
-
-
-@pytest.mark.full
-def test_long_temporary_folder_name_works(tmp_path: Path) -> None:
-    folder = tmp_path / ("a-cluster-names-it-after-its-job-" * 3)
-    folder.mkdir()
-    with Notebook(folder) as notebook:
-        reply = notebook.run(
-            "%%ddp --nproc 2\nfrom torch.utils.data import DataLoader\n"
-            "sum(DataLoader(range(8), num_workers=1, multiprocessing_context='forkserver')).item()"
-        )
-        assert reply.status == "ok"
-        assert "Out [ranks 0-1] 28" in reply.text

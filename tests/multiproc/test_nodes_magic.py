@@ -215,18 +215,6 @@ def test_ranks_run_on_after_a_rejoin_that_could_not_record_the_run(
 
 
 @pytest.mark.full
-def test_restarted_kernel_adopts_its_ranks_and_an_exited_kernel_ends_them(
-    left: list[psutil.Process], first: Notebook
-) -> None:
-    first.restart()
-    assert first.run("%load_ext nbddp").status == "ok"
-    assert ALL_BACK.search(first.run("%ddp nodes --rejoin").text)
-    assert "([1], True, 6.0, 2.0)" in first.run(SAME).text
-    first.run("exit")
-    assert all_ended(left[1:])
-
-
-@pytest.mark.full
 def test_adoption_interrupts_the_running_cell_and_keeps_names(
     make_notebook: Callable[[str], Notebook], left: list[psutil.Process], first: Notebook
 ) -> None:

@@ -6,7 +6,9 @@ import copy
 import json
 from argparse import ArgumentTypeError, Namespace
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -31,8 +33,9 @@ from nbddp.archive.sweep_grid import (
     sweep_key,
     sweep_points,
 )
+from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import ArgumentError
-from nbddp.group.sweep import assigned_before_use
+from nbddp.group.sweep import Sweep, assigned_before_use
 from nbddp.magics.option_values import swept
 from nbddp.magics.parser import CELL, parse_line
 from nbddp.record.cell import CellRequest
@@ -212,6 +215,43 @@ def test_values_without_an_exact_repr_keep_their_sweep_key_only_within_one_kerne
     assert key_after_push(torch.zeros(3)) != key
     monkeypatch.setattr(sweep_grid, "_PROCESS", "another kernel's")
     assert key_after_push(value) != key
+
+
+class Model:
+    """An object whose text says nothing of its size."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __repr__(self) -> str:
+        return "Model()"
+
+
+def key_of(spec: GroupSpec, values: dict[str, Any], swept: Any, **request: Any) -> str:
+    runner: Any = SimpleNamespace(
+        request=CellRequest(source="train()", **request),
+        spec=spec,
+        display=None,
+        replay_entries=[],
+        values=values,
+    )
+    key: str = Sweep(runner, sweep_points([("lr", swept)]), start_over=False)._key
+    return key
+
+
+def test_a_sweep_with_another_group_environment_or_objects_is_another_sweep() -> None:
+    spec = GroupSpec(nproc=2)
+    key = key_of(spec, {"scale": 1}, [0.1])
+    assert key_of(spec, {"scale": 1}, [0.1, 0.2]) == key, "it continues with more values"
+    others = [
+        key_of(replace(spec, nproc=3), {"scale": 1}, [0.1]),
+        key_of(replace(spec, backend="gloo"), {"scale": 1}, [0.1]),
+        key_of(replace(spec, env={"SHIFT": "1"}), {"scale": 1}, [0.1]),
+        key_of(spec, {"scale": 2}, [0.1]),
+        key_of(spec, {"scale": 1}, [0.1], ranks=(0,)),
+        *(key_of(spec, {"scale": 1}, [Model(size)]) for size in (1, 2)),
+    ]
+    assert len({key, *others}) == 8
 
 
 def test_only_completed_runs_of_the_same_sweep_count_as_done(folder: Path) -> None:
