@@ -35,6 +35,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's `&` and no
 
 TESTS = Path(__file__).parent
 STARTS_PROCESSES = ("multiproc", "notebook", "browser")
+BY_FOLDER = {"multiproc": "multiproc", "multiproc/ecosystem": "ecosystem"}
 NOT_UNIT = {*STARTS_PROCESSES, "process", "full", "soak", "ecosystem", "gpu"}
 
 
@@ -45,10 +46,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m is looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the unit tests, and run the slowest tests first, so that no worker idles at the end."""
+    """Mark tests by their folder, and run the slowest first, so that no worker idles at the end."""
     first = [TESTS / "notebooks" / "test_notebooks.py", TESTS / "browser"]
     items.sort(key=lambda item: not any(item.path.is_relative_to(path) for path in first))
     for item in items:
+        for folder, name in BY_FOLDER.items():
+            if item.path.is_relative_to(TESTS / folder):
+                item.add_marker(name)
         for mark in item.iter_markers("gate_runs"):
             if not any(part in item.callspec.id for part in mark.args):  # type: ignore[attr-defined]
                 item.add_marker("full")

@@ -16,7 +16,6 @@ from notebook import Notebook, Reply
 
 from nbddp.ui.ansi import strip
 
-pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 

@@ -11,7 +11,6 @@ from notebook import Notebook
 
 from nbddp.checks.registry import Finding
 
-pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 SETUP = """

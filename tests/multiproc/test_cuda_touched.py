@@ -18,8 +18,6 @@ from drivers.ranks import Ranks
 from nbddp.launch import forkserver
 from nbddp.worker.cuda_probe import DRIVER, has_used_cuda
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]  # a spawned rank imports torch
-
 DRIVER_SOURCE = """
 static int initialized = 0;
 int cuInit(unsigned flags) { initialized = 1; return 0; }

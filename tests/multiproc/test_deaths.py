@@ -17,8 +17,6 @@ from processes import wait_until
 from nbddp.record.notices import ControllerMessage
 from nbddp.record.verdict import SIZE_MISMATCH
 
-pytestmark = pytest.mark.multiproc
-
 DEATHS = {
     "os.kill(os.getpid(), signal.SIGKILL)": "SIGKILL",
     "ctypes.string_at(0)": "SIGSEGV, line 6",

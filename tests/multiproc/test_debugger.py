@@ -15,7 +15,6 @@ from golden.walks import pids
 from notebook import Notebook
 from syrupy.assertion import SnapshotAssertion
 
-pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 PAIR = "%%ddp --nproc 2\n"

@@ -22,8 +22,6 @@ from nbddp import RequestError, StartError
 from nbddp.launch import forkserver
 from nbddp.wire.rank_start import SOCKET_FOLDER_VARIABLE
 
-pytestmark = pytest.mark.multiproc
-
 WITH_WORKERS = (
     "%%ddp --nproc 2\nfrom torch.utils.data import DataLoader\n"
     "loader = DataLoader(range(99), num_workers=2, persistent_workers=True)\n"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 from answers import assert_verdicts
 from drivers.ranks import Ranks
 from syrupy.assertion import SnapshotAssertion
 
-pytestmark = pytest.mark.multiproc
 RANKS = 4
 PARTS = """
 import copy

@@ -11,7 +11,6 @@ from notebook import Notebook
 from processes import under_torchrun
 from syrupy.assertion import SnapshotAssertion
 
-pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 REDUCE = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"

@@ -12,8 +12,6 @@ from drivers.ranks import Capture, MakeRanks, Ranks
 
 from nbddp.controller.store_link import StoreLink
 
-pytestmark = pytest.mark.multiproc
-
 LOOP = """
 kept = rank
 for step in range(6):

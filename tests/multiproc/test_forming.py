@@ -15,8 +15,6 @@ from drivers.ranks import Capture, MakeRanks, Ranks
 from limits import set_limits
 from processes import wait_until
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
-
 # Rank 0 has told its address, which is above the others', so that Gloo leaves it to rank 0 to dial
 # them; then it dies in the moment in which it would look up where they are.
 DIES_BEFORE_IT_DIALS = """

@@ -13,8 +13,6 @@ from drivers.ranks import Ranks, new_launcher
 
 from nbddp import ArgumentError, CellFailedError, WorkerGroup, runs
 
-pytestmark = pytest.mark.multiproc
-
 PAGE = Path(__file__).parents[2] / "docs" / "from_python.md"
 
 

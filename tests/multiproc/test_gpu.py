@@ -17,8 +17,6 @@ from nbddp import CellInterruptedError
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.multiproc,
-    pytest.mark.timeout(180),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 

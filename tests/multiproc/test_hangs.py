@@ -19,8 +19,6 @@ from processes import wait_until
 
 from nbddp import CellFailedError, CellInterruptedError, RequestError
 
-pytestmark = pytest.mark.multiproc
-
 
 def test_hang_card_shows_mismatched_collectives_and_absent_ranks(
     make_group: MakeRanks, capsys: Capture

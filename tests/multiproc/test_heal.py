@@ -18,8 +18,6 @@ from trained import STATE, TRAINED, kill
 
 from nbddp import RequestError
 
-pytestmark = pytest.mark.multiproc
-
 
 @pytest.fixture
 def group(make_group: MakeRanks) -> Ranks:

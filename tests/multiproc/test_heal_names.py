@@ -10,7 +10,7 @@ from drivers.ranks import Capture, MakeRanks, Ranks
 from syrupy.assertion import SnapshotAssertion
 from trained import STATE, TRAINED, kill
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 LOCK = "cannot pickle '_thread.lock' object"
 

@@ -8,7 +8,7 @@ from trained import kill
 
 from nbddp.errors import CellFailedError
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 # classes that nbddp takes for those of Transformers; hidden in a function, since no module has them
 LIBRARY = """

@@ -13,8 +13,6 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.worker.cell.shell_commands import _PACKAGE_MANAGER
 
-pytestmark = pytest.mark.multiproc
-
 # what pip does where two of them write into one environment
 MANAGER = """#!/bin/sh
 echo "$@" >> {log}

@@ -17,7 +17,6 @@ from nbddp import CellInterruptedError
 from nbddp.controller.session import Session
 
 pytestmark = [
-    pytest.mark.multiproc,
     pytest.mark.timeout(400),
     # CPython reports and drops an interrupt in the callback of a weak reference
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

@@ -18,7 +18,6 @@ from notebook import Notebook, Reply
 
 from nbddp import CellFailedError, CellInterruptedError
 
-pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 BEGUN = "open(f'begun{rank}', 'w').close()"

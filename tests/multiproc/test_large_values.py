@@ -12,7 +12,6 @@ from torch import nn
 
 from nbddp import RequestError
 
-pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 MB = 1_000_000

@@ -18,7 +18,6 @@ from local_nodes import all_ended, is_process_running
 from notebook import Notebook
 from processes import wait_until
 
-pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 GRACE = 40.0  # seconds: long enough that a wait for it is noticed

@@ -24,7 +24,7 @@ from processes import wait_until
 from nbddp import CellFailedError, CellInterruptedError
 from nbddp.errors import RequestError, StartError
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 TRAIN = """
 import time

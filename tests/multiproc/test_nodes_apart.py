@@ -27,7 +27,7 @@ from virtual_networks import NET, has_namespaces
 from nbddp import CellFailedError, CellInterruptedError
 from nbddp.errors import RequestError
 
-pytestmark = [pytest.mark.full, pytest.mark.multiproc, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]
 
 LISTENS = "0A"  # in Linux's tables
 

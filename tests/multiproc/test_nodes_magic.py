@@ -17,7 +17,7 @@ from local_nodes import all_ended, is_process_running, process_tree
 from notebook import Notebook
 from processes import wait_until
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 RANKS = "%%ddp\nimport os\nos.environ['GROUP_RANK'], dist.get_world_size()"
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 from answers import assert_verdicts
 from drivers.ranks import Ranks
 from lessons import definitions
 from syrupy.assertion import SnapshotAssertion
 
-pytestmark = pytest.mark.multiproc
 ANSWERS = "from contextlib import contextmanager\n" + definitions(
     "16",
     *("share_start", "pack", "unpack", "buckets_of", "owners_of", "sharded_step"),

@@ -10,7 +10,6 @@ from drivers.ranks import Ranks
 from lessons import definitions
 from syrupy.assertion import SnapshotAssertion
 
-pytestmark = pytest.mark.multiproc
 ANSWERS = "import math\nfrom torch.nn.functional import linear\n" + definitions(
     "17",
     *("size_of", "part_of", "EnterSplit", "LeaveSplit", "AddTwice"),

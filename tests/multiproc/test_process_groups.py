@@ -16,7 +16,7 @@ from nbddp import CellFailedError
 from nbddp.record.cell import CellResult
 from nbddp.worker.process_group import process_group
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.usefixtures("lasting_group")]
+pytestmark = pytest.mark.usefixtures("lasting_group")
 
 # in the shape of the well-known tutorials: every process says its place and where to meet
 TUTORIAL = """

@@ -13,7 +13,7 @@ from published import fake_wandb, run_folder
 from nbddp.publish.publisher import read_published
 
 # a tracker's process gets what others leave of the machine
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.timeout(200)
 
 TRAINING = "for step in range(30):\n    dist.barrier()\n    nbddp.log(step=step, loss=rank + 1.0)\n"
 PUBLISH = f"%%ddp --nproc 2 --publish wandb\n{TRAINING}"

@@ -11,8 +11,6 @@ from nbddp import CellFailedError
 from nbddp.worker.process_group import migration
 from nbddp.worker.process_group.object_collectives import broadcast_tensors, gather_objects
 
-pytestmark = pytest.mark.multiproc
-
 DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
 STEP = (
     "def step(model, optimizer):\n"

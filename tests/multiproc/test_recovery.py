@@ -10,8 +10,6 @@ from golden.walks import KEEP, assert_ranks_work
 from notebook import Notebook
 from processes import wait_until
 
-pytestmark = pytest.mark.multiproc
-
 # a checkpoint in its smallest form: the step, in a file
 TRAIN = """
 import os, signal, time

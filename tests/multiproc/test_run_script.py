@@ -19,7 +19,7 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp import CellFailedError, RequestError, runs
 from nbddp.archive.summary import summarize
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.usefixtures("lasting_group")]
+pytestmark = pytest.mark.usefixtures("lasting_group")
 SHARES_KERNEL = True
 
 

@@ -20,7 +20,6 @@ from nbddp.record.run_folder import read_facts
 from nbddp.ui.report.render import render_html
 from nbddp.ui.report.stored_run import run_report
 
-pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 TRAIN = """

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from notebook import Notebook, Reply
 
-pytestmark = pytest.mark.multiproc
-
 STEPS = """
 import time
 data = torch.arange(4096.0).reshape(-1, 1)

@@ -33,7 +33,6 @@ FLOATS = 5_000_000  # a heal sends them for long enough that a rank dies meanwhi
 HANGS = 90.0  # seconds after which a group that has not settled hangs
 
 pytestmark = [
-    pytest.mark.multiproc,
     pytest.mark.timeout(2 * 3600),
     # CPython reports and drops an interrupt in the callback of a weak reference
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

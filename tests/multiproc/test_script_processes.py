@@ -16,7 +16,6 @@ from processes import free_port, wait_until
 
 from nbddp import ArgumentError, CellFailedError, RequestError
 
-pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 

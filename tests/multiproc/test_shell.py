@@ -12,7 +12,6 @@ from notebook import Notebook
 
 from nbddp import CellFailedError
 
-pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 

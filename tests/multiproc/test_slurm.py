@@ -15,7 +15,7 @@ from notebook import Notebook
 from processes import wait_until
 from virtual_networks import Cables, has_namespaces
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.soak, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 NET = "10.207.84"
 CONTROLLER, HOSTS = "head", ["zeta", "alpha"]  # SLURM numbers the hosts against their order

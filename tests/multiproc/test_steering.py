@@ -13,7 +13,6 @@ from multiproc.conftest import FORGET_OPTIONS
 from notebook import Notebook
 from processes import wait_until
 
-pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 

@@ -19,7 +19,7 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp import CellInterruptedError
 from nbddp.record.cell import CellHandle, CellRequest
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 SHARES_KERNEL = True
 
 MODEL = """%%ddp --nproc {nproc}

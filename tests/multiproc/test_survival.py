@@ -15,7 +15,7 @@ from syrupy.assertion import SnapshotAssertion
 import nbddp
 from nbddp.course import survival
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(500)]
+pytestmark = pytest.mark.timeout(500)
 
 [PATH] = [path for path in NOTEBOOKS if path.name.startswith("18_")]
 LESSON = nbformat.read(PATH, as_version=4)

@@ -28,7 +28,7 @@ from nbddp.archive.sweep_grid import SweepEntry
 from nbddp.group import sweep
 from nbddp.lifecycle.group_state import GroupState
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 SETUP = """%%ddp --nproc 2
 def train(lr, batch):

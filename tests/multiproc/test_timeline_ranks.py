@@ -18,7 +18,7 @@ from nbddp.record.cell import CellHandle
 from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.record.waiting.collective_timeline import Timeline
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.usefixtures("lasting_group")]
+pytestmark = pytest.mark.usefixtures("lasting_group")
 SHARES_KERNEL = True
 
 SOON = 80  # steps; it takes 30

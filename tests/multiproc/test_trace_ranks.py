@@ -22,7 +22,6 @@ from nbddp.ui.report.trace import trace_report
 from nbddp.wire.trace_messages import TraceSteps
 from nbddp.worker.watch.profiler import OWN_PROFILER, PID_RANGE
 
-pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 SKEW = 100.0  # microseconds between the clocks of two ranks in the file; 3 were seen

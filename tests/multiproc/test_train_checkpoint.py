@@ -11,7 +11,7 @@ from drivers.ranks import MakeRanks, Ranks
 
 from nbddp import CellFailedError
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.usefixtures("lasting_group")]
+pytestmark = pytest.mark.usefixtures("lasting_group")
 
 # Each rank has random numbers of its own (dropout, noise) and a place of its own in the data.
 RUN = """

@@ -14,8 +14,6 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.train.prepare import prepared
 
-pytestmark = pytest.mark.multiproc
-
 KIT = (
     imported(prepared)
     + """

@@ -7,8 +7,6 @@ from drivers.ranks import MakeRanks, Ranks
 
 from nbddp import CellFailedError, RequestError
 
-pytestmark = pytest.mark.multiproc
-
 
 def kept_in_store(group: Ranks) -> int:
     """Return the number of values in the store."""

@@ -12,7 +12,7 @@ from drivers.ranks import Capture, MakeRanks, Ranks
 import nbddp
 from nbddp import CellFailedError
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.usefixtures("lasting_group")]
+pytestmark = pytest.mark.usefixtures("lasting_group")
 
 OURS = str(Path(nbddp.__file__).parent)
 

@@ -9,12 +9,7 @@ from processes import wait_until
 from nbddp.wire.trace_messages import TraceSteps
 
 analysis = pytest.importorskip("hta.trace_analysis")
-pytestmark = [
-    pytest.mark.multiproc,
-    pytest.mark.ecosystem,
-    pytest.mark.timeout(180),
-    pytest.mark.filterwarnings("ignore"),  # a pandas warning of HTA
-]
+pytestmark = pytest.mark.filterwarnings("ignore")  # a pandas warning of HTA
 
 TRAIN = """
 import time

@@ -7,12 +7,7 @@ from pathlib import Path
 import pytest
 from lessons import NOTEBOOKS, check_lesson
 
-pytestmark = [
-    pytest.mark.notebook,
-    pytest.mark.multiproc,
-    pytest.mark.ecosystem,
-    pytest.mark.timeout(240),
-]
+pytestmark = [pytest.mark.notebook, pytest.mark.timeout(240)]
 
 
 def test_the_notebook_with_a_language_model_runs_from_start_to_end(folder: Path) -> None:

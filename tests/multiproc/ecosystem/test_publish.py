@@ -30,7 +30,7 @@ from nbddp.publish.tracker import TRACKER_CLASSES, Target, plain_name
 for package in TRACKER_CLASSES:
     pytest.importorskip(package)
 pytestmark = [
-    *(pytest.mark.multiproc, pytest.mark.ecosystem, pytest.mark.timeout(240)),
+    pytest.mark.timeout(240),
     pytest.mark.filterwarnings("default"),  # warnings of the trackers about each other
 ]
 

@@ -7,7 +7,6 @@ import pytest
 from nbddp import WorkerGroup
 
 pytest.importorskip("torchmetrics")
-pytestmark = [pytest.mark.multiproc, pytest.mark.ecosystem, pytest.mark.timeout(180)]
 
 
 def test_torchmetrics_accuracy_covers_all_ranks(group: WorkerGroup) -> None:

@@ -18,7 +18,7 @@ from trainer_cells import CELLS, LANGUAGE_MODEL
 
 trl = pytest.importorskip("trl")
 load_file = pytest.importorskip("safetensors.torch").load_file
-pytestmark = [pytest.mark.multiproc, pytest.mark.ecosystem, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 SAVE = """
 torch.save([each.detach().clone() for each in train().parameters()], f"{folder}/{rank}.pt")
