@@ -14,6 +14,7 @@ from nbddp.record.cell import CellHandle
 from nbddp.record.event_log import EventLog, RunEvent, merge_equal_failures
 from nbddp.record.rank_monitor import LoopProgress, RankMonitor
 from nbddp.record.waiting.collective_matcher import Straggler
+from nbddp.record.waiting.hang_detector import Heartbeat
 from nbddp.record.waiting.stragglers import StragglerLag
 from nbddp.wire.messages import RankStatus, Ready
 
@@ -167,29 +168,31 @@ def build_snapshot(
     ``sample_gpus`` returns the usage of GPUs, given their UUIDs and our processes on each.
     ``nodes``: the machine of each rank, if there are several.
     """
-    now, at = time.monotonic(), time.time()
+    at = time.time()
     if cell is not None and not is_for_cell and cell.attempt != life.attempt:
         cell = None  # it ran on ranks of an earlier attempt
     shown = cell if is_for_cell else None
     folder, alarm = event_log.folder, rank_monitor.hangs.problem_text
-    ready_messages = sorted(dict(ready).items())
+    ready = dict(sorted(dict(ready).items()))
+    heartbeats = rank_monitor.hangs.heartbeats.copy()
     lags = rank_monitor.lags(cell.ranks) if cell else {}
     events = event_log.since(cell.began_at) if cell else event_log.of_attempt(life.run_attempt)
     began = cell.began_at if cell else events[0].at if events else at
-    question = _open_question(life, shown, rank_monitor)
+    number = shown.number if shown else -1
+    asks = (each.status.asks for each in heartbeats.values() if each.status.cell == number)
+    question = next(filter(None, asks), "")
     cause = cell.verdict.first.headline() if cell and cell.verdict else ""
     ranks = []
     for rank_life in _rank_lives(life, shown):
-        snapshot = _rank_snapshot(
-            rank_life, cell, _rank_state(rank_life, shown), rank_monitor, question, now
-        )
         rank = rank_life.rank
-        ready_message, lag = ready.get(rank), lags.get(rank) if rank_life.is_alive else None
-        if ready_message is not None:
-            snapshot = replace(snapshot, pid=ready_message.pid, device=ready_message.device)
+        state, heartbeat = _rank_state(rank_life, shown), heartbeats.get(rank)
+        snapshot = _rank_snapshot(rank_life, cell, state, rank_monitor, heartbeat, question)
+        if message := ready.get(rank):
+            snapshot = replace(snapshot, pid=message.pid, device=message.device)
             if shown is None and rank_life.is_alive and rank_monitor.hangs.is_stopped(rank):
-                state = f"stopped by a signal: `kill -CONT {ready_message.pid}` continues it"
-                snapshot = replace(snapshot, state=state)
+                words = f"stopped by a signal: `kill -CONT {message.pid}` continues it"
+                snapshot = replace(snapshot, state=words)
+        lag = lags.get(rank) if rank_life.is_alive else None
         ranks.append(replace(snapshot, node=nodes.get(rank, ""), lag=lag))
     return Snapshot(
         state=life.state,
@@ -197,12 +200,12 @@ def build_snapshot(
         began=began,
         seconds=cell.seconds if cell else at - began,
         attempt=life.run_attempt,
-        backend=", ".join(sorted({message.backend for _, message in ready_messages})),
-        devices=tuple(message.device for _, message in ready_messages),
+        backend=", ".join(sorted({message.backend for message in ready.values()})),
+        devices=tuple(message.device for message in ready.values()),
         script=cell.request.script.name if cell and cell.request.script else "",
         folder=str(folder.path) if folder else "",
         run=folder.path.name if folder else "",
-        ranks=_with_gpus(ranks, rank_monitor, sample_gpus),
+        ranks=_with_gpus(ranks, heartbeats, sample_gpus),
         events=merge_equal_failures(events, cause=cause, alarm=alarm),
         alarm=alarm,
         straggler=rank_monitor.collectives.straggler() if lags else None,
@@ -212,26 +215,24 @@ def build_snapshot(
 
 
 def _with_gpus(
-    ranks: Sequence[RankSnapshot], rank_monitor: RankMonitor, sample_gpus: SampleGpus
+    ranks: Sequence[RankSnapshot], heartbeats: Mapping[int, Heartbeat], sample_gpus: SampleGpus
 ) -> tuple[RankSnapshot, ...]:
     """Add the usage of whole GPUs, and the ranks that share each GPU."""
-    uuids = {}
+    uuids = {each.rank: heartbeats[each.rank].status.gpu for each in ranks if each.gpu}
     pids: dict[str, dict[int, int]] = defaultdict(dict)  # of the ranks on each GPU
-    for rank in ranks:
-        heartbeat = rank_monitor.hangs.heartbeats.get(rank.rank)
-        if rank.gpu and heartbeat is not None and heartbeat.status.gpu:
-            uuids[rank.rank] = uuid = heartbeat.status.gpu
-            pids[uuid][rank.rank] = rank.pid
+    for each in ranks:
+        if uuid := uuids.get(each.rank):
+            pids[uuid][each.rank] = each.pid
     if not pids:
         return tuple(ranks)
     usage = sample_gpus({uuid: {*on_gpu.values()} for uuid, on_gpu in pids.items()})
-    with_gpu = []
-    for rank in ranks:
-        if uuid := uuids.get(rank.rank, ""):
-            others = tuple(each for each in pids[uuid] if each != rank.rank)
-            rank = replace(rank, gpu_usage=usage.get(uuid, UNKNOWN_USAGE), gpu_ranks=others)
-        with_gpu.append(rank)
-    return tuple(with_gpu)
+    with_gpus = []
+    for each in ranks:
+        if uuid := uuids.get(each.rank):
+            others = tuple(rank for rank in pids[uuid] if rank != each.rank)
+            each = replace(each, gpu_usage=usage.get(uuid, UNKNOWN_USAGE), gpu_ranks=others)
+        with_gpus.append(each)
+    return tuple(with_gpus)
 
 
 def _rank_lives(life: Life, cell: CellHandle | None) -> tuple[RankLife, ...]:
@@ -246,13 +247,12 @@ def _rank_snapshot(
     cell: CellHandle | None,
     state: _StateWords,
     rank_monitor: RankMonitor,
+    heartbeat: Heartbeat | None,
     question: str,
-    now: float,
 ) -> RankSnapshot:
     """Describe a rank by its last heartbeat; ``question`` is an input request of any rank."""
-    heartbeat = rank_monitor.hangs.heartbeats.get(life.rank)
     status = heartbeat.status if heartbeat else RankStatus(cell=0, line=0, function="")
-    age = now - heartbeat.at if heartbeat else 0.0
+    age = time.monotonic() - heartbeat.at if heartbeat else 0.0
     is_inside = life.state is RankState.RUNNING and cell is not None and status.cell == cell.number
     rate = rank_monitor.metrics.step_rate(life.rank) if cell else None
     words, is_healthy, is_first_cause = state
@@ -285,16 +285,6 @@ def _rank_snapshot(
         is_first_cause=is_first_cause,
         is_over=cell is not None and (cell.is_finished or cell.has_ended(life.rank)),
     )
-
-
-def _open_question(life: Life, cell: CellHandle | None, rank_monitor: RankMonitor) -> str:
-    """Return the current request for user input; empty if there is none."""
-    if cell is None:
-        return ""
-    heartbeats = [rank_monitor.hangs.heartbeats.get(rank_life.rank) for rank_life in life.ranks]
-    statuses = [heartbeat.status for heartbeat in heartbeats if heartbeat is not None]
-    questions = (status.asks for status in statuses if status.cell == cell.number)
-    return next(filter(None, questions), "")
 
 
 def _rank_state(life: RankLife, cell: CellHandle | None) -> _StateWords:
