@@ -16,7 +16,7 @@ from typing import Any
 from nbddp.archive.comparison import compare as compare_folders
 from nbddp.archive.find import find_run, runs_below
 from nbddp.archive.stored_run import StoredCell, StoredRun
-from nbddp.archive.summary import UNREADABLE, describe_run_end
+from nbddp.archive.summary import describe_run_end
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
 from nbddp.record.event_log import TRIAL_ENDED
@@ -48,7 +48,7 @@ class Run:
     def __init__(self, path: str | os.PathLike[str] = "") -> None:
         is_folder = isinstance(path, Path) and os.path.isdir(path)  # noqa: PTH112 - never raises
         self.path = Path(path) if is_folder else find_run(os.fspath(path) or None, Path.cwd())
-        self._recorded = _read_run(self.path)
+        self._recorded = StoredRun(self.path)
 
     def __repr__(self) -> str:
         cells = plural(len(self.cells), "cell")
@@ -178,18 +178,3 @@ def compare(*compared: Run | str | os.PathLike[str], metrics: str = "") -> str:
     found = [each if isinstance(each, Run) else Run(each) for each in compared]
     comparison = compare_folders([each.path for each in found], metrics)
     return render_text(comparison_report(comparison))
-
-
-def _read_run(path: Path) -> StoredRun:
-    """Open a run and read the parts that all others need.
-
-    Raises:
-        RequestError: the run is damaged, or the folder holds no run.
-    """
-    try:
-        run = StoredRun(path)
-        _ = run.cells, run.ranks
-    except UNREADABLE as error:
-        what = f"{type(error).__name__}: {error}"
-        raise RequestError(f"{path.name} is damaged, or not a run of nbddp ({what})") from None
-    return run

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from nbddp.archive.find import short_names
 from nbddp.archive.stored_run import StoredCell, StoredRun
-from nbddp.archive.summary import UNREADABLE, summarize
-from nbddp.errors import ArgumentError, RequestError
+from nbddp.archive.summary import summarize
+from nbddp.errors import ArgumentError
 from nbddp.formatting import list_some
 from nbddp.record.metrics import Curve, Pairs, spread
 
@@ -57,14 +57,9 @@ class ComparedRun(StoredRun):
         wanted: Callable[[str], bool] | None = None,
         current: Path | None = None,
     ) -> None:
-        try:
-            super().__init__(path, wanted)
-            self.summary = summarize(path, current=current)
-            self.source = _source(self.cells)
-        except (*UNREADABLE, RequestError) as error:
-            raise RequestError(
-                f"{path.name} is damaged, or is not an nbddp run ({error})"
-            ) from None
+        super().__init__(path, wanted)
+        self.summary = summarize(path, current=current)
+        self.source = _source(self.cells)
         self._curves: dict[str, dict[int, Curve]] = {}
 
     @property

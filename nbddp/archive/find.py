@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nbddp.errors import RequestError
+from nbddp.formatting import list_some
 from nbddp.record.run_folder import folder_name
 
 MAX_SHOWN_NAMES = 8  # names in a message
@@ -57,9 +58,9 @@ def find_run(
     matching = _named(name, runs) or [run for run in runs if is_in_name(name, run.name)]
     if not matching:
         shortened = name if len(name) <= MAX_SHOWN_CHARS else f"{name[:MAX_SHOWN_CHARS]}..."
-        raise RequestError(f"there is no run {shortened!r}; the newest are: {_join_names(runs)}")
+        raise RequestError(f"there is no run {shortened!r}; the newest are: {_list_names(runs)}")
     if is_unique and len(matching) > 1:
-        raise RequestError(f"{name!r} matches {len(matching)} runs: {_join_names(matching)}")
+        raise RequestError(f"{name!r} matches {len(matching)} runs: {_list_names(matching)}")
     return matching[0]
 
 
@@ -104,6 +105,5 @@ def _without_stamp(name: str) -> str:
     return name[stamp.end() :] if (stamp := _STAMP.match(name)) else name
 
 
-def _join_names(runs: list[Path]) -> str:
-    more = ["..."] if len(runs) > MAX_SHOWN_NAMES else []
-    return ", ".join([*(run.name for run in runs[:MAX_SHOWN_NAMES]), *more])
+def _list_names(runs: list[Path]) -> str:
+    return list_some([run.name for run in runs], MAX_SHOWN_NAMES)

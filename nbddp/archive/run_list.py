@@ -7,15 +7,15 @@ import operator
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nbddp.archive.find import MAX_SHOWN_NAMES, is_in_name
+from nbddp.archive.find import is_in_name
 from nbddp.archive.summary import (
     COLUMNS,
     NOTE_FILE,
@@ -53,13 +53,13 @@ class Listing:
 
     Attributes:
         runs: the requested runs, in the requested order.
-        left_out: damaged and incomplete folders by name, with the reason.
+        left_out: for each damaged or incomplete folder, the reason.
         total: number of all runs.
         size: bytes that all runs take.
     """
 
     runs: tuple[Summary, ...]
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
     total: int = 0
     size: int = 0
 
@@ -182,8 +182,7 @@ def list_runs(
     compared = [condition.name for condition in conditions if condition.comparison]
     for name in filter(None, [*compared, sort]):
         if all_runs and name not in names and name not in (*COLUMNS, *SHORT_COLUMNS):
-            shown = [*[*names][:MAX_NAMED], *(["..."] if len(names) > MAX_NAMED else [])]
-            available = ", ".join([*shown, *sorted(COLUMNS)])
+            available = list_some([*sorted(COLUMNS), *names], len(COLUMNS) + MAX_NAMED)
             raise ArgumentError(f"no run has {name!r}; the known names are: {available}")
     runs = [run for run in all_runs if all(condition.fits(run) for condition in conditions)]
     if sort:
@@ -222,8 +221,8 @@ def remove(path: Path, *, current: Path | None) -> None:
         raise RequestError(f"run {path.name} cannot be deleted: {error.strerror}") from None
 
 
-def _read_all(base: Path, current: Path | None) -> tuple[list[Summary], dict[str, str]]:
-    folder, runs, left_out = base / ".nbddp" / "runs", list[Summary](), dict[str, str]()
+def _read_all(base: Path, current: Path | None) -> tuple[list[Summary], tuple[str, ...]]:
+    folder, runs, left_out = base / ".nbddp" / "runs", list[Summary](), list[str]()
     inside = folder.iterdir() if folder.is_dir() else ()
     paths = [each for each in inside if each.is_dir() and not each.name.startswith(".")]
     known = {each.resolve() for each in paths}
@@ -233,9 +232,9 @@ def _read_all(base: Path, current: Path | None) -> tuple[list[Summary], dict[str
         try:
             runs.append(summarize(path, current=current))
         except RequestError as error:
-            left_out[path.name] = str(error)
+            left_out.append(str(error))
     runs.sort(key=lambda run: (run.name[:15], run.began, run.name), reverse=True)
-    return runs, dict(sorted(left_out.items()))
+    return runs, tuple(sorted(left_out))
 
 
 def _differ(values: Iterable[Any]) -> bool:
@@ -252,13 +251,3 @@ def _sorted(runs: Sequence[Summary], name: str, *, is_down: bool) -> list[Summar
 
 def _has_order(value: object) -> bool:
     return isinstance(value, str) or is_number(value)
-
-
-def describe_left_out(left_out: Mapping[str, str]) -> str:
-    """Describe the folders that are not listed, with the reasons; empty if there are none.
-
-    >>> describe_left_out({"x": "it has no events.jsonl"})
-    'left out: x (it has no events.jsonl)'
-    """
-    named = [f"{name} ({why})" for name, why in left_out.items()]
-    return f"left out: {list_some(named, MAX_SHOWN_NAMES)}" if named else ""

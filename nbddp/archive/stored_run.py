@@ -6,7 +6,6 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from operator import lt
 from pathlib import Path
@@ -28,6 +27,7 @@ NOT_METRICS = frozenset({"time", "rank", "attempt", "step"})  # keys of a row of
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 MAX_SHOWN_CELLS = 20  # cell numbers in a message
+UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)  # of damaged files
 # seconds by which the times of events are rounded, unlike those of metrics
 EVENT_TIME_ERROR = 0.001
 
@@ -77,8 +77,12 @@ class StoredRun:
         path: the folder of the run.
         wanted: the metrics to read; None for all. :class:`MetricStore` keeps the first 64.
 
+    Attributes:
+        cells: its cells, in the order in which they ran.
+        ranks: all ranks of its last attempt.
+
     Raises:
-        RequestError: there is no run in that folder.
+        RequestError: there is no run in that folder, or it is damaged.
     """
 
     def __init__(self, path: Path, wanted: Callable[[str], bool] | None = None) -> None:
@@ -89,8 +93,13 @@ class StoredRun:
         reader = JsonLinesReader(path / EVENTS, "kind")
         try:
             self.events = tuple(RunEvent(row.pop("time"), row.pop("kind"), row) for row in reader)
+            self.cells = _cells(self.events)
+            starts = (event for event in reversed(self.events) if event.kind == "start")
+            self.ranks = tuple(range(next((event.facts["world_size"] for event in starts), 0)))
         except OSError as error:
             raise RequestError(f"there is no run in {path}: {error.strerror}") from None
+        except UNREADABLE as error:
+            raise damaged(path, error) from None
         self._unreadable[EVENTS] = reader.unreadable
         self.facts = read_facts(path)
 
@@ -108,19 +117,6 @@ class StoredRun:
     def was_stopped(self) -> bool:
         """Whether its end was recorded. If not, its kernel was killed, or the run still runs."""
         return bool(self.events) and self.events[-1].kind == "stopped"
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """All ranks of its last attempt."""
-        sizes = [event.facts["world_size"] for event in self.events if event.kind == "start"]
-        return tuple(range(sizes[-1] if sizes else 0))
-
-    @cached_property
-    def cells(self) -> tuple[StoredCell, ...]:
-        """Its cells, in the order in which they ran."""
-        ended = {_cell_id(event): event for event in self.events if event.kind == "cell ended"}
-        started = (event for event in self.events if event.kind == "cell")
-        return tuple(_cell(event, ended.get(_cell_id(event))) for event in started)
 
     def log_path(self, rank: int) -> Path:
         """Return the file with a rank's output, which may not exist."""
@@ -271,6 +267,18 @@ def _has_step_back(parts: Sequence[_RowsOfRanks]) -> bool:
     return False
 
 
+def damaged(path: Path, error: Exception) -> RequestError:
+    """Return the error for a run with a file that cannot be read."""
+    reason = f"{type(error).__name__}: {error}"
+    return RequestError(f"{path.name} is damaged, or not a run of nbddp ({reason})")
+
+
+def _cells(events: Sequence[RunEvent]) -> tuple[StoredCell, ...]:
+    ended = {_cell_id(event): event for event in events if event.kind == "cell ended"}
+    started = (event for event in events if event.kind == "cell")
+    return tuple(_cell(event, ended.get(_cell_id(event))) for event in started)
+
+
 def _cell_id(event: RunEvent) -> int:
     """Return the id of an event's cell; older records have only the prompt number."""
     return int(event.facts.get("id", event.facts["number"]))
@@ -282,7 +290,7 @@ def _cell(started: RunEvent, ended: RunEvent | None) -> StoredCell:
     return StoredCell(
         number=facts["number"],
         ranks=tuple(facts["ranks"]),
-        source=facts["source"],
+        source=str(facts["source"]),
         began_at=facts.get("began", started.at),  # ranks may report before this event
         ended_at=ended.at if ended else None,
         outcome=ended.facts["outcome"] if ended else "",

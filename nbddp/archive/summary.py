@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from nbddp.archive.stored_run import StoredRun
+from nbddp.archive.stored_run import UNREADABLE, StoredRun, damaged
 from nbddp.errors import RequestError
 from nbddp.record.metrics import Pairs
 from nbddp.record.run_folder import RunJson, read_facts
@@ -23,8 +23,6 @@ RUNNING = "still running"
 KILLED = "its kernel ended before it could record the end"
 UNKNOWN = "its end is not recorded: its kernel was killed, or still runs"
 NOTE_FILE = "marks.json"  # the user's note
-# errors of damaged or foreign files
-UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +70,14 @@ def summarize(path: Path, *, current: Path | None = None) -> Summary:
     """Summarize a run; ``current`` is the folder of this kernel's running run.
 
     Raises:
-        RequestError: the run is damaged, or the folder holds no run; the text is short.
+        RequestError: the run is damaged, or the folder holds no run.
     """
     try:
         return _summarize(path, current)
     except FileNotFoundError as error:
-        missing = Path(error.filename or "").name
-        raise RequestError(f"it has no {missing}") from None
+        raise RequestError(f"{path.name} has no {Path(error.filename or '').name}") from None
     except UNREADABLE as error:
-        raise RequestError(f"{type(error).__name__}: {error}") from None
+        raise damaged(path, error) from None
 
 
 def _summarize(path: Path, current: Path | None) -> Summary:

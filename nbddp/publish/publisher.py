@@ -11,7 +11,8 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nbddp.archive.summary import UNREADABLE, summarize
+from nbddp.archive.stored_run import UNREADABLE
+from nbddp.archive.summary import summarize
 from nbddp.errors import RequestError
 from nbddp.publish.step_aggregator import AggregatedStep, StepAggregator
 from nbddp.publish.tracker import PublishError, RunIdentity, RunOutcome, Tracker

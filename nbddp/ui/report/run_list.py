@@ -6,10 +6,11 @@ import time
 from typing import Any
 
 from nbddp.archive.find import short_names
-from nbddp.archive.run_list import Listing, describe_left_out
+from nbddp.archive.find import MAX_SHOWN_NAMES
+from nbddp.archive.run_list import Listing
 from nbddp.archive.summary import Summary
 from nbddp.charts.sparkline import block_characters, sparkline
-from nbddp.formatting import format_bytes, plural
+from nbddp.formatting import format_bytes, list_some, plural
 from nbddp.record.metrics import Pairs
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Cell, Dot, Mood, Report, Table, note
@@ -34,7 +35,8 @@ def run_list_report(listing: Listing, *, most: int = SHOWN_RUNS) -> Report:
     table = Table(head, rows, "runs").without_empty_columns()
     more = len(listing.runs) - most
     rest = f"{more} more: `%ddp runs -n {len(listing.runs)}` shows them" if more > 0 else ""
-    return Report(title, [table, note(rest), note(describe_left_out(listing.left_out))])
+    left_out = list_some(listing.left_out, MAX_SHOWN_NAMES)
+    return Report(title, [table, note(rest), note(f"left out: {left_out}" if left_out else "")])
 
 
 def _row(listing: Listing, run: Summary, name: str) -> list[str | Cell]:
