@@ -53,7 +53,7 @@ class MatchedCollective:
     arrivals: Mapping[int, float]
     wait_seconds: Mapping[int, float]
     last_rank: int
-    places: Mapping[Place, int]
+    places: Mapping[Place, int] = field(default_factory=dict)
     loading: float = 0.0
 
     @property

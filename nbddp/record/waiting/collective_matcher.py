@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from nbddp.record.waiting.collective_history import (
@@ -33,18 +33,6 @@ MAX_OPEN_ARRIVALS = 60_000  # small groups keep more: a rank may report seconds 
 MIN_LOADING_SHARE = 0.5  # of the waiting, for a straggler that waits for data
 
 
-@dataclass(slots=True)
-class _OpenCollective:
-    """A collective that some ranks have not reported."""
-
-    call: Collective
-    waits_for_all: bool
-    arrivals: dict[int, float] = field(default_factory=dict)
-
-
-_Match = tuple[_OpenCollective, dict[int, float]]  # all ranks arrived; seconds of each wait
-
-
 class GroupMatcher:
     """Matches the collectives of one group by the number that each of its ranks counts."""
 
@@ -52,23 +40,17 @@ class GroupMatcher:
         self.ranks = frozenset(ranks)
         self.window = WaitWindow(self.ranks)
         self._matched_at = self._reported_at = 0.0  # by ``time.monotonic()``
-        self._open: dict[int, _OpenCollective] = {}
+        self._open: dict[int, dict[int, Arrival]] = {}  # by number of the collective, and rank
         self._matched = 0
         self._newest = 0.0  # time of the newest matched collective
 
-    def add(
-        self, rank: int, call: Collective, at: float, now: float, *, waits_for_all: bool
-    ) -> list[_Match]:
-        """Add the arrival of a rank at a ``time.time()``. Return the newly matched collectives.
-
-        ``waits_for_all``: whether no rank can leave before all have arrived. ``now`` is
-        ``time.monotonic()``.
-        """
-        self._reported_at, number = now, call.number
+    def add(self, rank: int, arrival: Arrival, now: float) -> list[MatchedCollective]:
+        """Add the arrival of a rank, at a ``time.monotonic()``. Return new matches."""
+        self._reported_at, number = now, arrival.call.number
         if number <= self._matched or rank not in self.ranks:
             return []
-        arrivals = self._open.setdefault(number, _OpenCollective(call, waits_for_all)).arrivals
-        arrivals[rank] = at
+        arrivals = self._open.setdefault(number, {})
+        arrivals[rank] = arrival
         if len(self._open) > max(MAX_OPEN, MAX_OPEN_ARRIVALS // len(self.ranks)):
             del self._open[next(iter(self._open))]
         if len(arrivals) == len(self.ranks):
@@ -80,25 +62,25 @@ class GroupMatcher:
         """See :meth:`WaitWindow.stragglers`."""
         return self.window.stragglers(self._reported_at - self._matched_at)
 
-    def _match(self, number: int) -> Iterator[_Match]:
+    def _match(self, number: int) -> Iterator[MatchedCollective]:
         """Match a collective once all ranks have reported it and their next collective."""
-        collective, following = self._open.get(number), self._open.get(number + 1)
-        if collective is None or following is None:
+        arrivals, following = self._open.get(number, {}), self._open.get(number + 1, {})
+        if {len(arrivals), len(following)} != {len(self.ranks)}:
             return
-        if {len(collective.arrivals), len(following.arrivals)} != {len(self.ranks)}:
-            return
-        last = max(collective.arrivals.values())
+        times = {rank: arrival.at for rank, arrival in arrivals.items()}
+        last_rank = max(times, key=times.__getitem__)
+        last, call = times[last_rank], arrivals[last_rank].call
         waits = {
-            rank: last - at if following.arrivals[rank] >= last else 0.0
-            for rank, at in collective.arrivals.items()
-            if collective.waits_for_all
+            rank: last - at if following[rank].at >= last else 0.0
+            for rank, at in times.items()
+            if arrivals[rank].waits_for_all
         }
         if self._newest and number == self._matched + 1:
             self.window.add(last, max(0.0, last - self._newest), waits)
         self._newest, self._matched = last, number
         for old in [old for old in self._open if old <= number]:
             del self._open[old]
-        yield collective, waits
+        yield MatchedCollective(call, times, waits, last_rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,33 +171,30 @@ class CollectiveMatcher:
                 self._add_arrival(rank, Arrival(at, nothing, turn, waits_for_all=False), now)
 
     def _add_arrival(self, rank: int, arrival: Arrival, now: float) -> None:
-        call, key = arrival.call, (arrival.call.group, arrival.turn)
+        key = arrival.call.group, arrival.turn
         if key not in self._groups:
-            ranks = self._history.ranks_in(call.group)
+            ranks = self._history.ranks_in(arrival.call.group)
             is_known = bool(ranks) and set(ranks) <= set(self._history.ranks)
             if len(self._groups) >= MAX_GROUPS or not is_known:
                 return
             self._groups[key] = GroupMatcher(ranks)
-        for match in self._groups[key].add(
-            rank, call, arrival.at, now, waits_for_all=arrival.waits_for_all
-        ):
-            self._add_match(*match)
+        for match in self._groups[key].add(rank, arrival, now):
+            self._add_match(match)
 
-    def _add_match(self, collective: _OpenCollective, waits: dict[int, float]) -> None:
-        history, arrivals = self._history, collective.arrivals
+    def _add_match(self, match: MatchedCollective) -> None:
+        history, last_rank = self._history, match.last_rank
         history.count += 1
-        last_rank = max(arrivals, key=lambda rank: arrivals[rank])
-        waiting = {rank: seconds for rank, seconds in waits.items() if seconds}
-        for rank, seconds in waiting.items():
-            history.waits[rank, last_rank] += seconds
-        places: Counter[Place] = Counter()
-        loading = 0.0
+        waiting = [rank for rank, seconds in match.wait_seconds.items() if seconds]
+        for rank in waiting:
+            history.waits[rank, last_rank] += match.wait_seconds[rank]
         if waiting:
-            first, last = min(arrivals[rank] for rank in waiting), arrivals[last_rank]
-            track = history.tracks[last_rank]
-            places = track.count_places(first, last)
-            loading = track.loading_seconds(first, last) / (last - first) * sum(waits.values())
-        match = MatchedCollective(collective.call, arrivals, waits, last_rank, places, loading)
+            first, track = min(match.arrivals[rank] for rank in waiting), history.tracks[last_rank]
+            loading_share = track.loading_seconds(first, match.at) / (match.at - first)
+            match = replace(
+                match,
+                places=track.count_places(first, match.at),
+                loading=loading_share * match.total_wait,
+            )
         history.matched.append(match)
 
     # ---- results

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from nbddp.archive.find import short_names
-from nbddp.archive.find import MAX_SHOWN_NAMES
+from nbddp.archive.find import MAX_SHOWN_NAMES, short_names
 from nbddp.archive.run_list import Listing
 from nbddp.archive.summary import Summary
 from nbddp.charts.sparkline import block_characters, sparkline

@@ -11,6 +11,7 @@ import pytest
 from nbddp.record.metrics import MetricStore
 from nbddp.record.step_rate import StepRate
 from nbddp.record.waiting import stragglers
+from nbddp.record.waiting.collective_history import Arrival
 from nbddp.record.waiting.collective_matcher import GroupMatcher
 from nbddp.record.waiting.stragglers import StragglerLag, slow_by_step_rate
 from nbddp.wire.collective import Collective
@@ -74,13 +75,10 @@ Step = Callable[[int, int], float]  # how long a rank works at a step
 
 def arrive(group: GroupMatcher, rank: int, rows: list[list[Any]], now: float) -> list[int]:
     """A rank reports rows of number, time, and whether all wait for the last one."""
-    return [
-        found.call.number
-        for number, at, meets in rows
-        for found, _ in group.add(
-            rank, Collective("all_reduce", number), at, now, waits_for_all=meets
-        )
+    arrivals = [
+        Arrival(at, Collective("all_reduce", number), 0, meets) for number, at, meets in rows
     ]
+    return [found.call.number for each in arrivals for found in group.add(rank, each, now)]
 
 
 def meet(work: Step, *, steps: int = 200, ranks: range = RANKS, buckets: int = 1) -> GroupMatcher:
