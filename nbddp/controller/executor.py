@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbddp.controller.controller_state import ControllerState
@@ -24,6 +25,7 @@ from nbddp.lifecycle.group_state import GroupState
 from nbddp.lifecycle.heal_steps import KILLED
 from nbddp.lifecycle.transitions import advance
 from nbddp.record.cell import CellHandle, CellResult
+from nbddp.record.log_reader import log_name
 from nbddp.record.rank_monitor import CHECK_PERIOD
 from nbddp.sigint import import_interruptibly, sigint_deferred
 from nbddp.train.faults.kinds import FAULTS_VARIABLE
@@ -33,7 +35,6 @@ from nbddp.wire.rank_start import RankStart
 if TYPE_CHECKING:
     from nbddp.controller.group_spec import GroupSpec
     from nbddp.nodes.rejoin import SurvivingGroup
-    from nbddp.record.run_folder import RunFolder
 
 
 logger = logging.getLogger(__name__)
@@ -270,7 +271,8 @@ class Executor(ControllerState):
         """Take over ranks. If this raises an error, they keep running, for another rejoin."""
         self._forget_earlier_ranks()
         attempt, runtime = survivors.attempt, self.active_runtime
-        folder = self.event_log.resume(survivors.folder, self._open_folder)
+        self.event_log.resume(survivors.folder)
+        folder = self._open_folder()
         runtime.link.use_secret(survivors.secret)
         ranks = RankProcesses(attempt, runtime, self.launcher, self.messages)
         failed = ranks.rejoin(survivors, folder)
@@ -292,7 +294,7 @@ class Executor(ControllerState):
             raise RuntimeError("a group was started without a spec")
         return self.spec
 
-    def _open_folder(self) -> RunFolder:
+    def _open_folder(self) -> Path:
         spec = self._started_spec
         return self.event_log.open(spec.cwd(), spec.name, spec.facts())
 
@@ -310,7 +312,7 @@ class Executor(ControllerState):
                 attempt=self.life.attempt,
                 run_attempt=self.life.run_attempt,
                 secret=link.secret,
-                log_path=str(folder.log_path(place.rank)),
+                log_path=str(folder / log_name(place.rank)),
                 kernel_pid=os.getpid(),
                 env=spec.environment(place.rank, self.launcher.base_env) | fault_variables,
                 sys_path=list(sys.path),
@@ -320,7 +322,7 @@ class Executor(ControllerState):
                 threads=spec.threads
                 or max(1, self.launcher.cores(place) // place.local_world_size),
                 joins_group=spec.joins_group,
-                run_id=folder.path.name,
+                run_id=folder.name,
                 colors=self.colors,
             )
             for place in self.launcher.topologies(spec.nproc, master_port=link.reserved_port)
@@ -351,8 +353,7 @@ class Executor(ControllerState):
 
         ``min_interval``: seconds since the last write that must have passed.
         """
-        folder = self.event_log.folder
-        if folder is None or folder.seconds_since_written() < min_interval:
+        if self.event_log.seconds_since_written() < min_interval:
             return
         try:
             facts = known_facts(self.messages.ready, self.rank_monitor, self.cell)

@@ -15,7 +15,7 @@ from nbddp.errors import RequestError, StartError
 from nbddp.launch.local_launcher import Launcher, RankHandle
 from nbddp.lifecycle import events as ev
 from nbddp.record.cell import CellHandle
-from nbddp.record.log_reader import LogReader, LogSpan
+from nbddp.record.log_reader import LogReader, LogSpan, log_name
 from nbddp.record.notices import OutputText
 from nbddp.wire.messages import Interrupt, MessageToRank, Output
 from nbddp.wire.rank_start import RankStart
@@ -23,7 +23,6 @@ from nbddp.wire.rank_start import RankStart
 if TYPE_CHECKING:
     from nbddp.controller.threads import Runtime
     from nbddp.nodes.rejoin import SurvivingGroup
-    from nbddp.record.run_folder import RunFolder
     from nbddp.wire.envelope import Envelope
 
 WORKING_CPU_SHARE = 0.05  # of a core; five threads that wait for the GIL use 0.015 together
@@ -106,7 +105,7 @@ class RankProcesses:
         for start in starts:
             self._runtime.launch_thread.submit(self._launch, start)
 
-    def rejoin(self, survivors: SurvivingGroup, folder: RunFolder) -> FailedRanks:
+    def rejoin(self, survivors: SurvivingGroup, folder: Path) -> FailedRanks:
         """Connect to the running processes of an earlier notebook, and read their logs.
 
         If this raises an error, the processes are as before. Return the ranks that cannot be
@@ -114,7 +113,7 @@ class RankProcesses:
         """
         self._runtime.link.open_attempt(self.attempt, survivors.world_size)
         for rank in range(survivors.world_size):
-            self.logs[rank] = LogReader(folder.log_path(rank), rank)
+            self.logs[rank] = LogReader(folder / log_name(rank), rank)
         for rank, each in survivors.ranks.items():
             if each.incarnation:
                 self._incarnations[rank] = each.incarnation

@@ -144,8 +144,7 @@ class Session:
         self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes
     ) -> PushRecord:
         """Store pushed values for a replay."""
-        folder = self.event_log.folder
-        return self._push_store.add(names, ranks, data, folder.path if folder else None)
+        return self._push_store.add(names, ranks, data, self.event_log.folder)
 
     @on_thread
     def record_push(self, pushed: PushRecord) -> None:

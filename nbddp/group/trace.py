@@ -33,7 +33,7 @@ def collect_trace(session: Session, result: CellResult, asked: TraceSteps) -> Tr
     ranks = [rank for rank in result.ranks if rank not in gone]
     if folder is None or not ranks or not session.life.state.is_ready:
         return replace(trace, missing=dict.fromkeys(result.ranks, RANKS_STOPPED))
-    trace_folder = folder.path / "traces" / f"cell{result.prompt}"
+    trace_folder = folder / "traces" / f"cell{result.prompt}"
     try:
         trace_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return _collect(session, result, trace, trace_folder, ranks)

@@ -107,8 +107,7 @@ class WorkerGroup:
     @property
     def folder(self) -> Path | None:
         """The folder with the logs, numbers and events of the run; None without a run."""
-        folder = self._group.scripts.active_session.event_log.folder
-        return None if folder is None else folder.path
+        return self._group.scripts.active_session.event_log.folder
 
     def start(self) -> None:
         """Start the ranks and wait until all are ready.

@@ -73,8 +73,7 @@ class NotebookState:
     def current_run(self) -> Path | None:
         """The folder of the current run; None if no run is going on."""
         session = self.group.scripts.active_session
-        folder = session.event_log.folder
-        return folder.path if folder and session.life.state.is_live else None
+        return session.event_log.folder if session.life.state.is_live else None
 
     @property
     def last_run(self) -> Path | None:

@@ -66,5 +66,4 @@ class LivePublishing:
 
 
 def _folder(session: Session) -> Path | None:
-    folder = session.event_log.folder
-    return None if folder is None else folder.path
+    return session.event_log.folder

@@ -1,9 +1,11 @@
-"""The event log of a worker group, in memory and in ``events.jsonl``."""
+"""The event log of a worker group, in memory and in the folder of its run."""
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +14,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nbddp.record.run_folder import RunFolder
+from nbddp.record.log_reader import log_name, read_end
+from nbddp.record.run_folder import (
+    RunJson,
+    create_run_folder,
+    facts_of_start,
+    open_events,
+    read_facts,
+    write_atomic,
+)
 
 TRIAL_ENDED = "trial ended"  # the user ended a run of a sweep or a scaling before its cell ended
 OWN_KINDS = frozenset(
@@ -27,6 +37,7 @@ CONFIG = "config"
 MAX_OWN_EVENTS = 1000  # events of the controller in memory; the file has all
 MAX_REPORTED_EVENTS = 500  # events of ranks in memory; they do not displace those of the controller
 MAX_FACT_CHARS = 4000  # characters of a fact in memory
+FINAL_OUTPUT_CHARS = 2000  # characters of each log
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,41 +82,64 @@ def _merged(what: str, events: list[RunEvent], cause: str) -> RunEvent:
 
 
 class EventLog:
-    """The events of one worker group; ``notify`` gets a message if they cannot be written."""
+    """The events of one worker group. Writes ``run.json`` and ``events.jsonl`` of each run.
+
+    Args:
+        notify: gets a message if a run is not recorded below the folder of the notebook, and once
+            if its record is incomplete. A failed write must not end a training.
+
+    Attributes:
+        folder: the folder of the current run; None if there is none.
+        path: the folder of the current or last run.
+        run_json: the facts of that run.
+    """
 
     def __init__(self, notify: Callable[[str], None]) -> None:
-        self.folder: RunFolder | None = None
-        self.path: Path | None = None  # of the current or last run
+        self.folder: Path | None = None
+        self.path: Path | None = None
+        self.run_json = RunJson()
         self.notify = notify
+        self._file = -1  # the descriptor of ``events.jsonl``
+        self._has_reported = self._line_is_torn = False
+        self._written_at = 0.0  # in ``time.monotonic()``
         self._own_events: deque[RunEvent] = deque(maxlen=MAX_OWN_EVENTS)
         self._reported_events: deque[RunEvent] = deque(maxlen=MAX_REPORTED_EVENTS)
         self._attempt_starts: dict[int, float] = {}  # start times by attempt
 
-    def open(self, base: Path, name: str, facts: Mapping[str, Any]) -> RunFolder:
+    def open(self, base: Path, name: str, facts: Mapping[str, Any]) -> Path:
         """Return the run folder. Create it below ``base`` if there is none or the user deleted it.
 
         ``facts`` describe the start and are written to ``run.json``.
+
+        Raises:
+            StartError: no folder can be created.
         """
-        if self.folder is not None and not self.folder.path.exists():
+        if self.folder is not None and not self.folder.exists():
             self.close()
         if self.folder is None:
-            self.folder = RunFolder(base, name, notify=self.notify)
-            self.path = self.folder.path
-            self.folder.add_facts(**facts)
+            path, file = create_run_folder(base, name, self.notify)
+            self._begin(path, file, facts_of_start())
+            self.add_facts(facts)
+            return path
         return self.folder
 
-    def resume(self, path: Path, begin: Callable[[], RunFolder]) -> RunFolder:
-        """Continue in the run folder of another notebook; call ``begin`` if that folder is gone."""
+    def resume(self, path: Path) -> None:
+        """Continue in the run folder of another notebook, if it exists."""
         if path.is_dir():
             self.close()
-            self.folder, self.path = RunFolder(path, notify=self.notify, is_existing=True), path
-        return self.folder or begin()
+            self._begin(path, open_events(path), read_facts(path))
+
+    def _begin(self, path: Path, file: int, facts: Mapping[str, Any]) -> None:
+        self.folder = self.path = path
+        self._file, self.run_json = file, RunJson(facts)
+        self._has_reported = self._line_is_torn = False
 
     def close(self) -> None:
         """Close the run folder, because the run is over."""
-        folder, self.folder = self.folder, None  # first: the system may reuse a closed descriptor
-        if folder is not None:
-            folder.close()
+        if self.folder is not None:
+            self.folder = None  # first: the system may reuse a closed descriptor
+            with suppress(OSError):  # _append() reported a full disk
+                os.close(self._file)
 
     def record(self, kind: str, /, **facts: Any) -> None:
         """Record an event of the controller."""
@@ -117,24 +151,51 @@ class EventLog:
         shortened = {name: _shorten_fact(fact) for name, fact in facts.items()}
         events.append(RunEvent(time.time(), kind, shortened))
         if self.folder is not None:
-            self.folder.append_event(kind, **facts)
+            self.run_json.update(kind, facts)
+            self._append(json.dumps(facts | {"time": round(time.time(), 3), "kind": kind}))
+
+    def _append(self, line: str) -> None:
+        data = ("\n" * self._line_is_torn + f"{line}\n").encode()
+        try:
+            self._line_is_torn = os.write(self._file, data) < len(data)
+            if self._line_is_torn:  # the disk is full: it has a part of the line
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._report_error(error)
+
+    def _report_error(self, error: OSError) -> None:
+        if not self._has_reported:
+            self._has_reported = True
+            self.notify(f"the record in {self.path} is not complete: {error.strerror}")
+
+    def add_facts(self, facts: Mapping[str, Any]) -> None:
+        """Add facts and write ``run.json``."""
+        if self.folder is None:
+            return
+        self.run_json.facts |= facts
+        self._written_at = time.monotonic()
+        try:
+            write_atomic(self.folder / "run.json", self.run_json.text())
+        except OSError as error:
+            self._report_error(error)
+
+    def seconds_since_written(self) -> float:
+        """Return the seconds since ``run.json`` was written."""
+        return time.monotonic() - self._written_at
 
     def log_sizes(self, ranks: Iterable[int]) -> dict[str, int]:
         """Return the bytes in each rank's log: the start or end of a cell's part of the log."""
-        sizes = {str(rank): 0 for rank in ranks} if self.folder else {}
+        if self.folder is None:
+            return {}
+        sizes = {str(rank): 0 for rank in ranks}
         for rank in sizes:
             with suppress(OSError):  # no output yet, or the user deleted the file
-                sizes[rank] = self.folder.log_path(int(rank)).stat().st_size if self.folder else 0
+                sizes[rank] = (self.folder / log_name(int(rank))).stat().st_size
         return sizes
-
-    def add_facts(self, facts: Mapping[str, Any]) -> None:
-        """Add facts to ``run.json``."""
-        if self.folder is not None:
-            self.folder.add_facts(**facts)
 
     def record_reported(self, rank: int, kind: str, facts: dict[str, Any]) -> None:
         """Record an event that a rank reports. It cannot imitate an event of the controller."""
-        known = self.folder.run_json.facts["config"].items() if self.folder else ()
+        known = self.run_json.facts["config"].items() if self.folder else ()
         if kind == CONFIG and all(item in known for item in facts["values"].items()):
             return  # another rank reported the same
         kind = f"told: {kind}" if kind in OWN_KINDS else kind
@@ -142,8 +203,14 @@ class EventLog:
 
     def final_output(self, ranks: Iterable[int]) -> str:
         """Return the ends of the logs of these ranks."""
-        folder = self.folder
-        return "\n".join(folder.final_output(rank) for rank in ranks) if folder else ""
+        if self.folder is None:
+            return ""
+        ends = []
+        for rank in ranks:
+            with suppress(OSError):
+                end, _ = read_end(self.folder / log_name(rank), 4 * FINAL_OUTPUT_CHARS)
+                ends.append(end[-FINAL_OUTPUT_CHARS:])
+        return "\n".join(ends)
 
     def since(self, at: float) -> tuple[RunEvent, ...]:
         """Return the events in memory from this time on."""

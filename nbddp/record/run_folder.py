@@ -5,7 +5,6 @@ docs/files.md describes its files and the fields of ``run.json``.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import platform
@@ -21,106 +20,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nbddp.errors import StartError
-from nbddp.record.log_reader import log_name, read_end
 
 FORMAT = 2  # of ``run.json``
-FINAL_OUTPUT_CHARS = 2000  # characters
 MAX_NAME = 60  # characters of a name
 MAX_NAME_BYTES = 220  # in UTF-8; file systems allow 255, with the time and a number
-
-
-class RunFolder:
-    """Writes ``run.json`` and ``events.jsonl`` from the start of a worker group to its stop.
-
-    Args:
-        base: the parent folder, or with ``is_existing`` the run folder.
-        name: a part of the folder's name.
-        notify: gets a message if the folder is not below ``base``, and once if the record is
-            incomplete. A failed write must not end a training.
-        is_existing: continue the record of an existing run.
-
-    Raises:
-        StartError: no folder can be created.
-    """
-
-    def __init__(
-        self,
-        base: Path,
-        name: str = "",
-        *,
-        notify: Callable[[str], None],
-        is_existing: bool = False,
-    ) -> None:
-        self._notify = notify
-        self._has_reported = self._line_is_torn = False
-        self._written_at = 0.0  # in ``time.monotonic()``
-        if is_existing:
-            self.path, self._events = base, _open_private(base / "events.jsonl", os.O_APPEND)
-        else:
-            self.path, self._events = self._create(base, folder_name(name))
-        self.run_json = RunJson(read_facts(self.path) if is_existing else _facts_of_start())
-
-    def log_path(self, rank: int) -> Path:
-        """Return the file with the output of a rank in all attempts."""
-        return self.path / log_name(rank)
-
-    def add_facts(self, **facts: Any) -> None:
-        """Add facts and write ``run.json``."""
-        self.run_json.facts |= facts
-        self._written_at = time.monotonic()
-        try:
-            write_atomic(self.path / "run.json", self.run_json.text())
-        except OSError as error:
-            self._report_error(error)
-
-    def seconds_since_written(self) -> float:
-        """Return the seconds since ``run.json`` was written."""
-        return time.monotonic() - self._written_at
-
-    def append_event(self, kind: str, /, **facts: Any) -> None:
-        """Append a line to ``events.jsonl``."""
-        self.run_json.update(kind, facts)
-        line = json.dumps(facts | {"time": round(time.time(), 3), "kind": kind})
-        data = ("\n" * self._line_is_torn + f"{line}\n").encode()
-        try:
-            self._line_is_torn = os.write(self._events, data) < len(data)
-            if self._line_is_torn:  # the disk is full: it has a part of the line
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            self._report_error(error)
-
-    def _report_error(self, error: OSError) -> None:
-        if not self._has_reported:
-            self._has_reported = True
-            self._notify(f"the record in {self.path} is not complete: {error.strerror}")
-
-    def close(self) -> None:
-        """Close ``events.jsonl``."""
-        with suppress(OSError):  # append_event() reported a full disk
-            os.close(self._events)
-
-    def final_output(self, rank: int) -> str:
-        """Return the end of a rank's log; empty if it cannot be read."""
-        with suppress(OSError):
-            return read_end(self.log_path(rank), 4 * FINAL_OUTPUT_CHARS)[0][-FINAL_OUTPUT_CHARS:]
-        return ""
-
-    def _create(self, base: Path, name: str) -> tuple[Path, int]:
-        """Create the run folder below ``base`` or, if that fails, in a temporary folder."""
-        try:
-            return _create_folder(base / ".nbddp" / "runs", name)
-        except OSError as error:
-            refused = error.strerror
-        try:
-            elsewhere = Path(tempfile.gettempdir()) / f"nbddp-runs-{secrets.token_hex(8)}"
-            path, events = _create_folder(elsewhere, name)
-        except OSError as error:
-            raise StartError(
-                f"the run cannot be recorded, neither in {base} ({refused}) nor in a temporary "
-                f"folder ({error.strerror}); free disk space, or start in another folder"
-            ) from None
-        self._notify(f"{base} cannot be written ({refused}); the logs are in {path}")
-        return path, events
 
 
 class RunJson:
@@ -187,7 +90,8 @@ def read_facts(path: Path, file: str = "run.json") -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _facts_of_start() -> dict[str, Any]:
+def facts_of_start() -> dict[str, Any]:
+    """Return the facts that are known at the start of a run."""
     return {
         "started": _now(),
         "started_by": _program_name(),
@@ -220,6 +124,40 @@ def _version(package: str) -> str:
 
 
 # ---- files and folders
+
+
+def create_run_folder(base: Path, name: str, notify: Callable[[str], None]) -> tuple[Path, int]:
+    """Create a run folder below ``base`` or, if that fails, in a temporary folder.
+
+    Return it with the descriptor of its ``events.jsonl``.
+
+    Args:
+        base: the folder of the notebook.
+        name: a part of the folder's name.
+        notify: gets a message if the folder is not below ``base``.
+
+    Raises:
+        StartError: no folder can be created.
+    """
+    try:
+        return _create_folder(base / ".nbddp" / "runs", folder_name(name))
+    except OSError as error:
+        refused = error.strerror
+    try:
+        elsewhere = Path(tempfile.gettempdir()) / f"nbddp-runs-{secrets.token_hex(8)}"
+        path, events = _create_folder(elsewhere, folder_name(name))
+    except OSError as error:
+        raise StartError(
+            f"the run cannot be recorded, neither in {base} ({refused}) nor in a temporary "
+            f"folder ({error.strerror}); free disk space, or start in another folder"
+        ) from None
+    notify(f"{base} cannot be written ({refused}); the logs are in {path}")
+    return path, events
+
+
+def open_events(folder: Path) -> int:
+    """Open ``events.jsonl`` to append events; return the descriptor."""
+    return _open_private(folder / "events.jsonl", os.O_APPEND)
 
 
 @contextmanager
@@ -267,7 +205,7 @@ def _create_folder(runs: Path, name: str) -> tuple[Path, int]:
         path = runs / "-".join(filter(None, (stamp, name, str(count) if count else "")))
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
-            return path, _open_private(path / "events.jsonl", os.O_APPEND)
+            return path, open_events(path)
     raise FileExistsError(17, f"1000 runs started in the second {stamp}")
 
 

@@ -34,7 +34,6 @@ from nbddp.nodes.rejoin import SurvivingGroup, SurvivingRank
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.log_reader import LogReader
 from nbddp.record.notices import ControllerMessage, OutputText
-from nbddp.record.run_folder import RunFolder
 from nbddp.sigint import Future
 from nbddp.wire.messages import CellEnded, Interrupt, Message, MessageToRank, Output
 from nbddp.wire.request_messages import Answer, Complete
@@ -132,7 +131,7 @@ def stage(empty: Stage) -> Stage:
     return empty
 
 
-def run_folder(stage: Stage) -> RunFolder:
+def run_folder(stage: Stage) -> Path:
     folder = stage.executor.event_log.folder
     assert folder is not None
     return folder
@@ -146,13 +145,13 @@ def test_output_written_as_soon_as_a_cell_is_sent_belongs_to_that_cell(stage: St
     folder = run_folder(stage)
 
     def write(_attempt: int, rank: int, _command: MessageToRank) -> None:
-        with folder.log_path(rank).open("a") as log:
+        with (folder / f"rank{rank}.log").open("a") as log:
             log.write(f"hello from {rank}\n")
 
     stage.link.on_send = write
     assert stage.works()
     assert stage.works()
-    run = StoredRun(folder.path)
+    run = StoredRun(folder)
     for cell in run.cells:
         assert [run.tail(rank, 10, cell) for rank in (0, 1)] == ["hello from 0", "hello from 1"]
 
@@ -162,13 +161,13 @@ def test_the_last_output_of_a_rank_that_died_between_cells_is_not_shown_in_a_lat
 ) -> None:
     stage.works()
     folder = run_folder(stage)
-    folder.log_path(1).write_text("Fatal Python error: Segmentation fault\n")
+    (folder / "rank1.log").write_text("Fatal Python error: Segmentation fault\n")
     stage.launcher.handles[1, 1].end(-11)
     stage.handle_all_events()
     handle = stage.run(CellRequest(source="1", ranks=(0,)))
     stage.end(handle, 0)
     assert written_in(handle) == []
-    assert folder.final_output(1).startswith("Fatal Python error")
+    assert stage.executor.event_log.final_output([1]).startswith("Fatal Python error")
 
 
 def test_output_between_cells_is_shown_in_the_next_cell_unless_the_group_restarts(

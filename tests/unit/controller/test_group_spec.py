@@ -133,11 +133,10 @@ def test_the_recorded_facts_have_names_of_variables_and_never_their_values(wrap:
 
 def starts(folder: Path, **spec: Any) -> list[RankStart]:
     """The configuration of the ranks of the second attempt of a run in this folder."""
-    run = SimpleNamespace(path=folder, log_path=lambda rank: folder / f"rank{rank}.log")
     executor = Executor(Launcher(), colors="linux")
     executor.life, executor.spec = Life(attempt=2), GroupSpec(**spec)
     executor.runtime = Mock(link=LINK)
-    executor.event_log = Mock(open=lambda *_: run)
+    executor.event_log = Mock(open=lambda *_: folder)
     return executor._rank_starts()
 
 

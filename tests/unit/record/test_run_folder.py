@@ -21,10 +21,10 @@ from nbddp.checks.facts import RankFacts
 from nbddp.controller.run_facts import samples_per_step
 from nbddp.errors import StartError
 from nbddp.record.event_log import EventLog
-from nbddp.record.run_folder import FORMAT, RunFolder, RunJson, read_facts
+from nbddp.record.run_folder import FORMAT, RunJson, read_facts
 from nbddp.wire.messages import CellEnded
 
-Begin = Callable[..., RunFolder]
+Begin = Callable[..., EventLog]
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,13 @@ def said() -> list[str]:
 @pytest.fixture
 def begin(said: list[str]) -> Iterator[Begin]:
     with ExitStack() as records:
-        yield lambda *where: records.enter_context(closing(RunFolder(*where, notify=said.append)))
+
+        def begin(base: Path, name: str = "") -> EventLog:
+            event_log = records.enter_context(closing(EventLog(said.append)))
+            event_log.open(base, name, {})
+            return event_log
+
+        yield begin
 
 
 def no_space(*_arguments: object, **_options: object) -> int:
@@ -75,7 +81,6 @@ def test_each_run_has_its_own_folder(base: Path, begin: Begin, said: list[str]) 
     assert [each.path for each in folders] == [base / ".nbddp" / "runs" / name for name in names]
     assert all(each.path.is_dir() for each in folders)
     assert said == []
-    assert folders[0].log_path(3) == folders[0].path / "rank3.log"
 
 
 def test_unsafe_characters_of_a_run_name_are_replaced(base: Path, begin: Begin) -> None:
@@ -95,8 +100,8 @@ def test_only_its_owner_reads_a_run(base: Path, umask: int, temporary: Path, beg
     before = os.umask(umask)
     try:
         folder = begin(base, "x")
-        folder.add_facts(nproc=2)
-        folder.append_event("start")
+        folder.add_facts({"nproc": 2})
+        folder.record("ready")
         shutil.move(base / ".nbddp", base / "moved")
         (base / ".nbddp").touch()
         elsewhere = begin(base)
@@ -138,7 +143,7 @@ def test_git_ignores_the_runs_folder_unless_the_user_decides(base: Path, begin: 
 
 def test_run_json_has_the_start_facts_and_the_versions(base: Path, begin: Begin) -> None:
     folder = begin(base)
-    folder.add_facts(nproc=2, backend="gloo", odd=Path("x"), name='a "b"\n')
+    folder.add_facts({"nproc": 2, "backend": "gloo", "odd": Path("x"), "name": 'a "b"\n'})
     text = (folder.path / "run.json").read_text()
     facts = json.loads(text)
     assert (facts["nproc"], facts["backend"]) == (2, "gloo")
@@ -169,32 +174,32 @@ def test_a_full_disk_does_not_stop_the_run_and_is_reported_once(
     base: Path, begin: Begin, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, write = begin(base), os.write
-    folder.append_event("one")
+    folder.record("one")
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))
-        folder.append_event("two")
+        folder.record("two")
         patch.setattr(os, "write", no_space)
-        folder.append_event("lost")
+        folder.record("lost")
     [remark] = said
     assert str(folder.path) in remark
     assert remark.endswith("No space left on device")
-    folder.append_event("three")
+    folder.record("three")
     first, torn, last = (folder.path / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["kind"] for line in (first, last)] == ["one", "three"]
     assert len(torn) == 5
     shutil.rmtree(folder.path)  # a deleted folder does not stop it either
-    folder.append_event("exit", rank=1)
-    assert folder.final_output(0) == ""
+    folder.record("exit", rank=1)
+    assert folder.final_output([0]) == ""
 
 
 def test_the_final_output_of_a_rank_is_the_end_of_its_log(base: Path, begin: Begin) -> None:
     folder = begin(base)
-    assert folder.final_output(0) == ""
-    with folder.log_path(0).open("wb") as file:
+    assert folder.final_output([0]) == ""
+    with (folder.path / "rank0.log").open("wb") as file:
         file.truncate(50 << 30)  # takes no space, and no memory holds it
         file.seek(0, os.SEEK_END)
         file.write("grüße\n".encode() * 1000 + b"\xff")
-    words = folder.final_output(0)
+    words = folder.final_output([0])
     assert len(words) == 2000
     assert words.endswith("grüße\n" * 300 + "\ufffd")
 
@@ -204,7 +209,7 @@ def test_a_run_that_cannot_be_recorded_leaves_no_files(
 ) -> None:
     monkeypatch.setattr("pathlib.Path.mkdir", no_space)
     with pytest.raises(StartError, match=rf"{base} .*No space left on device"):
-        RunFolder(base, notify=pytest.fail)
+        EventLog(pytest.fail).open(base, "", {})
     assert not list(temporary.iterdir())
 
 
@@ -262,42 +267,41 @@ def test_the_batch_size_is_known_if_all_loaders_agree_and_gives_samples_per_seco
     assert json.loads(run_json.text())["samples_per_second"] == 160.0
 
 
-def test_run_json_has_all_facts_and_outcomes_even_of_a_resumed_run(tmp_path: Path) -> None:
-    with closing(RunFolder(tmp_path, notify=pytest.fail)) as folder:
-        folder.add_facts(nproc=2, pid=1)
-        folder.append_event("cell ended", number=1, outcome="ok")
-        folder.add_facts(devices=["cpu", "cpu"])
-        facts = read_facts(folder.path)
+def test_run_json_has_all_facts_and_outcomes_even_of_a_resumed_run(
+    base: Path, begin: Begin
+) -> None:
+    folder, again = begin(base), begin(base)
+    folder.add_facts({"nproc": 2, "pid": 1})
+    folder.record("cell ended", number=1, outcome="ok")
+    folder.add_facts({"devices": ["cpu", "cpu"]})
+    facts = read_facts(folder.path)
     assert (facts["format"], facts["nproc"], facts["outcome"]) == (FORMAT, 2, "ok")
     assert facts["devices"] == ["cpu", "cpu"]
-    with closing(RunFolder(folder.path, notify=pytest.fail, is_existing=True)) as again:
-        again.append_event("cell ended", number=2, outcome="rank 0: no")
-        again.add_facts()
+    again.resume(folder.path)
+    again.record("cell ended", number=2, outcome="rank 0: no")
+    again.add_facts({})
     facts = read_facts(folder.path)
     assert (facts["nproc"], facts["pid"]) == (2, 1)
     assert (facts["outcome"], facts["failures"]) == ("rank 0: no", 1)
 
 
 def test_an_unwritable_run_json_stays_and_a_torn_one_has_no_facts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: Path, begin: Begin, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    with closing(RunFolder(tmp_path, notify=said.append)) as folder:
-        folder.add_facts(nproc=2)
-        monkeypatch.setattr(Path, "replace", no_space)
-        folder.add_facts(nproc=3)
-        assert said[0].endswith("No space left on device")
-        assert read_facts(folder.path)["nproc"] == 2
-        assert not (folder.path / "run.json.tmp").exists()
+    folder = begin(base)
+    folder.add_facts({"nproc": 2})
+    monkeypatch.setattr(Path, "replace", no_space)
+    folder.add_facts({"nproc": 3})
+    assert said[0].endswith("No space left on device")
+    assert read_facts(folder.path)["nproc"] == 2
+    assert not (folder.path / "run.json.tmp").exists()
     for text in ("", "{", "[]", "7", '{"a": ' * 100_000, "\x00", '{"nproc": 2'):
-        (tmp_path / "run.json").write_text(text)
-        assert read_facts(tmp_path) == {}, text[:9]
+        (base / "run.json").write_text(text)
+        assert read_facts(base) == {}, text[:9]
 
 
-def test_settings_that_all_ranks_report_are_recorded_once(tmp_path: Path) -> None:
-    line = EventLog(pytest.fail)
-    line.open(tmp_path, "", {})
+def test_settings_that_all_ranks_report_are_recorded_once(base: Path, begin: Begin) -> None:
+    folder = begin(base)
     for rank, rate in ((0, 0.1), (1, 0.1), (2, 0.2)):
-        line.record_reported(rank, "config", {"values": {"lr": rate}})
-    assert [each.facts["rank"] for each in line.since(0.0)] == [0, 2]
-    line.close()
+        folder.record_reported(rank, "config", {"values": {"lr": rate}})
+    assert [each.facts["rank"] for each in folder.since(0.0)] == [0, 2]

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from arrivals import arrival_messages
@@ -16,7 +15,6 @@ from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.record.event_log import EventLog
 from nbddp.record.rank_monitor import LoopProgress, RankMonitor
-from nbddp.record.run_folder import RunFolder
 from nbddp.record.snapshot import RankSnapshot, Snapshot, build_snapshot
 from nbddp.record.waiting.hang_detector import HANG_AFTER
 from nbddp.wire.collective import Collective
@@ -260,7 +258,7 @@ def test_a_snapshot_has_the_facts_of_the_group_and_of_its_run(group: Group) -> N
         1: Ready(pid=2, device="cuda:1", backend="nccl", host="here"),
         0: Ready(pid=1, device="cuda:0", backend="nccl", host="here"),
     }
-    group.event_log.folder = cast(RunFolder, SimpleNamespace(path=Path("/a/b/2025-first")))
+    group.event_log.folder = Path("/a/b/2025-first")
     snapshot = group.look(RUNNING, ready=ready, rejected_messages=3)
     assert (snapshot.backend, snapshot.devices) == ("nccl", ("cuda:0", "cuda:1"))
     assert (snapshot.state, snapshot.attempt) == (GroupState.RUNNING, 2)

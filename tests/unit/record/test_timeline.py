@@ -20,7 +20,6 @@ from nbddp.record.event_log import (
     RunEvent,
     merge_equal_failures,
 )
-from nbddp.record.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def event_log(said: list[str]) -> Iterator[EventLog]:
     event_log.close()
 
 
-def opened(event_log: EventLog, base: Path) -> RunFolder:
+def opened(event_log: EventLog, base: Path) -> Path:
     return event_log.open(base, "first", {"nproc": 2})
 
 
@@ -43,8 +42,8 @@ def kinds(events: tuple[RunEvent, ...]) -> list[str]:
     return [event.kind for event in events]
 
 
-def on_disk(folder: RunFolder) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
+def on_disk(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
 
 
 def test_events_are_listed_by_time_or_attempt(
@@ -110,14 +109,14 @@ def test_a_run_folder_is_opened_once_reports_its_errors_and_has_no_earlier_event
     folder = opened(event_log, tmp_path)
     event_log.record("ready")
     assert opened(event_log, tmp_path) is folder is event_log.folder
-    assert folder.path.is_relative_to(tmp_path)
-    assert folder.path.name.endswith("-first")
-    assert json.loads((folder.path / "run.json").read_text())["nproc"] == 2
+    assert folder.is_relative_to(tmp_path)
+    assert folder.name.endswith("-first")
+    assert json.loads((folder / "run.json").read_text())["nproc"] == 2
     assert [each["kind"] for each in on_disk(folder)] == ["ready"]
     assert said == []
     monkeypatch.setattr("os.write", lambda _fd, data: len(data) - 1)
     event_log.record("exit")
-    assert str(folder.path) in said[0]
+    assert str(folder) in said[0]
     assert kinds(event_log.since(0.0)) == ["start", "ready", "exit"]
 
 
@@ -129,10 +128,10 @@ def test_a_new_folder_is_opened_after_the_end_or_deletion(
     assert event_log.folder is None
     event_log.close()
     second = opened(event_log, tmp_path)
-    assert second.path != first.path
-    shutil.rmtree(second.path)
+    assert second != first
+    shutil.rmtree(second)
     third = opened(event_log, tmp_path)
-    assert third is not second
+    assert third.is_dir()
     event_log.record("start", attempt=1)
     assert [each["kind"] for each in on_disk(third)] == ["start"]
 
@@ -141,7 +140,7 @@ def test_final_output_has_the_logs_of_the_given_ranks(event_log: EventLog, tmp_p
     assert event_log.final_output([0]) == ""
     folder = opened(event_log, tmp_path)
     for rank in range(3):
-        folder.log_path(rank).write_text(f"words of {rank}")
+        (folder / f"rank{rank}.log").write_text(f"words of {rank}")
     assert event_log.final_output([2, 0]) == "words of 2\nwords of 0"
 
 
