@@ -3,7 +3,7 @@
 With torchrun, ranks read their rank, world size and address from the environment. Here a rank that
 asks for its own rank and world size meets the others in nbddp's store, unless another store is
 served at the given address. So a cell needs no port and no file, and can run again. All other calls
-go to torch's own handlers.
+get torch's own stores.
 
 A cell starts no processes for a process group, because the ranks are already running. A script may.
 """
@@ -18,18 +18,15 @@ import os
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import context
 from types import FrameType
 from typing import Any
-from urllib.parse import parse_qsl, urlparse
 
 import torch.distributed as dist
 import torch.multiprocessing
-from torch.distributed.distributed_c10d import default_pg_timeout
 
 from nbddp.import_hooks import change_when_imported
 from nbddp.topology import Topology
@@ -43,33 +40,6 @@ ALREADY_INITIALIZED = (
 _SPAWN = "torch.multiprocessing.spawn"
 _LAUNCHER = "torch.distributed.launcher.api"  # of torchrun and accelerate.notebook_launcher
 _LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
-
-
-@dataclass(frozen=True, slots=True)
-class RendezvousParameters:
-    """The requested rank, world size and address."""
-
-    rank: int
-    world_size: int
-    address: str
-    port: int
-
-    @classmethod
-    def read(cls, url: str) -> RendezvousParameters | None:
-        """Parse a URL as torch does. Return None if something is missing; torch then reports it."""
-        parts, env = urlparse(url), os.environ
-        is_env = parts.scheme == "env"
-        try:
-            given = {name: env.get(name.upper(), "") for name in ("rank", "world_size") if is_env}
-            given |= parse_qsl(parts.query)
-            return cls(
-                rank=int(given["rank"]),
-                world_size=int(given["world_size"]),
-                address=env["MASTER_ADDR"] if is_env else parts.hostname or "",
-                port=int(env["MASTER_PORT"]) if is_env else parts.port or 0,
-            )
-        except (KeyError, ValueError):
-            return None
 
 
 class Rendezvous:
@@ -99,13 +69,29 @@ class Rendezvous:
         self._count.clear()
 
     def install(self) -> None:
-        """Replace torch's rendezvous handlers in this process."""
+        """Replace the stores of torch's rendezvous handlers in this process."""
         # torch.distributed.rendezvous is a function, so import the module by its name
-        handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
-        # An interrupt cannot end a wait in a FileStore. A file of an earlier run breaks the next
-        # one: torch deletes it only after the last rank has freed its process group.
-        for scheme in ("env", "tcp", "file"):
-            handlers[scheme] = self._handler(handlers[scheme])
+        handlers: Any = importlib.import_module("torch.distributed.rendezvous")
+        create, file_store = handlers._create_c10d_store, handlers.FileStore
+
+        def create_store(
+            address: str, port: int, rank: int, size: int, timeout: timedelta, *options: Any
+        ) -> dist.Store:
+            if not self._is_ours(address, port, rank, size):
+                store: dist.Store = create(address, port, rank, size, timeout, *options)
+                return store
+            return self._external_store(address, port, size, timeout) or self._own_store(size)
+
+        def create_file_store(path: str, size: int) -> dist.Store:
+            """Use no file: an interrupt cannot end a wait in a FileStore.
+
+            A file of an earlier run breaks the next one. torch deletes it only after the last rank
+            has freed its process group.
+            """
+            is_ours = self._are_all_here(size) and size == self._topology.world_size
+            return self._own_store(size) if is_ours else file_store(path, size)
+
+        handlers._create_c10d_store, handlers.FileStore = create_store, create_file_store
         module: Any = dist.distributed_c10d
         original = module.init_process_group
 
@@ -117,64 +103,43 @@ class Rendezvous:
 
         dist.init_process_group = module.init_process_group = init_process_group
 
-    def _handler(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def handler(
-            url: str, timeout: timedelta = default_pg_timeout, **options: Any
-        ) -> Iterator[tuple[dist.Store, int, int]]:
-            parameters = RendezvousParameters.read(url)
-            if parameters is None or not self._is_ours(parameters, url):
-                yield from original(url, timeout=timeout, **options)
-                return
-            store = self._external_store(parameters, timeout)
-            store = store or self._own_store(parameters, timeout)
-            yield store, parameters.rank, parameters.world_size
-            raise RuntimeError("the ranks cannot repeat a rendezvous")
-
-        return handler
-
-    def _is_ours(self, parameters: RendezvousParameters, url: str) -> bool:
+    def _is_ours(self, address: str, port: int, rank: int, size: int) -> bool:
         """Return whether to use nbddp's store, because only the ranks can take part.
 
-        They use nbddp's address, or each rank asks for its own position at a local address
-        or in a file.
+        They use nbddp's address, or each rank asks for its own position at a local address.
         """
-        if os.getpid() != self._pid or parameters.world_size > self._running:
-            return False
         mine = self._topology
-        shown = (mine.master_addr, mine.master_port)
-        if url.startswith("env:") and (parameters.address, parameters.port) == shown:
-            return True
-        is_own_rank = (parameters.rank, parameters.world_size) == (mine.rank, mine.world_size)
+        is_shown = (address, port) == (mine.master_addr, mine.master_port)
+        is_own_rank = (rank, size) == (mine.rank, mine.world_size)
         here = ("localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname())
-        return is_own_rank and (parameters.address in here or url.startswith("file:"))
+        return self._are_all_here(size) and (is_shown or (is_own_rank and address in here))
+
+    def _are_all_here(self, size: int) -> bool:
+        return os.getpid() == self._pid and size <= self._running
 
     def _external_store(
-        self, parameters: RendezvousParameters, timeout: timedelta
+        self, address: str, port: int, size: int, timeout: timedelta
     ) -> dist.Store | None:
         """Return a client of the store that is served at the address, for example by a notebook.
 
         Return None if there is none.
         """
-        if parameters.port != self._topology.master_port:
+        if port != self._topology.master_port:
             with suppress(OSError):  # nothing listens there
-                address = parameters.address, parameters.port
-                socket.create_connection(address, CONNECT_TIMEOUT).close()
-                return dist.TCPStore(*address, parameters.world_size, timeout=timeout)
+                socket.create_connection((address, port), CONNECT_TIMEOUT).close()
+                return dist.TCPStore(address, port, size, timeout=timeout)
         return None
 
-    def _own_store(self, parameters: RendezvousParameters, timeout: timedelta) -> dist.Store:
+    def _own_store(self, size: int) -> dist.Store:
         """Return a client of nbddp's store, with a new prefix that is the same on all ranks.
 
         Groups of one rank alone, as rank 0 of 1, do not affect the prefixes of the others.
         """
-        size = parameters.world_size
         self._count[size] += 1
         prefix = f"a{self._attempt}/env/{self._cell}/{size}/{self._count[size]}"
         if size == 1:
             prefix += f"/{self._topology.rank}"
-        store = self._open_store()
-        store.set_timeout(timeout)
-        return dist.PrefixStore(prefix, store)
+        return dist.PrefixStore(prefix, self._open_store())
 
 
 # ---- processes that a cell starts
