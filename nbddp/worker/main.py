@@ -57,11 +57,7 @@ from nbddp.worker.process_group.regroup import Regrouper
 from nbddp.worker.requests import PULL_FILENAME, RequestHandler, store_pickled
 from nbddp.worker.shutdown import clear_exit_hooks, exit_process, exit_with_kernel
 from nbddp.worker.store_clients import StoreClients
-from nbddp.worker.watch.dataloader_waits import (
-    clear_epochs,
-    record_epochs,
-    reset_interrupted_loaders,
-)
+from nbddp.worker.watch import dataloader_waits
 from nbddp.worker.watch.flight_recorder import BUFFER_SIZE, count_started
 from nbddp.worker.watch.main_thread import blocking_call, main_frame
 from nbddp.worker.watch.profiler import end_profile
@@ -204,8 +200,7 @@ class Rank:
                 self._shell, self._group, self._regrouper, clients.payloads, self._payload_key
             ),
         )
-        reset_interrupted_loaders()
-        record_epochs()
+        dataloader_waits.install_hooks()
         self._stdin.install()
         self._debuggers.install()
         if start.joins_group:
@@ -380,7 +375,7 @@ class Rank:
         self._group.begin_cell(command, may_request_input=may_request)
         self._metric_sink.begin_cell()
         log_and_track.begin_cell()
-        clear_epochs()
+        dataloader_waits.clear_epochs()
         arming.begin_cell(is_again=command.is_replay)
         reporting.begin_cell(is_enabled=command.reports_trainers)
         self._outbox.begin_cell()

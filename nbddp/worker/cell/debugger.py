@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bdb
-import functools
 import inspect
 import os
 import pdb
@@ -22,6 +21,7 @@ from nbddp.wire.messages import DEBUGGER, RunCell
 from nbddp.worker.cell.failure import HIDDEN
 from nbddp.worker.cell.stdin import StdinProxy
 from nbddp.worker.watch.main_thread import library_of_file
+from nbddp.worker.wrapping import wrap
 
 _LAST_ERROR = ("last_type", "last_value", "last_traceback", "last_exc")  # names in sys
 _DEBUGS_LAST_ERROR = re.compile(r"^\s*%debug\b|\bpm\(|\blast_", re.MULTILINE)
@@ -134,23 +134,22 @@ class Debuggers:
         python_pdb.set_trace = self._on_set_trace
         ipython_pdb.set_trace = self._on_set_trace
         python_pdb.pm = post_mortem
-        interaction = python_pdb.Pdb.interaction
+        wrap(python_pdb.Pdb, "interaction", self._interact)
 
-        @functools.wraps(interaction)
-        def interact(debugger: Any, *args: Any, **options: Any) -> Any:
-            debugger.nosigint = True  # else it replaces the SIGINT handler of CellInterrupter
-            self._stdin.check_supported(DEBUGGER)
-            display_hook, sys.displayhook = sys.displayhook, sys.__displayhook__  # for `interact`
-            was_debugging, self._stdin.is_debugging = self._stdin.is_debugging, True
-            try:
-                return interaction(debugger, *args, **options)
-            finally:
-                sys.displayhook = display_hook
-                self._stdin.is_debugging = was_debugging
-                if self._stdin.is_interrupted():  # IPython's debugger swallows an interrupt
-                    debugger.set_quit()
-
-        python_pdb.Pdb.interaction = interact
+    def _interact(
+        self, interaction: Callable[..., Any], debugger: Any, *args: Any, **options: Any
+    ) -> Any:
+        debugger.nosigint = True  # else it replaces the SIGINT handler of CellInterrupter
+        self._stdin.check_supported(DEBUGGER)
+        display_hook, sys.displayhook = sys.displayhook, sys.__displayhook__  # for `interact`
+        was_debugging, self._stdin.is_debugging = self._stdin.is_debugging, True
+        try:
+            return interaction(debugger, *args, **options)
+        finally:
+            sys.displayhook = display_hook
+            self._stdin.is_debugging = was_debugging
+            if self._stdin.is_interrupted():  # IPython's debugger swallows an interrupt
+                debugger.set_quit()
 
     def begin_cell(self, command: RunCell) -> None:
         """Prepare for a cell.

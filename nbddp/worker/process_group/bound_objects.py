@@ -7,7 +7,6 @@ object lives longer because of them.
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
 from collections.abc import Iterable, Iterator
@@ -22,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from nbddp.train.checkpoint.sharded import fsdp_classes
+from nbddp.worker.wrapping import wrap
 
 
 class WeakList:
@@ -83,14 +83,11 @@ def _wraps(optimizer: Optimizer) -> bool:
 
 
 def _add_after(kind: type, method: str, weak_list: WeakList) -> None:
-    original = getattr(kind, method)
-
-    @functools.wraps(original)
-    def init_and_add(self: Any, *args: Any, **options: Any) -> None:
+    def call_and_add(original: Any, self: Any, *args: Any, **options: Any) -> None:
         original(self, *args, **options)
         weak_list.add(self)
 
-    setattr(kind, method, init_and_add)
+    wrap(kind, method, call_and_add)
 
 
 def instances(kinds: Iterable[type]) -> list[Any]:

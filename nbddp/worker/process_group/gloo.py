@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import socket
 import struct
@@ -18,6 +17,7 @@ import torch.distributed as dist
 
 from nbddp.worker.process_group.connections import listening
 from nbddp.worker.watch.flight_recorder import count_started
+from nbddp.worker.wrapping import wrap
 
 CONNECT_TIMEOUT = 1.0  # seconds for a connection to this process
 CELLS_KEPT = 2  # cells for which a destroyed group is kept
@@ -113,23 +113,21 @@ class GroupReleaser:
 
     def _watch_destroy(self) -> None:
         """Free groups when a cell destroys them; close their sockets once all are destroyed."""
-        module: Any = dist.distributed_c10d
-        destroy = module.destroy_process_group
+        self.destroy = wrap(dist.distributed_c10d, "destroy_process_group", self._destroy_and_free)
+        dist.destroy_process_group = dist.distributed_c10d.destroy_process_group
 
-        @functools.wraps(destroy)
-        def destroy_and_free(group: dist.ProcessGroup | None = None) -> None:
-            # a group of one rank does not show that the peers of an earlier group have connected
-            is_shared = dist.is_initialized() and dist.get_world_size() > 1
-            had_collective = is_shared and _has_connected(module._get_default_group())
-            destroy(group)
-            if os.getpid() != self._pid:
-                return
-            if had_collective and not dist.is_initialized():
-                self._close()
-            self._free()
-
-        self.destroy = destroy
-        module.destroy_process_group = dist.destroy_process_group = destroy_and_free
+    def _destroy_and_free(
+        self, destroy: Callable[..., None], group: dist.ProcessGroup | None = None
+    ) -> None:
+        # a group of one rank does not show that the peers of an earlier group have connected
+        is_shared = dist.is_initialized() and dist.get_world_size() > 1
+        had_collective = is_shared and _has_connected(dist.group.WORLD)
+        destroy(group)
+        if os.getpid() != self._pid:
+            return
+        if had_collective and not dist.is_initialized():
+            self._close()
+        self._free()
 
     def _free(self) -> None:
         """Free the destroyed groups that had a collective and that no DDP model uses."""

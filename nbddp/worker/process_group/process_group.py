@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 from collections import Counter
@@ -26,6 +25,7 @@ from nbddp.worker.process_group.connections import Connections, check_free_descr
 from nbddp.worker.store_clients import StoreClient
 from nbddp.worker.watch.flight_recorder import RecordedCollective, count_started, newest_collective
 from nbddp.worker.watch.main_thread import functions_in, main_frame
+from nbddp.worker.wrapping import wrap
 
 # for collectives in a cell that asks the user for input, which may take long
 INPUT_TIMEOUT = timedelta(days=30)
@@ -61,7 +61,7 @@ class ProcessGroup:
         self.bound_objects = BoundObjects()
         self._releaser = gloo.GroupReleaser(connections.close_groups, self.bound_objects.models)
         self._group_members: set[frozenset[int]] = set()
-        self._watch_new_groups()
+        wrap(dist.distributed_c10d, "_new_process_group_helper", self._create_group)
         self._topology = topology
         self._timeout = timeout
         self._attempt = attempt
@@ -74,26 +74,25 @@ class ProcessGroup:
         self._rendezvous.install()
         rendezvous.refuse_launchers()
 
-    def _watch_new_groups(self) -> None:
-        """Record the ranks and the connections of all groups that this process creates from now on.
+    def _create_group(
+        self,
+        create: Callable[..., Any],
+        size: int,
+        rank: int,
+        ranks: Sequence[int],
+        *args: Any,
+        **options: Any,
+    ) -> Any:
+        """Record the ranks and the connections of a group that this process creates.
 
         The ranks may not include this one. An empty sequence means all ranks.
         """
-        module: Any = dist.distributed_c10d
-        create: Callable[..., Any] = module._new_process_group_helper
-
-        @functools.wraps(create)
-        def create_watched(
-            size: int, rank: int, ranks: Sequence[int], *args: Any, **options: Any
-        ) -> Any:
-            self._group_members.add(frozenset(ranks))
-            with self._unblocker.forming(), self._connections.recording_group():
-                result = create(size, rank, ranks, *args, **options)
-            if isinstance(result[0], dist.ProcessGroup):  # else this rank is not in the group
-                self._releaser.keep_alive(result[0])
-            return result
-
-        module._new_process_group_helper = create_watched
+        self._group_members.add(frozenset(ranks))
+        with self._unblocker.forming(), self._connections.recording_group():
+            result = create(size, rank, ranks, *args, **options)
+        if isinstance(result[0], dist.ProcessGroup):  # else this rank is not in the group
+            self._releaser.keep_alive(result[0])
+        return result
 
     def init(self, generation: int) -> None:
         """Destroy the old group, if any, and form a new one with the other ranks.

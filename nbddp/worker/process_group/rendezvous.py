@@ -11,7 +11,6 @@ A cell starts no processes for a process group, because the ranks are already ru
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
 import linecache
 import os
@@ -31,6 +30,7 @@ import torch.multiprocessing
 from nbddp.import_hooks import change_when_imported
 from nbddp.topology import Topology
 from nbddp.worker.watch.main_thread import frames_from
+from nbddp.worker.wrapping import wrap
 
 CONNECT_TIMEOUT = 1.0  # seconds to connect to a store on this machine
 ALREADY_INITIALIZED = (
@@ -92,16 +92,8 @@ class Rendezvous:
             return self._own_store(size) if is_ours else file_store(path, size)
 
         handlers._create_c10d_store, handlers.FileStore = create_store, create_file_store
-        module: Any = dist.distributed_c10d
-        original = module.init_process_group
-
-        @functools.wraps(original)
-        def init_process_group(*args: Any, **options: Any) -> None:
-            if dist.is_initialized():
-                raise ValueError(ALREADY_INITIALIZED)
-            original(*args, **options)
-
-        dist.init_process_group = module.init_process_group = init_process_group
+        wrap(dist.distributed_c10d, "init_process_group", _init_once)
+        dist.init_process_group = dist.distributed_c10d.init_process_group
 
     def _is_ours(self, address: str, port: int, rank: int, size: int) -> bool:
         """Return whether to use nbddp's store, because only the ranks can take part.
@@ -142,6 +134,12 @@ class Rendezvous:
         return dist.PrefixStore(prefix, self._open_store())
 
 
+def _init_once(init: Callable[..., None], *args: Any, **options: Any) -> None:
+    if dist.is_initialized():
+        raise ValueError(ALREADY_INITIALIZED)
+    init(*args, **options)
+
+
 # ---- processes that a cell starts
 
 
@@ -155,29 +153,22 @@ def reset_start_method() -> None:
 def refuse_launchers() -> None:
     """Make functions that start processes for a process group raise a helpful error."""
     spawn: Any = importlib.import_module(_SPAWN)
-    package: Any = torch.multiprocessing
-    package.start_processes = spawn.start_processes = _refuse_in_cells(
-        spawn.start_processes, _instead_of_spawn
+    _refuse_in_cells(spawn, "start_processes", _instead_of_spawn)
+    torch.multiprocessing.start_processes = spawn.start_processes
+    change_when_imported(
+        _LAUNCHER, lambda launcher: _refuse_in_cells(launcher, "launch_agent", _instead_of_launch)
     )
 
-    def refuse(launcher: Any) -> None:
-        launcher.launch_agent = _refuse_in_cells(launcher.launch_agent, _instead_of_launch)
 
-    change_when_imported(_LAUNCHER, refuse)
-
-
-def _refuse_in_cells(
-    original: Callable[..., Any], describe: Callable[..., str]
-) -> Callable[..., Any]:
+def _refuse_in_cells(module: Any, name: str, describe: Callable[..., str]) -> None:
     """Refuse calls from cells. A started process can import a script, but not a cell."""
 
-    @functools.wraps(original)
-    def start(*args: Any, **options: Any) -> Any:
+    def start(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
         if getattr(sys.modules["__main__"], "__file__", None) is None:
             raise RuntimeError(describe(*args, **options))
         return original(*args, **options)
 
-    return start
+    wrap(module, name, start)
 
 
 def _instead_of_launch(_config: Any, entrypoint: Any, *_args: Any, **_options: Any) -> str:
@@ -189,8 +180,8 @@ def _instead_of_launch(_config: Any, entrypoint: Any, *_args: Any, **_options: A
 
 
 def _instead_of_spawn(fn: Any, *_args: Any, **_options: Any) -> str:
-    frames = frames_from(sys._getframe(1))
-    frame = next(each for each in frames if each.f_globals["__name__"] not in (__name__, _SPAWN))
+    frames, ours = frames_from(sys._getframe(1)), (__name__, wrap.__module__, _SPAWN)
+    frame = next(each for each in frames if each.f_globals["__name__"] not in ours)
     if frame.f_globals["__name__"].partition(".")[0] in _LIGHTNING:
         return (
             "this Lightning strategy starts its own processes, but the ranks are already running: "

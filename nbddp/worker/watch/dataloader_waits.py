@@ -8,7 +8,6 @@ or for its batches. Then that epoch fails with a ``KeyError``, waits forever, or
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import time
@@ -19,17 +18,20 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import DistributedSampler, RandomSampler, Sampler, dataloader
 
+from nbddp.worker.wrapping import wrap
+
 # by sampler that shuffles: the epochs that this cell has completed
 _completed: WeakKeyDictionary[Sampler[Any], list[int]] = WeakKeyDictionary()
 
 
-def reset_interrupted_loaders() -> None:
-    """Patch DataLoader: if an epoch cannot start, the next one starts with new workers."""
-    kind: Any = dataloader._MultiProcessingDataLoaderIter
-    original = kind._reset
+def install_hooks() -> None:
+    """Patch torch's loaders and samplers.
 
-    @functools.wraps(original)
-    def reset(self: Any, loader: Any, *args: Any, **options: Any) -> None:
+    If an epoch of a DataLoader cannot start, the next one starts with new workers. A sampler
+    records each epoch that uses all its indices.
+    """
+
+    def reset(original: Any, self: Any, loader: Any, *args: Any, **options: Any) -> None:
         try:
             original(self, loader, *args, **options)
         except BaseException:
@@ -37,20 +39,7 @@ def reset_interrupted_loaders() -> None:
                 loader._iterator = None
             raise
 
-    kind._reset = reset
-
-
-def record_epochs() -> None:
-    """Patch torch's samplers to record each epoch that uses all their indices."""
-    _record_epochs_of(DistributedSampler)
-    _record_epochs_of(RandomSampler)
-
-
-def _record_epochs_of(kind: Any) -> None:
-    original = kind.__iter__
-
-    @functools.wraps(original)
-    def iterate(self: Any) -> Iterator[Any]:
+    def iterate(original: Any, self: Any) -> Iterator[Any]:
         epoch, indices = getattr(self, "epoch", 0), original(self)
 
         def recorded() -> Iterator[Any]:
@@ -59,7 +48,9 @@ def _record_epochs_of(kind: Any) -> None:
 
         return recorded()
 
-    kind.__iter__ = iterate
+    wrap(dataloader._MultiProcessingDataLoaderIter, "_reset", reset)
+    wrap(DistributedSampler, "__iter__", iterate)
+    wrap(RandomSampler, "__iter__", iterate)
 
 
 def clear_epochs() -> None:
@@ -86,19 +77,14 @@ class DataLoaderWaits:
 
     def install_hook(self) -> None:
         """Patch DataLoader to record each wait."""
-        kind: Any = dataloader._BaseDataLoaderIter
-        original = kind.__next__
-        add = self._add
+        wrap(dataloader._BaseDataLoaderIter, "__next__", self._timed_next)
 
-        @functools.wraps(original)
-        def timed_next(self: Any) -> Any:
-            started_at = time.time()
-            try:
-                return original(self)
-            finally:
-                add(started_at)
-
-        kind.__next__ = timed_next
+    def _timed_next(self, original: Any, batches: Any) -> Any:
+        started_at = time.time()
+        try:
+            return original(batches)
+        finally:
+            self._add(started_at)
 
     def _add(self, started_at: float) -> None:
         now = time.time()

@@ -20,6 +20,7 @@ from torch.utils.data import (
     RandomSampler,
     Subset,
     TensorDataset,
+    dataloader,
 )
 
 import nbddp
@@ -27,7 +28,7 @@ from nbddp.checks.facts import LoaderFacts, OptimizerFacts, RankFacts
 from nbddp.wire.messages import Failure
 from nbddp.worker.cell.failure import describe_failure
 from nbddp.worker.check_facts import MAX_ITEMS, MAX_SIZE, collect_facts, describe_data
-from nbddp.worker.watch.dataloader_waits import clear_epochs, record_epochs
+from nbddp.worker.watch.dataloader_waits import clear_epochs, install_hooks
 
 DATA = TensorDataset(torch.arange(10.0).reshape(10, 1))
 FAILED = Failure(name="ValueError", text="", traceback="")
@@ -68,7 +69,9 @@ def test_the_facts_of_a_loader_list_the_epochs_that_a_cell_iterated(
 ) -> None:
     for kind in (DistributedSampler, RandomSampler):
         monkeypatch.setattr(kind, "__iter__", kind.__iter__)
-    record_epochs()
+    loaders = dataloader._MultiProcessingDataLoaderIter
+    monkeypatch.setattr(loaders, "_reset", loaders._reset)
+    install_hooks()
     sampler = DistributedSampler(DATA, num_replicas=2, rank=1)
     loader = DataLoader(DATA, batch_size=2, sampler=sampler)
     next(iter(loader))
