@@ -27,7 +27,7 @@ from nbddp.worker.cell.failure import error_text, format_traceback
 from nbddp.worker.cell.signal_handlers import CellSignalHandlers
 from nbddp.worker.cell.warning_lines import name_users_lines
 from nbddp.worker.heal.reported_values import ReportedValues
-from nbddp.worker.watch.profiler import CellProfiler, profiled
+from nbddp.worker.watch.profiler import CellProfiler, begin_profile
 
 # matplotlib's backends without windows
 _IMAGE_BACKENDS = ("inline", "agg", "svg", "pdf", "ps", "cairo")
@@ -80,13 +80,13 @@ class RankShell(InteractiveShell):
         self.display_pub.cell = command.cell
         self.displayhook.bundle = {}
         self._nested_errors.clear()
-        with profiled(command) if command.trace else nullcontext() as self.profiler:
-            if command.script:
-                result = self._run_script(Script(**command.script))
-            else:
-                result = super().run_cell(command.source, store_history=True)
-            if result.success and self._nested_errors:
-                result.error_in_exec = self._nested_errors[0]
+        self.profiler = begin_profile(command)
+        if command.script:
+            result = self._run_script(Script(**command.script))
+        else:
+            result = super().run_cell(command.source, store_history=True)
+        if result.success and self._nested_errors:
+            result.error_in_exec = self._nested_errors[0]
         self._print_nested_errors(result)
         self._nested_errors.clear()  # their frames hold the cell's memory
         return result

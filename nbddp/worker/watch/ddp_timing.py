@@ -11,16 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 from nbddp.train.prepare import prepared
 
 MAX_MODELS = 8
-_FIELDS = (
-    "iteration",
-    "backward_compute_time_end",
-    "avg_forward_compute_time",
-    "avg_backward_compute_time",
-    "avg_backward_comm_time",
-    "avg_backward_compute_comm_overlap_time",
-    "bucket_sizes",
-    "rebuilt_bucket_sizes",
-)
 
 
 def read_ddp_timing(names: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -32,7 +22,4 @@ def read_ddp_timing(names: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]
         model = getattr(value, "_orig_mod", value) if isinstance(value, nn.Module) else None
         if isinstance(model, DistributedDataParallel) and len(found) < MAX_MODELS:
             found.setdefault(id(model), (name, model))
-    logged = [(name, model._get_ddp_logging_data()) for name, model in found.values()]
-    return [
-        (name, {key: numbers[key] for key in _FIELDS if key in numbers}) for name, numbers in logged
-    ]
+    return [(name, model._get_ddp_logging_data()) for name, model in found.values()]

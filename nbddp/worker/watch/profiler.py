@@ -14,8 +14,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +59,21 @@ class CellProfiler:
         self._has_logged = False
         self._reason = ""  # why there is no trace
         self._restore: Callable[[], None] = lambda: None
+        self._stop_watching: Callable[[], None] = lambda: None
         self._reported: list[int] = []  # the lowest and the highest step
         self._first = self._current = steps.first
         self._traced: list[int] = []  # the first and the last step in the trace
         self._seconds = self._started_at = 0.0
 
-    def begin_cell(self) -> Callable[[], None]:
-        """Start to watch the steps of the cell. Return a function that stops it."""
+    def begin_cell(self) -> None:
+        """Start to watch the steps of the cell."""
         if self._steps.first <= 1:  # steps count from 0 or 1: none is reported before the first
             self._start(self._steps.first)
-        return log_and_track.on_step(self.on_step)
+        self._stop_watching = log_and_track.on_step(self.on_step)
 
     def end_cell(self, *, is_ok: bool) -> None:
         """End the trace, which has the step that a loader began, or in which the cell failed."""
+        self._stop_watching()
         with sigint_deferred():
             has_begun_step = not is_ok or (self._reported and not self._has_logged)
             if self._is_tracing and has_begun_step:
@@ -308,15 +309,15 @@ def _call_before_next_profiler(action: Callable[[], None]) -> Callable[[], None]
     return restore
 
 
-@contextmanager
-def profiled(command: RunCell) -> Iterator[CellProfiler]:
-    """Run a cell in this context and trace some steps. Call :func:`end_profile` afterwards."""
+def begin_profile(command: RunCell) -> CellProfiler | None:
+    """Start to trace some steps of a cell, if they are requested."""
+    if not command.trace:
+        return None
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else its log appears in the cell's output
     importlib.import_module("torch._inductor.config")  # else the profiler imports it at its start
     profiler = CellProfiler(TraceSteps(**command.trace), command.cell)
-    with ExitStack() as end:
-        end.callback(profiler.begin_cell())
-        yield profiler
+    profiler.begin_cell()
+    return profiler
 
 
 def end_profile(profiler: CellProfiler | None, outbox: Outbox, *, is_ok: bool) -> None:

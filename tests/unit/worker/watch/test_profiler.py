@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -70,13 +70,12 @@ class Rank:
     def __init__(self, folder: Path) -> None:
         self.folder, self.story = folder, list[str]()
         self.profile = FakeProfile(self.story)
-        self.forget: list[Callable[[], None]] = []
         self.profiler: CellProfiler
 
     def begin(self, first: int, last: int) -> None:
         """Begin a cell of which these steps are asked for."""
         self.profiler = CellProfiler(TraceSteps(first=first, last=last), 3)
-        self.forget.append(self.profiler.begin_cell())
+        self.profiler.begin_cell()
 
     def end(self, *, is_ok: bool = True) -> TraceSent:
         self.profiler.end_cell(is_ok=is_ok)
@@ -91,12 +90,11 @@ def command_to_give(folder: Path | str) -> SendTrace:
 
 
 @pytest.fixture
-def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
+def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rank:
     rank = Rank(tmp_path)
     monkeypatch.setattr(profiler, "profile", lambda **_options: rank.profile)
-    yield rank
-    for each in rank.forget:
-        each()
+    monkeypatch.setattr(log_and_track, "_on_step", [])
+    return rank
 
 
 def log(*steps: int, sources: Sequence[str] = ("log",)) -> None:
