@@ -43,7 +43,6 @@ class MetricSink(Sink):
         self._outbox = outbox
         self._identity = {"rank": rank, "attempt": attempt}
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._rows: deque[list[Any]] = deque()
         self._events: deque[EventReported] = deque()
@@ -52,6 +51,7 @@ class MetricSink(Sink):
         self._bars_changed = False
         self._has_reported_loss = False
         self._is_line_cut = False
+        os.register_at_fork(after_in_child=self._keep_file_only)
         self.report_count = 0
         self.steps: dict[str, int] = {}
 
@@ -67,8 +67,6 @@ class MetricSink(Sink):
         head = self._identity if step is None else self._identity | {"step": step}
         line = json.dumps({"time": at, **head, **values})
         self._write(f"{line}\n".encode())
-        if self._is_in_child():
-            return
         loop = next(iter(values), "")
         with self._lock:
             self.steps[loop] = self.steps.get(loop, -1) + 1 if step is None else step
@@ -80,8 +78,6 @@ class MetricSink(Sink):
 
     def open_bar(self, bar: ProgressBar) -> None:
         """Show the bar of a new loop, inside those that have not ended."""
-        if self._is_in_child():
-            return
         with self._lock:
             self._bars = [*(each for each in self._bars if each.is_open), bar]
             self._bars_changed = True
@@ -89,26 +85,17 @@ class MetricSink(Sink):
 
     def update_bar(self, bar: ProgressBar) -> None:  # noqa: ARG002 - all bars are read together
         """Mark that a bar has changed."""
-        if self._is_in_child():
-            return
         self._bars_changed = True
         self.report_count += 1
 
     def close_bar(self, bar: ProgressBar) -> None:
         """Remove the bar of a loop. Keep the outermost bar until the next loop, to show its end."""
-        if self._is_in_child():
-            return
-        with self._lock:
-            bar.close()
-            if not self._bars or bar is not self._bars[0]:  # a loop of an earlier cell has no bar
-                self._bars = [each for each in self._bars if each is not bar]
-            self._bars_changed = True
+        bar.close()
+        self._bars_changed = True
         self._count_report()
 
     def record_event(self, kind: str, facts: dict[str, Any]) -> None:
         """Queue an event for the event log."""
-        if self._is_in_child():
-            return
         with self._lock:
             plain = json.loads(json.dumps(facts, default=str))  # str: for paths and tensors
             if kind == CONFIG and self._events and self._events[-1].kind == CONFIG:
@@ -143,9 +130,10 @@ class MetricSink(Sink):
                 what = f"metrics.jsonl is incomplete from here on: {error.strerror}"
                 self._outbox.post(build_notice(what))
 
-    def _is_in_child(self) -> bool:
-        """Return whether this is a child process, such as a DataLoader worker. It has no outbox."""
-        return os.getpid() != self._pid
+    def _keep_file_only(self) -> None:
+        """Queue nothing in a child process, such as a DataLoader worker: it has no outbox."""
+        self._lock = threading.Lock()  # the outbox may have held it at the fork
+        self._rows, self._events = deque(maxlen=0), deque(maxlen=0)
 
     # ---- called by the outbox
 
@@ -164,5 +152,6 @@ class MetricSink(Sink):
                 return Metrics(rows=rows, missed=missed)
             if self._bars_changed:
                 self._bars_changed = False
-                return Progress(bars=[each.state() for each in self._bars[:MAX_BARS]])
+                shown = [each for each in self._bars if each.is_open or each is self._bars[0]]
+                return Progress(bars=[each.state() for each in shown[:MAX_BARS]])
         return None
