@@ -382,7 +382,7 @@ def _custom_reduce(obj: Any) -> Any:
         target = obj()
         return weakref.ref, (_DeadReferent() if target is None else target,)
     if isinstance(obj, OpOverload | OpOverloadPacket):  # a copy calls its __getattr__ for ever
-        return _find_operator, (str(obj),)
+        return attrgetter(f"ops.{obj}"), (torch,)
     if shared := _shared_dict(obj):
         return _make_sharing, (type(obj), shared), vars(obj).copy()
     if f"{type(obj).__module__}.{type(obj).__qualname__}" == _FP32_OUTPUTS:
@@ -404,10 +404,6 @@ def _custom_reduce(obj: Any) -> Any:
         memory = torch.from_numpy(obj.reshape(-1).view(np.uint8))
         return _make_array, (memory, obj.dtype, obj.shape)
     return None
-
-
-def _find_operator(name: str) -> Any:
-    return attrgetter(name)(torch.ops)
 
 
 def _make_array(memory: torch.Tensor, dtype: Any, shape: tuple[int, ...]) -> Any:

@@ -8,7 +8,7 @@ import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,15 +27,15 @@ MAX_DEPTH, MAX_PARTS = 2, 100  # levels of attributes; attributes of one object
 MAX_VALUES, MAX_FINGERPRINTS = 2000, 200
 CLOCK_INTERVAL = 16  # values between two reads of the clock, which takes as long as one value
 SHELL_NAMES = re.compile(
-    r"_+|_i*\d*|_(i+|dh|oh|ih)|In|Out"  # names that IPython sets for cells,
+    r"_+|_i*\d*|_(i+|dh|oh|ih)|In|Out|exit|quit|get_ipython"  # names that IPython sets,
     r"|__(builtins_dict|compiled_fn|resume_at|import|nested)_\w*"  # and torch.compile for functions
 )
-_SHELL_FUNCTIONS = frozenset({"In", "Out", "exit", "quit", "get_ipython"})
 # Values of these types are equal on all ranks, or a heal moves them to the new process group.
 _SKIPPED_TYPES = (
     *(types.ModuleType, type, nn.Module, Optimizer, types.BuiltinFunctionType),
     *(property, classmethod, staticmethod, types.MemberDescriptorType, types.GetSetDescriptorType),
 )
+_SHARED = (Enum, Optimizer, types.ModuleType)  # types of objects with shared attributes
 # A heal moves parameters, buffers and hooks.
 _MODULE_ATTRIBUTES = frozenset(vars(nn.Module())) - {"training"}
 # The attributes of objects of these packages are not searched.
@@ -127,27 +127,6 @@ class ReportedValues:
         return [path for path in differing if path in now] + lost
 
 
-class _TypeTraits(NamedTuple):
-    """Facts about the type of a value, cached because asking each value takes too long."""
-
-    may_be_plain: bool
-    has_parts: bool
-    is_skipped: bool
-
-
-def _traits_of_type(kind: type) -> _TypeTraits:
-    package = kind.__module__.partition(".")[0]
-    is_skipped = issubclass(kind, _SKIPPED_TYPES)
-    # All references to an enum member share its attributes.
-    shares_attributes = issubclass(kind, (Enum, Optimizer, types.ModuleType))
-    is_open = package not in _OPAQUE_PACKAGES and not shares_attributes
-    return _TypeTraits(
-        may_be_plain=kind in PLAIN or issubclass(kind, (tuple, torch.device, np.generic)),
-        has_parts=is_open or kind in DICTS or issubclass(kind, type),
-        is_skipped=is_skipped,
-    )
-
-
 class _Search:
     """A search for values: first values of variables, then values of attributes.
 
@@ -171,7 +150,6 @@ class _Search:
         self._fingerprints_left = MAX_FINGERPRINTS
         self._values_left = MAX_VALUES
         self._nested: list[Holder] = []
-        self._traits: dict[type, _TypeTraits] = {}
         self._is_over = False
         self.skipped: set[str] = set()
 
@@ -210,22 +188,20 @@ class _Search:
         return ""
 
     def _new_text(self, form: str, path: str, value: Any) -> str:
-        if not form and _is_shell_name(path):
+        if not form and (path[:2] == "__" or SHELL_NAMES.fullmatch(path)):
             return ""
         kind = type(value)
         if kind not in ATOMS:
             self._new_count += 1
             if self._is_over or (self._new_count % CLOCK_INTERVAL == 0 and self._is_late()):
                 return self._skip(form, path)
-        traits = self._traits.get(kind)
-        if traits is None:
-            traits = self._traits[kind] = _traits_of_type(kind)
-        if traits.may_be_plain and (text := restorable_text(value)):
+        may_be_plain = kind in PLAIN or issubclass(kind, (tuple, torch.device, np.generic))
+        if may_be_plain and (text := restorable_text(value)):
             self._remember(path, value, text)
             return text
-        if traits.has_parts:
-            self._nested += _holders(path, value)
-        if traits.is_skipped or (kind is types.FunctionType and not self._holds_values(value)):
+        self._nested += _holders(path, value)
+        is_skipped = issubclass(kind, _SKIPPED_TYPES)
+        if is_skipped or (kind is types.FunctionType and not self._holds_values(value)):
             return ""
         return self._fingerprint(form, path, value)
 
@@ -264,24 +240,22 @@ def _has_items(value: Any, items: tuple[object, ...] | None) -> bool:
     return len(value) == len(items) and all(map(is_, (*value,), items))
 
 
-def _is_shell_name(name: str) -> bool:
-    if name[0:1] != "_":
-        return name in _SHELL_FUNCTIONS
-    return name[1:2] == "_" or SHELL_NAMES.fullmatch(name) is not None
-
-
 def _holders(path: str, value: Any) -> list[Holder]:
     """Return the container of an object's attributes or a dict's items, with a format for paths."""
-    safe = path.replace("{", "{{").replace("}", "}}")
-    if type(value) in DICTS:
-        return [(f"{safe}[{{!r}}]", value)] if len(value) <= MAX_PARTS else []
-    if isinstance(value, type):
+    kind = type(value)
+    form = ".{}"
+    items: Any = None
+    if issubclass(kind, type):
         is_cells = value.__module__ == "__main__" and not issubclass(value, Enum)
-        return [(f"{safe}.{{}}", value)] if is_cells else []
-    attributes = getattr(value, "__dict__", None)
-    if type(attributes) is not dict or not 0 < len(attributes) <= MAX_PARTS:
+        items = value if is_cells else None
+    elif kind in DICTS:
+        form, items = "[{!r}]", value
+    elif kind.__module__.partition(".")[0] not in _OPAQUE_PACKAGES:
+        items = None if issubclass(kind, _SHARED) else getattr(value, "__dict__", None)
+    is_small = type(items) in DICTS and 0 < len(items) <= MAX_PARTS
+    if not is_small and not isinstance(items, type):
         return []
-    return [(f"{safe}.{{}}", attributes)]
+    return [(path.replace("{", "{{").replace("}", "}}") + form, items)]
 
 
 def _write(container: Container, key: str, text: str, written: dict[int, str]) -> bool:

@@ -162,16 +162,13 @@ def main_cpu_time() -> float:
 def main_state() -> str:
     """Return the state of the main thread, such as "R" for runnable, or "" on macOS.
 
-    This runs 20 times a second. Reading the file with ``Path`` would take four times as long.
+    This runs 20 times a second. Reading the file with ``Path`` would take twice as long.
     """
     try:
-        file = os.open(f"/proc/self/task/{os.getpid()}/stat", os.O_RDONLY)
-    except OSError:
+        with open(f"/proc/self/task/{os.getpid()}/stat", "rb", buffering=0) as file:  # noqa: PTH123
+            text = file.read(200)
+    except OSError:  # not on Linux
         return ""
-    try:
-        text = os.read(file, 200)
-    finally:
-        os.close(file)
     return text.rpartition(b")")[2][1:2].decode()  # the process name may contain any character
 
 
