@@ -206,10 +206,8 @@ class Rank:
         if start.joins_group:
             self._group.init(0)
             self._group.apply_user_timeout()
-        ranks = start.topology.local_world_size
-        self._notify_user(
-            describe_shared_gpus(start.backend, self._group.backend, self._group.device, ranks)
-        )
+        ranks_here = start.topology.local_world_size
+        self._notify_user(describe_shared_gpus(start.backend, ranks_here))
         self._notify_user(describe_missing_gpus())
         serve = self._serve_control_queue
         threading.Thread(target=serve, name="nbddp-control", daemon=True).start()

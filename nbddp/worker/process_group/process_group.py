@@ -282,21 +282,15 @@ def choose_backend(requested: str, local_world_size: int) -> str:
     return "nccl" if gpus >= local_world_size else "gloo"
 
 
-def describe_shared_gpus(requested: str, backend: str, device: torch.device, ranks: int) -> str:
-    """Return a notice if the backend is "auto" and there are more ranks than GPUs; else "".
-
-    Args:
-        requested: the requested backend.
-        backend: the backend in use.
-        device: device of this rank.
-        ranks: number of ranks on this machine.
-    """
-    if requested != "auto" or backend != "gloo" or device.type != "cuda":
+def describe_shared_gpus(requested: str, local_world_size: int) -> str:
+    """Return a notice if "auto" has chosen Gloo because ranks share GPUs; else ""."""
+    gpus = torch.cuda.device_count()
+    if requested != "auto" or not 0 < gpus < local_world_size:
         return ""
-    gpus = plural(torch.cuda.device_count(), "GPU")
     return (
-        f"{ranks} ranks share {gpus}: collectives use Gloo and go through the CPU; send, recv and "
-        "DTensor need tensors on the CPU, or `--backend nccl`, which is slower here"
+        f"{local_world_size} ranks share {plural(gpus, 'GPU')}: collectives use Gloo and go "
+        "through the CPU; send, recv and DTensor need tensors on the CPU, or `--backend nccl`, "
+        "which is slower here"
     )
 
 

@@ -18,25 +18,26 @@ from nbddp.worker.process_group.process_group import (
     describe_shared_gpus,
 )
 
-GPU = torch.device("cuda", 0)
-
 
 @pytest.mark.parametrize(("ranks", "gpus"), [(2, 1), (4, 3)])
 def test_auto_chooses_gloo_for_shared_gpus_and_names_its_limits(
     ranks: int, gpus: int, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    assert describe_shared_gpus("auto", choose_backend("auto", ranks), GPU, ranks) == snapshot
+    assert choose_backend("auto", ranks) == "gloo"
+    assert describe_shared_gpus("auto", ranks) == snapshot
 
 
+@pytest.mark.parametrize(
+    ("backend", "ranks", "gpus", "chosen"),
+    [("auto", 2, 2, "nccl"), ("gloo", 4, 2, "gloo"), ("auto", 4, 0, "gloo")],
+)
 def test_no_message_about_shared_gpus_without_shared_gpus_or_with_gloo(
-    monkeypatch: pytest.MonkeyPatch,
+    backend: str, ranks: int, gpus: int, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert choose_backend("auto", 2) == "nccl"
-    assert describe_shared_gpus("auto", "nccl", GPU, 2) == ""
-    assert describe_shared_gpus("gloo", "gloo", GPU, 4) == ""
-    assert describe_shared_gpus("auto", "gloo", torch.device("cpu"), 4) == ""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert choose_backend(backend, ranks) == chosen
+    assert describe_shared_gpus(backend, ranks) == ""
 
 
 def test_nccl_is_refused_on_a_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
