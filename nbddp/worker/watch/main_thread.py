@@ -81,6 +81,8 @@ def library_of_file(filename: str) -> str:
 
     >>> [library_of_file(name) for name in (torch.nn.__file__, os.__file__, "train.py")]
     ['torch', 'os', '']
+    >>> library_of_file("<frozen importlib._bootstrap>"), library_of_file(nbddp.__file__)
+    ('importlib', 'nbddp')
     """
     if filename.startswith("<frozen "):
         return filename.removeprefix("<frozen ").partition(".")[0].rstrip(">")

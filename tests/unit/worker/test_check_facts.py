@@ -204,12 +204,6 @@ def test_a_model_without_its_group_and_a_module_without_a_name_are_skipped() -> 
     assert collect_facts({"odd": odd}).cores >= 1
 
 
-def test_rank_facts_survive_a_round_trip_through_json() -> None:
-    said = collect_facts({"net": nn.Linear(1, 1), "data": DataLoader(DATA), "sgd": DataLoader})
-    assert RankFacts.from_json(said.to_json()) == said
-    assert RankFacts.from_json({}) == RankFacts()
-
-
 def test_the_batch_size_of_nbddp_training_loaders_is_reported() -> None:
     train, test = nbddp.loader(range(9), 4), nbddp.loader(range(9), 3, shuffle=False)
     names = {"train": train, "test": test, "other": 3}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import linecache
 import re
@@ -26,7 +25,6 @@ from nbddp.worker.cell.failure import (
     failure_outside_cells,
     format_traceback,
 )
-from nbddp.worker.watch.main_thread import library_of_file
 
 CELL = "<ipython-input-3>"
 OURS = Path(nbddp.__file__).parent
@@ -162,17 +160,6 @@ def test_exceptions_in_a_cyclic_cause_chain_are_shown_once(fail: Fail) -> None:
     one.__cause__, other.__cause__ = other, one
     assert format_traceback(one).count("ValueError: one") == 1
     assert summary_of(one)[-1] == "caused by KeyError: 'other'"
-
-
-def test_a_file_is_attributed_to_a_library_or_to_the_user() -> None:
-    libraries = {
-        torch.distributed.__file__: "torch",
-        str(OURS / "wire" / "start.py"): "nbddp",
-        asyncio.__file__: "asyncio",
-        "<frozen importlib._bootstrap>": "importlib",
-        **dict.fromkeys((str(Path.home() / "train.py"), "<string>", CELL, __file__), ""),
-    }
-    assert {each: library_of_file(each) for each in libraries} == libraries
 
 
 # ---- the error in a line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
 from collections import deque
@@ -190,26 +189,6 @@ def test_output_written_during_a_send_does_not_overtake_a_report(outboxes: Outbo
     assert wait_until(lambda: len(outboxes.posted) == 3)
     outbox.close()
     assert outboxes.posted == [wrote("first"), picture(1), wrote("after")]
-
-
-def test_order_is_kept_while_all_sources_write_at_once(outboxes: Outboxes) -> None:
-    log, numbers = FakeSource(), FakeSource()
-    outbox = outboxes.start(log, numbers)
-    for number in range(200):
-        log.pieces.append(wrote(f"{number}"))
-        numbers.pieces.append(happened(f"{number}"))
-        outbox.notify()
-        outbox.post(report(number))
-    outbox.close()
-    place = {repr(each): at for at, each in enumerate(outboxes.posted)}
-    assert len(place) == 600
-    last = (-1, -1, -1)
-    for number in range(200):
-        sent = wrote(f"{number}"), happened(f"{number}"), report(number)
-        output, event, end = (place[repr(each)] for each in sent)
-        assert max(output, event) < end
-        assert all(map(operator.lt, last, (output, event, end)))
-        last = output, event, end
 
 
 def test_a_notification_is_enough_to_send_the_data_of_a_source(

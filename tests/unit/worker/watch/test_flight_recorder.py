@@ -13,7 +13,6 @@ from fakes import recorder_entry
 
 from nbddp.worker.watch.flight_recorder import (
     NCCL_OFFSET,
-    is_synchronizing,
     newest_collective,
     read_entries,
 )
@@ -53,12 +52,6 @@ def test_a_collective_is_numbered_by_its_group(
     assert newest is not None
     assert str(newest.call).startswith(said)
     assert (newest.call.number, newest.began_at) == (3, 5.0)
-
-
-def test_only_some_collectives_synchronize_all_ranks() -> None:
-    names = ["gloo:all_reduce", "gloo:barrier", "gloo:broadcast", "nccl:all_reduce", "gloo:send"]
-    found = [is_synchronizing(recorder_entry(profiling_name=name)) for name in names]
-    assert found == [True, True, False, False, False]
 
 
 def test_recorder_entries_are_sorted_by_age_and_empty_if_memory_runs_out(
