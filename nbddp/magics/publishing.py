@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from nbddp.controller.session import Session
@@ -29,33 +30,26 @@ class LivePublishing:
 
         If a tracker is not available, print the reason: the cell still runs.
         """
+        folder = session.event_log.folder
         for each in targets:
-            folder = _folder(session)
             if folder is not None and (folder, each.kind) not in self._publications:
                 try:
-                    self.start(session, each, is_again=False)
+                    self.start(session, folder, each, is_again=False)
                 except RequestError as error:
                     self._print_line(f"nbddp: {error}")
 
-    def start(self, session: Session, to: Target, *, is_again: bool) -> None:
-        """Start to publish the current run.
+    def start(self, session: Session, folder: Path, to: Target, *, is_again: bool) -> None:
+        """Start to publish the current run of a session.
 
         Raises:
-            RequestError: no run is going on, it is already published, or the publisher cannot
-                start.
+            RequestError: the run is already published, or the publisher cannot start.
         """
-        folder = _folder(session)
-        if folder is None:
-            raise RequestError("no run is going on")
         previous = self._publications.get((folder, to.kind))
-        if previous is not None and not previous.has_ended:
+        if previous is not None and not previous.result.done():
             raise RequestError(f"run {folder.name} is already being published to {to.kind}")
         name = name_in_tracker(folder, to.kind, is_again=is_again)
-        publication = Publication(to, folder, name, is_live=True)
-        self._publications[folder, to.kind] = publication
-        publication.follow(
-            lambda text: self._notify(session, text), lambda: _folder(session) == folder
-        )
+        notify = partial(self._notify, session)
+        self._publications[folder, to.kind] = Publication(to, folder, name, notify)
 
     def _notify(self, session: Session, text: str) -> None:
         """Print a line in the running or next cell; without ranks, print it at once."""
@@ -63,7 +57,3 @@ class LivePublishing:
             session.call(session.event_log.notify, text)
             return
         self._print_line(f"nbddp: {text}")
-
-
-def _folder(session: Session) -> Path | None:
-    return session.event_log.folder

@@ -42,6 +42,7 @@ class Publisher:
             with the operation's name.
         is_live: whether the run goes on. If so, steps are published as soon as they are complete;
             otherwise, after the whole run was read.
+        report_start: called with ``where`` when the tracker's run has started.
         where: the location of the run in the tracker; empty before its start.
         steps: the number of published steps.
     """
@@ -53,6 +54,7 @@ class Publisher:
     project: str
     limit: Callable[[str], AbstractContextManager[None]]
     is_live: bool
+    report_start: Callable[[str], None]
     where: str = ""
     steps: int = 0
 
@@ -69,6 +71,11 @@ class Publisher:
         self._published_from = -math.inf  # earlier numbers are not published
         self._has_ended_cell = self._is_flush_due = False
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the ranks have stopped; in a restart, they start again at once."""
+        return "ended" in self._run_json.facts
+
     def publish_new(self, *, is_over: bool = False) -> bool:
         """Read and publish new data; return whether there was any.
 
@@ -80,9 +87,11 @@ class Publisher:
             Exception: the tracker raised an error.
         """
         is_flush_due = self._is_flush_due or is_over
-        rows = _new_rows(self._rows, is_over=is_over)
+        rows: list[Row] = []
+        with suppress(FileNotFoundError):  # no rank has reported anything yet
+            rows = self._rows.read(is_over=is_over)
         # read after the rows, so that each row's cell is in it
-        events = _new_rows(self._events, is_over=is_over)
+        events = self._events.read(is_over=is_over)
         for event in events:
             with suppress(*UNREADABLE):  # a damaged line
                 self._read_event(event)
@@ -158,6 +167,7 @@ class Publisher:
             )
             self._published_settings = settings
             self.where = self._call_tracker("start", self.tracker.start, run)
+            self.report_start(self.where)
         known = self._published_settings
         new = {name: value for name, value in settings.items() if known.get(name) != value}
         if new:
@@ -201,13 +211,6 @@ class Publisher:
             except Exception as error:
                 text = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
                 raise PublishError(text) from error
-
-
-def _new_rows(reader: JsonLinesReader, *, is_over: bool) -> list[Row]:
-    try:
-        return reader.read(is_over=is_over)
-    except FileNotFoundError:  # no rank has reported anything yet
-        return []
 
 
 def _describe_event(event: RunEvent) -> str:

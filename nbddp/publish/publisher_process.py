@@ -9,11 +9,11 @@ import argparse
 import importlib
 import json
 import os
-import select
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from nbddp.publish.publisher import Publisher, write_published
 from nbddp.publish.tracker import TRACKER_CLASSES, PublishError, Tracker, parse_target
 
 POLL_INTERVAL = 0.5  # seconds between two reads of new data
+EXIT_TIMEOUT = 5.0  # seconds that the threads of a tracker have to end
 ANSWER_TIMEOUT = 300.0  # seconds for an answer of the tracker; its last call may upload
 NICENESS = 10  # the ranks have priority
 
@@ -52,20 +53,25 @@ def time_limit(operation: str, kind: str, seconds: float, reports: ReportSender)
         reports.send(failed=f"{kind} did not answer for {seconds:g} s ({operation})")
         os._exit(1)
 
-    timer = threading.Timer(seconds, exit_process)
-    timer.daemon = True
-    timer.start()
+    timer = _start_timer(seconds, exit_process)
     try:
         yield
     finally:
         timer.cancel()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Publish a run, and report the result in lines of JSON.
+def _start_timer(seconds: float, act: Callable[[], object]) -> threading.Timer:
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
+    return timer
 
-    ``where`` is the location of the tracker's run, ``failed`` the reason of a failure, ``steps``
-    the number of published steps.
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Publish a run, and report to the notebook in lines of JSON.
+
+    A report is a ``notice`` for the user, or the last one: the reason why publishing ``failed``, or
+    the result.
     """
     parser = argparse.ArgumentParser(prog="nbddp.publish")
     parser.add_argument("target", type=parse_target)
@@ -83,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.__cause__ is not None or not is_reported:
             sys.excepthook(type(error), error, error.__traceback__)
         return 1
+    finally:
+        _start_timer(EXIT_TIMEOUT, partial(os._exit, 1))
     return 0
 
 
@@ -97,6 +105,13 @@ def _publish(args: argparse.Namespace, reports: ReportSender) -> None:
             tracker: Tracker = getattr(module, TRACKER_CLASSES[kind])()
         except Exception as error:
             raise PublishError(f"the package {kind} cannot be loaded: {error}") from error
+    write_note = partial(write_published, args.folder, kind, name=args.name)
+
+    def report_start(where: str) -> None:
+        if args.live:
+            write_note(where=where)
+            reports.send(notice=f"published to {kind}: {where}")
+
     publisher = Publisher(
         args.folder,
         tracker,
@@ -104,14 +119,19 @@ def _publish(args: argparse.Namespace, reports: ReportSender) -> None:
         project=args.target.project,
         limit=limit,
         is_live=bool(args.live),
+        report_start=report_start,
     )
     with warnings.catch_warnings():
         warnings.showwarning = partial(_warn, kind, reports, [])
-        _follow(publisher, args, reports)
+        while args.live and os.getppid() == args.live:
+            if not publisher.publish_new() and publisher.has_stopped:
+                break
+            time.sleep(POLL_INTERVAL)
         outcome = publisher.finish()
-    result = {"where": publisher.where, "steps": publisher.steps, "late": publisher.aggregator.late}
-    write_published(args.folder, kind, name=args.name, is_whole=not outcome.is_live, **result)
-    reports.send(**result, is_over=True)
+    late = publisher.aggregator.late
+    result: dict[str, Any] = {"where": publisher.where, "steps": publisher.steps, "late": late}
+    write_note(is_whole=not outcome.is_live, **result)
+    reports.send(**result)
 
 
 def _warn(
@@ -121,21 +141,5 @@ def _warn(
     text = " ".join(str(message).split())
     sys.stderr.write(f"{text}\n")
     if kind == "trackio" and not seen:
-        reports.send(warned=text)
+        reports.send(notice=f"{kind}: {text}")
     seen.append(text)
-
-
-def _follow(publisher: Publisher, args: argparse.Namespace, reports: ReportSender) -> None:
-    """Publish new data until the notebook closes the standard input or ends."""
-    is_reported = False
-    while args.live and not _has_ended(args.live):
-        publisher.publish_new()
-        if publisher.where and not is_reported:
-            is_reported = True
-            write_published(args.folder, args.target.kind, name=args.name, where=publisher.where)
-            reports.send(where=publisher.where)
-
-
-def _has_ended(notebook: int) -> bool:
-    readable, _, _ = select.select([0], [], [], POLL_INTERVAL)
-    return os.getppid() != notebook or (bool(readable) and not os.read(0, 1))

@@ -43,7 +43,9 @@ def test_unresponsive_tracker_does_not_delay_cells_or_stop(
     assert notebook.run("%ddp stop").status == "ok"
     code = (
         "*_, made = get_ipython()._nbddp.notebook.publishing._publications.values()\n"
-        "print(made.has_ended); made._process.kill(); made.follower.join(20); print(made.has_ended)"
+        "from nbddp.sigint import wait_for_all\n"
+        "print(made.result.done()); made._process.kill()\n"
+        "wait_for_all([made.result], 20); print(made.result.done())"
     )
     assert notebook.run(code).text == "False\nTrue\n"
     assert len((run_folder(base) / "metrics.jsonl").read_text().splitlines()) == 5 * 30 * 2

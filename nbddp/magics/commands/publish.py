@@ -40,13 +40,13 @@ def publish_run(notebook: NotebookState, args: Namespace) -> None:
     path = find_run(args.run, Path.cwd(), current=current)
     if current is not None and path.resolve() == current.resolve():
         session = notebook.group.scripts.active_session
-        notebook.publishing.start(session, args.tracker, is_again=args.again)
+        notebook.publishing.start(session, current, args.tracker, is_again=args.again)
         return
     if summarize(path).is_live:
         raise RequestError(
             f"run {path.name} is going on in another kernel: publish it there, or when it has ended"
         )
     name = name_in_tracker(path, args.tracker.kind, is_again=args.again)
-    done = Publication(args.tracker, path, name, is_live=False).wait()
+    done = Publication(args.tracker, path, name).wait()
     published = f"{plural(done['steps'], 'step')} published to {args.tracker.kind}"
     notebook.presenter.print_line(f"nbddp: {published}: {done['where']}")

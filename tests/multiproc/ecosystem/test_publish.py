@@ -112,7 +112,7 @@ def test_finished_run_is_published_with_the_values_of_its_file(
     offline: Path, kind: str, ranks: int
 ) -> None:
     folder = make_run(offline, rows=rows_of(50, ranks=ranks), config={"lr": 0.1})
-    Publication(Target(kind, PLACE), folder, folder.name, is_live=False).wait()
+    Publication(Target(kind, PLACE), folder, folder.name).wait()
     check_equal(kind, offline, folder)
 
 
@@ -152,7 +152,7 @@ def test_trackers_accept_unusual_names_and_values(offline: Path, kind: str) -> N
     told = {"kind": "config", "rank": 0, "values": settings, "time": BEGAN + 0.5}
     with (folder / "events.jsonl").open("a") as events:
         events.write(json.dumps(told) + "\n")
-    Publication(Target(kind, PLACE), folder, folder.name, is_live=False).wait()
+    Publication(Target(kind, PLACE), folder, folder.name).wait()
     if kind != "mlflow":
         check_equal(kind, offline, folder)
         return
@@ -190,7 +190,7 @@ def failed_run(base: Path) -> Path:
 @pytest.mark.parametrize("kind", TRACKER_CLASSES)
 def test_repeated_steps_and_events_after_a_restart_are_published(offline: Path, kind: str) -> None:
     folder = failed_run(offline)
-    Publication(Target(kind, PLACE), folder, folder.name, is_live=False).wait()
+    Publication(Target(kind, PLACE), folder, folder.name).wait()
     check_equal(kind, offline, folder)
     curves = curves_of(kind, offline, folder.name)
     assert sorted(curves["nbddp/attempt"]) == [(0, 1.0), (10, 2.0)]

@@ -9,9 +9,9 @@ import posixpath
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -48,6 +48,7 @@ from nbddp.publish.tracker import (
     plain_name,
     require_package,
 )
+from nbddp.sigint import wait_for_all
 
 # ---- a whole run, to a tracker that records its calls
 
@@ -62,7 +63,15 @@ def points_of(tracker: Mock) -> list[AggregatedStep]:
 
 
 def publisher_of(path: Path, tracker: Mock, *, is_live: bool = False) -> Publisher:
-    return Publisher(path, tracker, name=path.name, project="", limit=nullcontext, is_live=is_live)
+    return Publisher(
+        path,
+        tracker,
+        name=path.name,
+        project="",
+        limit=nullcontext,
+        is_live=is_live,
+        report_start=lambda _where: None,
+    )
 
 
 def published(path: Path) -> Mock:
@@ -248,10 +257,9 @@ def test_a_tracker_error_is_reported_in_one_line(
     for how in ("fails", "blocks", "dies", "broken"):
         fake(how)
         path = make_run(tmp_path, how)
-        publications[how] = Publication(Target("wandb"), path, path.name, is_live=False, timeout=1)
+        publications[how] = Publication(Target("wandb"), path, path.name, timeout=1)
     for how, publication in publications.items():
         said[how] = refusal(RequestError, publication.wait).replace(str(tmp_path), "BASE")
-        assert publication.has_ended
         assert not read_published(publication.folder, "wandb")
     assert said == snapshot
 
@@ -263,15 +271,9 @@ def test_publishing_errors_of_a_running_run_are_reported_once(
     fake(how)
     path = make_run(tmp_path, is_stopped=False, cells=(("train()", ""),))
     said: list[str] = []
-    goes_on = threading.Event()
-    goes_on.set()
-    publication = Publication(Target("wandb"), path, path.name, is_live=True)
-    publication.follow(said.append, goes_on.is_set)
-    wait_until(lambda: bool(said), timeout=90.0)
-    goes_on.clear()
-    assert publication.follower is not None
-    publication.follower.join(30)
-    assert publication.has_ended
+    publication = Publication(Target("wandb"), path, path.name, said.append)
+    wait_for_all([publication.result], 90)
+    assert isinstance(publication.result.exception(), RequestError)
     assert len(said) <= told
     assert f"`%ddp publish wandb {path.name} --again`" in said[-1]
     assert said[-1].replace(str(tmp_path), "BASE") == snapshot
@@ -285,7 +287,7 @@ def test_the_publisher_ends_with_its_notebook(tmp_path: Path, fake: Callable[[st
     code = (
         "import os, time\nfrom pathlib import Path\n"
         f"{imported(Target, Publication)}"
-        f"Publication(Target('wandb'), Path({str(path)!r}), 'a', is_live=True)\n"
+        f"Publication(Target('wandb'), Path({str(path)!r}), 'a', print)\n"
         f"if os.fork():\n    os.kill(os.getpid(), 9)\n"
         f"while not os.path.exists({str(end)!r}):\n    time.sleep(0.05)\n"
         "os._exit(0)\n"
@@ -342,8 +344,9 @@ def test_unknown_or_missing_trackers_are_refused_at_once(monkeypatch: pytest.Mon
 def test_publishing_an_active_run_starts_live_publishing(folder: Path) -> None:
     line, notebook = line_magics(make_run(folder, is_stopped=False))
     line.ddp("publish wandb")
-    session = notebook.group.scripts.active_session
-    notebook.publishing.start.assert_called_once_with(session, Target("wandb"), is_again=False)
+    session, run = notebook.group.scripts.active_session, notebook.current_run
+    start = notebook.publishing.start
+    start.assert_called_once_with(session, run, Target("wandb"), is_again=False)
 
 
 @pytest.mark.usefixtures("installed")
@@ -369,17 +372,15 @@ def test_a_running_run_is_published_once_for_several_cells(
     publishing = LivePublishing(said.append)
     for _ in range(3):
         publishing.follow(session, [Target("wandb")])
-    under_way = refusal(RequestError, publishing.start, session, Target("wandb"), is_again=True)
-    line.folder = None  # it was stopped
+    start = partial(publishing.start, session, path, Target("wandb"))
+    under_way = refusal(RequestError, start, is_again=True)
+    with (path / "events.jsonl").open("a") as file:
+        file.write(lines(events_of()[-1:]))
     [publication] = publishing._publications.values()
-    assert publication.follower is not None
-    publication.follower.join(30)
+    wait_for_all([publication.result], 90)
+    assert publication.result.result()["steps"] == 60
     assert [under_way, *said] == snapshot
-    assert publication.has_ended
     assert "finished" in (path / "publish-wandb.log").read_text()
-    line.folder = Mock(path=path)
     publishing.follow(session, [Target("wandb")])
     assert len(said) == 1
-    assert "--again" in refusal(
-        RequestError, publishing.start, session, Target("wandb"), is_again=False
-    )
+    assert "--again" in refusal(RequestError, start, is_again=False)
