@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.archive.comparison import compare as compare_folders
+from nbddp.archive.comparison import no_such_metric
 from nbddp.archive.find import find_run, runs_below
 from nbddp.archive.stored_run import StoredCell, StoredRun
 from nbddp.archive.summary import describe_run_end
@@ -131,19 +132,14 @@ class Run:
         chosen = [metrics] if isinstance(metrics, str) else metrics
         run = StoredRun(self.path, frozenset(chosen).__contains__) if chosen else self._recorded
         store = run.metrics()
-        missing = [name for name in chosen or () if name not in store.names()]
-        if missing or not store.names():
-            raise self._no_metric(*missing)
+        for name in chosen or ():
+            if name not in store.names():
+                known = self._recorded.metrics()
+                raise no_such_metric(name, known.names(), of="run", more=known.dropped_names)
+        if not store.names():
+            raise RequestError(f"run {self.name} has no metrics to draw")
         shown = chosen or store.names()[:MAX_CHARTS]
         return draw_charts([rank_chart(name, store.curves(name)) for name in shown])
-
-    def _no_metric(self, missing: str = "", *_: str) -> RequestError:
-        store = self._recorded.metrics()
-        if not store.names():
-            return RequestError(f"run {self.name} has no metrics to draw")
-        more = [f"{store.dropped_names:,} more"] if store.dropped_names else []
-        known = ", ".join([*store.names(), *more])
-        return RequestError(f"run {self.name} has no metric {missing!r}; its metrics are: {known}")
 
 
 def runs(path: str | os.PathLike[str] = ".") -> list[Run]:

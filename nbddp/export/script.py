@@ -10,9 +10,9 @@ import ast
 import math
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -65,23 +65,6 @@ class Omitted:
 Item = CellRequest | PushedValues | PulledValue | Omitted
 
 
-@dataclass(frozen=True, slots=True)
-class ExportInput:
-    """The input of an export.
-
-    Attributes:
-        items: the cells, pushes and pulls in their order.
-        spec: the options of the worker group.
-        out: the name of a cell's results in the notebook, by the cell's prompt number.
-        ports: the ports of stores in the notebook's process.
-    """
-
-    items: Sequence[Item]
-    spec: GroupSpec
-    out: Mapping[int, str] = field(default_factory=dict)
-    ports: frozenset[int] = frozenset()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedScript:
     """An exported script.
@@ -99,18 +82,28 @@ class ExportedScript:
     remarks: tuple[str, ...]
 
 
-def write_script(export_input: ExportInput, path: Path) -> ExportedScript:
+def write_script(
+    items: Iterable[Item],
+    path: Path,
+    spec: GroupSpec,
+    *,
+    out: Mapping[int, str],
+    ports: Collection[int],
+) -> ExportedScript:
     """Write a script.
 
     Args:
-        export_input: the cells and values to export.
+        items: the cells, pushes and pulls in their order.
         path: the path of the script.
+        spec: the options of the worker group.
+        out: the name of a cell's results in the notebook, by the cell's prompt number.
+        ports: the ports of stores in the notebook's process.
 
     Raises:
         RequestError: there is nothing to export, or the script does not compile.
     """
-    writer = _Writer(export_input, path)
-    for item in export_input.items:
+    writer = _Writer(path, spec, out, ports)
+    for item in items:
         writer.add(item)
     if not writer.cells:
         raise RequestError("no cell has succeeded since the ranks started: nothing to export")
@@ -118,9 +111,10 @@ def write_script(export_input: ExportInput, path: Path) -> ExportedScript:
 
 
 class _Writer:
-    def __init__(self, export_input: ExportInput, path: Path) -> None:
-        self._input = export_input
-        self._path = path
+    def __init__(
+        self, path: Path, spec: GroupSpec, out: Mapping[int, str], ports: Collection[int]
+    ) -> None:
+        self._path, self._spec, self._out, self._ports = path, spec, out, ports
         self._parts: list[str] = []
         self._remarks: list[str] = []
         self._future_imports: dict[str, None] = {}
@@ -129,7 +123,6 @@ class _Writer:
         self._omitted_names: dict[str, str] = {}  # omitted names, each with its omitted item
         self._arguments: dict[str, Any] = {}
         self._pickled_values: dict[str, Any] = {}
-        self._show = _free_name("_show", export_input.items)
         self._n_groups = 1
         self._may_be_out_of_step = False
         self.cells = 0
@@ -180,8 +173,7 @@ class _Writer:
         self._omitted_names = {
             name: why for name, why in self._omitted_names.items() if name not in bound
         }
-        out = self._input.out.get(number, "")
-        text = self._as_module(_with_last_value_shown(plain, out, show=self._show))
+        text = self._as_module(_with_last_value_printed(plain, self._out.get(number, "")))
         self._parts.append(f"# %% {what}")
         if request.needs_group is False:
             self._add_guarded("_leave_process_group()")
@@ -239,7 +231,7 @@ class _Writer:
         if reason := self._why_it_cannot_run(value) or ", ".join(sorted(names & IPYTHON_NAMES)):
             self._omit(f"%ddp pull {value}", reason)
             return
-        text = f"{self._show}({_argument_of_show(value)}, {item.expression!r})"
+        text = f"_print_value({_as_argument(value)}, {item.expression!r})"
         if item.rank is not None:
             text = f"if _RANK == {item.rank}:\n    {text}"
         self._parts.append("# %% pulled")
@@ -250,7 +242,7 @@ class _Writer:
     def _add_values(self, pushed: PushedValues) -> None:
         lines = []
         for name, value in pushed.values.items():
-            if _refers_to_port(value, self._input.ports):
+            if _refers_to_port(value, self._ports):
                 self._omit(name, "the store is in the notebook's process", names=[name])
                 continue
             is_first = name not in self._bound_names and pushed.ranks is None
@@ -302,7 +294,7 @@ class _Writer:
         )
 
     def _command(self, launcher: str, path: str) -> str:
-        nproc, file = self._input.spec.nproc, shlex.quote(path)
+        nproc, file = self._spec.nproc, shlex.quote(path)
         return f"{launcher} --standalone --nnodes=1 --nproc-per-node={nproc} {file}"
 
     def _assemble(self) -> str:
@@ -313,7 +305,7 @@ class _Writer:
         about = "\n".join(["# This script differs from the notebook, or needs changes:", *notes])
         wants_display = "display" in body and "display" not in self._bound_names
         form = template.INIT_GROUP_AGAIN if self._n_groups > 1 else template.INIT_GROUP
-        spec, timeout = self._input.spec, ""
+        spec, timeout = self._spec, ""
         is_auto = spec.backend == "auto"
         backend = "_backend()" if is_auto else repr(spec.backend)
         if spec.timeout != GroupSpec().timeout:
@@ -325,7 +317,7 @@ class _Writer:
             form.format(backend=backend, timeout=timeout),
             template.DESTROY_GROUP if self._n_groups > 1 else "",
             template.WAIT_FOR_ALL if "_wait_for_all()" in body else "",
-            template.SHOW.format(name=self._show) if f"{self._show}(" in body else "",
+            template.PRINT_VALUE if "_print_value(" in body else "",
             template.DISPLAY if wants_display else "",
             f"{GUARD}\n{self._setup_code(body)}",
         ]
@@ -349,7 +341,7 @@ class _Writer:
         return "\n\n\n".join(filter(None, pieces))
 
     def _setup_code(self, body: str) -> str:
-        lines = [template.SETUP.format(threads=self._input.spec.threads_per_rank())]
+        lines = [template.SETUP.format(threads=self._spec.threads_per_rank())]
         if re.search(r"\b(accelerate|transformers|trl)\b", body):
             lines.append(template.USE_CPU)
         if self._arguments:
@@ -362,24 +354,8 @@ class _Writer:
         return "\n".join(lines)
 
 
-def _free_name(name: str, items: Sequence[Item]) -> str:
-    """Return the name, with ``_`` at the end if the notebook's cells or pushes contain it."""
-    used: list[str] = []
-    for item in items:
-        match item:
-            case CellRequest():
-                used.append(item.source)
-            case PushedValues():
-                used += item.values
-            case PulledValue():
-                used.append(item.expression)
-    while re.search(rf"\b{name}\b", "\n".join(used)):
-        name += "_"
-    return name
-
-
-def _with_last_value_shown(plain: PlainCell, name: str, *, show: str) -> str:
-    """Return the cell with a call of ``show`` that prints its last value, as the notebook does."""
+def _with_last_value_printed(plain: PlainCell, name: str) -> str:
+    """Return the cell with a call that prints its last value, as the notebook does."""
     body = ast.parse(plain.text).body
     last = body[-1] if body else None
     if plain.is_silent or not isinstance(last, ast.Expr):
@@ -391,14 +367,14 @@ def _with_last_value_shown(plain: PlainCell, name: str, *, show: str) -> str:
     if rest.startswith(";") or is_print or value == "None":
         return plain.text
     more = f", {name!r}" if name else ""
-    shown = f"{show}({_argument_of_show(value)}{more})"
-    return apply_edits(plain.text, [(start, end, shown)])
+    call = f"_print_value({_as_argument(value)}{more})"
+    return apply_edits(plain.text, [(start, end, call)])
 
 
-def _argument_of_show(expression: str) -> str:
+def _as_argument(expression: str) -> str:
     """Return an expression as one argument, in parentheses if it could be read as several.
 
-    >>> _argument_of_show("x + 1"), _argument_of_show("x, y")
+    >>> _as_argument("x + 1"), _as_argument("x, y")
     ('x + 1', '(x, y)')
     """
     value: Any = ast.parse(f"({expression}\n)", mode="eval").body

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 IMPORTS = "import torch\nimport torch.distributed as dist"
 
-SHOW = '''def {name}(value, name="Out"):
+PRINT_VALUE = '''def _print_value(value, name="Out"):
     """Print a result of a cell, as the notebook showed it."""
     from builtins import print
 
     if value is not None:
-        print(f"[rank {{_RANK}}] {{name}} {{value!r}}\\n", end="", flush=True)'''
+        print(f"[rank {_RANK}] {name} {value!r}\\n", end="", flush=True)'''
 
 DISPLAY = '''def display(*values, **_options):
     """Print values, as the notebook displayed them."""

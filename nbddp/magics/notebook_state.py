@@ -213,7 +213,11 @@ class NotebookState:
         with sigint_deferred():  # an interrupt here would leave a cell without its follower
             handle = recovery.submit(request, retries)
             self.next_trace = None
-            self._background = _follow_in_background(lambda: follow(handle))
+            self._background = Future()
+            work = partial(self._background.complete_with, partial(follow, handle))
+            run = copy_context().run  # the output of the thread stays in this notebook cell
+            viewer = threading.Thread(target=run, args=(work,), name="nbddp-view", daemon=True)
+            start_thread(viewer)
         return None
 
     def run_trial(
@@ -385,22 +389,6 @@ class NotebookState:
                 raise UsageError(f"there is no {name!r} in the notebook to push")
         self.export_log.record_store_ports(self.shell.user_ns)
         return {name: self.shell.user_ns[name] for name in names}
-
-
-def _follow_in_background(follow: Callable[[], Outcome]) -> Future[Outcome]:
-    """Follow a cell on a thread whose output stays in the notebook cell that started it."""
-    outcome: Future[Outcome] = Future()
-
-    def follow_to_end() -> None:
-        try:
-            outcome.set_result(follow())
-        except BaseException as error:  # noqa: BLE001 - raised by wait()
-            outcome.set_exception(error)
-
-    run = copy_context().run
-    viewer = threading.Thread(target=run, args=(follow_to_end,), name="nbddp-view", daemon=True)
-    start_thread(viewer)
-    return outcome
 
 
 def _try_action(act: Callable[[], str]) -> str:

@@ -8,7 +8,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from nbddp.errors import RequestError
-from nbddp.export.script import ExportedScript, ExportInput, write_script
+from nbddp.export.script import ExportedScript, write_script
 from nbddp.export.slurm import script_job
 from nbddp.magics.notebook_state import NotebookState
 
@@ -29,13 +29,13 @@ def export(notebook: NotebookState, args: Namespace) -> str:
         raise RequestError(f"expected the name of a Python file like train.py, got {args.file!r}")
     _check_name(path)
     group, export_log = notebook.group, notebook.export_log
-    given = ExportInput(
+    script = write_script(
         export_log.items(),
+        path,
         group.spec,
         out=export_log.output_names,
-        ports=frozenset(export_log.store_ports),
+        ports=export_log.store_ports,
     )
-    script = write_script(given, path)
     files = {path: script.text.encode()}
     if script.pickled:
         files[path.with_suffix(".pushed.pkl")] = script.pickled

@@ -23,7 +23,6 @@ from nbddp.export.ipython_syntax import translate_cell
 from nbddp.export.main_guard import indent, split_by_guard, undefined_names
 from nbddp.export.script import (
     ExportedScript,
-    ExportInput,
     Item,
     Omitted,
     PulledValue,
@@ -45,7 +44,7 @@ def cell(source: str, number: int = 1, **options: Any) -> CellRequest:
 def export(
     *items: Item, path: str = "train.py", spec: GroupSpec = TWO_RANKS, **options: Any
 ) -> ExportedScript:
-    script = write_script(ExportInput(items, spec, **options), Path(path))
+    script = write_script(items, Path(path), spec, **{"out": {}, "ports": ()} | options)
     ast.parse(script.text)
     return script
 
@@ -197,7 +196,7 @@ def test_an_exported_cell_gives_the_same_results_as_the_original() -> None:
     alone: dict[str, Any] = {}
     exec(CELL, alone)
     shown: list[object] = []
-    found: dict[str, Any] = {"__name__": "__main__", "_show": shown.append}
+    found: dict[str, Any] = {"__name__": "__main__", "_print_value": shown.append}
     exec(cells_of(export(cell("other = 0"), cell(CELL, 2))).replace("_wait_for_all()", ""), found)
     assert shown == [4]
     for name in ("text", "count", "more", "made", "looked", "other"):
@@ -207,23 +206,23 @@ def test_an_exported_cell_gives_the_same_results_as_the_original() -> None:
 
 PRINTS = """
 from pprint import pprint as print
-repr, _show = str, 'mine'
-display(_show)
-_show
+repr, mine = str, 'mine'
+display(mine)
+mine
 """
 
 
 def test_a_cell_may_rebind_print_and_the_names_of_the_script(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    text = export(cell(PRINTS), PulledValue("_show * 2")).text
+    text = export(cell(PRINTS), PulledValue("mine * 2")).text
     functions = [each for each in ast.parse(text).body if isinstance(each, ast.FunctionDef)]
-    shown = [each for each in functions if each.name.startswith(("_show", "display"))]
+    shown = [each for each in functions if each.name in ("_print_value", "display")]
     start = ast.unparse(ast.Module(shown, []))
     cells = text[text.index("# %%") : text.rindex("# %%")]
     exec(f"_RANK = 1\n{start}\n{cells}", {"__name__": "__main__"})
     assert capsys.readouterr().out == (
-        "'mine'\n[rank 1] Out 'mine'\n[rank 1] _show * 2 'minemine'\n"
+        "'mine'\n[rank 1] Out 'mine'\n[rank 1] mine * 2 'minemine'\n"
     )
 
 
