@@ -83,12 +83,7 @@ class ExportedScript:
 
 
 def write_script(
-    items: Iterable[Item],
-    path: Path,
-    spec: GroupSpec,
-    *,
-    out: Mapping[int, str],
-    ports: Collection[int],
+    items: Iterable[Item], path: Path, spec: GroupSpec, ports: Collection[int] = ()
 ) -> ExportedScript:
     """Write a script.
 
@@ -96,13 +91,12 @@ def write_script(
         items: the cells, pushes and pulls in their order.
         path: the path of the script.
         spec: the options of the worker group.
-        out: the name of a cell's results in the notebook, by the cell's prompt number.
         ports: the ports of stores in the notebook's process.
 
     Raises:
         RequestError: there is nothing to export, or the script does not compile.
     """
-    writer = _Writer(path, spec, out, ports)
+    writer = _Writer(path, spec, ports)
     for item in items:
         writer.add(item)
     if not writer.cells:
@@ -111,10 +105,8 @@ def write_script(
 
 
 class _Writer:
-    def __init__(
-        self, path: Path, spec: GroupSpec, out: Mapping[int, str], ports: Collection[int]
-    ) -> None:
-        self._path, self._spec, self._out, self._ports = path, spec, out, ports
+    def __init__(self, path: Path, spec: GroupSpec, ports: Collection[int]) -> None:
+        self._path, self._spec, self._ports = path, spec, ports
         self._parts: list[str] = []
         self._remarks: list[str] = []
         self._future_imports: dict[str, None] = {}
@@ -155,8 +147,7 @@ class _Writer:
     # ---- cells
 
     def _add_cell(self, request: CellRequest) -> None:
-        number = request.execution_count
-        what = f"cell [{number}]"
+        what = f"cell [{request.execution_count}]"
         plain = translate_cell(request.source)
         try:
             reason = self._why_it_cannot_run(plain.text)
@@ -173,7 +164,7 @@ class _Writer:
         self._omitted_names = {
             name: why for name, why in self._omitted_names.items() if name not in bound
         }
-        text = self._as_module(_with_last_value_printed(plain, self._out.get(number, "")))
+        text = self._as_module(_with_last_value_printed(plain, request.output_name))
         self._parts.append(f"# %% {what}")
         if request.needs_group is False:
             self._add_guarded("_leave_process_group()")

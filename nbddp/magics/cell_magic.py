@@ -66,6 +66,7 @@ class CellMagics(Magics):
             first_line=first_line,
             execution_count=notebook.prompt_number,
             wants_value=bool(args.out),
+            output_name=args.out or "",
             needs_group=not args.no_init,
             once=args.once,
         )

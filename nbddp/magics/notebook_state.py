@@ -195,7 +195,6 @@ class NotebookState:
         session = session or self.group.session
         recovery = Recovery(session, NotebookDisplay(self.presenter, quiet=args.quiet))
         request, retries = self._apply_options(request, args, session)
-        self.export_log.output_names[request.execution_count] = getattr(args, "out", None) or ""
 
         def follow(handle: CellHandle | None = None) -> Outcome:
             result = recovery.run(request, retries, handle)
@@ -387,7 +386,6 @@ class NotebookState:
                 )
             if name not in self.shell.user_ns:
                 raise UsageError(f"there is no {name!r} in the notebook to push")
-        self.export_log.record_store_ports(self.shell.user_ns)
         return {name: self.shell.user_ns[name] for name in names}
 
 

@@ -39,6 +39,7 @@ class CellRequest:
         first_line: the line in the notebook cell at which ``source`` starts, for tracebacks.
         execution_count: the number in the prompt of the notebook cell.
         wants_value: whether the ranks send back the pickled value of the last expression.
+        output_name: the variable of the notebook that gets these values; empty for none.
         needs_group: true creates the default process group if there is none, false destroys it,
             None changes nothing.
         once: never repeat this cell in a recovery or a replay.
@@ -57,6 +58,7 @@ class CellRequest:
     first_line: int = 1
     execution_count: int = 1
     wants_value: bool = False
+    output_name: str = ""
     needs_group: bool | None = True
     once: bool = False
     purpose: Purpose = Purpose.USER

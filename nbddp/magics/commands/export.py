@@ -10,6 +10,7 @@ from pathlib import Path
 from nbddp.errors import RequestError
 from nbddp.export.script import ExportedScript, write_script
 from nbddp.export.slurm import script_job
+from nbddp.magics.export_log import store_ports
 from nbddp.magics.notebook_state import NotebookState
 
 _PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
@@ -28,14 +29,9 @@ def export(notebook: NotebookState, args: Namespace) -> str:
     if path.suffix != ".py":
         raise RequestError(f"expected the name of a Python file like train.py, got {args.file!r}")
     _check_name(path)
-    group, export_log = notebook.group, notebook.export_log
-    script = write_script(
-        export_log.items(),
-        path,
-        group.spec,
-        out=export_log.output_names,
-        ports=export_log.store_ports,
-    )
+    group = notebook.group
+    ports = store_ports(notebook.shell.user_ns)
+    script = write_script(notebook.export_log.items(), path, group.spec, ports)
     files = {path: script.text.encode()}
     if script.pickled:
         files[path.with_suffix(".pushed.pkl")] = script.pickled

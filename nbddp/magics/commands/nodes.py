@@ -10,10 +10,10 @@ from nbddp.errors import RequestError
 from nbddp.export.slurm import nodes_job
 from nbddp.group.node_pool import LOOPBACK, NodesSpec
 from nbddp.magics.notebook_state import NotebookState
-from nbddp.nodes.join_file import ORPHAN_TIMEOUT
 from nbddp.nodes.stale_files import find_left_join_file
 
 JOB_FILE = Path("nbddp-nodes.sbatch")
+_SPEC_OPTIONS = ("host", "port", "nproc_per_node", "orphan_timeout")
 REJOIN_TIMEOUT = 10.0  # seconds; nodes look for their notebook twice a second
 LOOPBACK_UNREACHABLE = (
     "other machines cannot reach 127.0.0.1: add --host with the address of this machine in the "
@@ -63,7 +63,7 @@ def manage_nodes(notebook: NotebookState, args: Namespace) -> str:
 
 def _listen(notebook: NotebookState, args: Namespace) -> str:
     """Open the listener if the options describe one, or if another option needs one."""
-    is_new = args.nnodes or args.nproc_per_node or args.host or args.port or args.orphan_timeout
+    is_new = args.nnodes or any(getattr(args, name) for name in _SPEC_OPTIONS)
     needs_one = notebook.group.nodes is None and (args.local or args.slurm)
     if args.leave or not (is_new or needs_one):
         return ""
@@ -74,15 +74,9 @@ def _listen(notebook: NotebookState, args: Namespace) -> str:
 
 
 def _nodes_spec(args: Namespace) -> NodesSpec:
-    min_nodes, max_nodes = args.nnodes or (args.local or 1, args.local or 1)
-    return NodesSpec(
-        host=args.host or LOOPBACK,
-        port=args.port or 0,
-        min_nodes=min_nodes,
-        max_nodes=max_nodes,
-        nproc_per_node=args.nproc_per_node or 1,
-        orphan_timeout=args.orphan_timeout or ORPHAN_TIMEOUT,
-    )
+    nnodes = args.nnodes or (args.local or 1, args.local or 1)
+    given = {name: value for name in _SPEC_OPTIONS if (value := getattr(args, name))}
+    return NodesSpec(min_nodes=nnodes[0], max_nodes=nnodes[1], **given)
 
 
 def _rejoin(notebook: NotebookState, args: Namespace) -> str:

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,9 @@ def cell(source: str, number: int = 1, **options: Any) -> CellRequest:
 
 
 def export(
-    *items: Item, path: str = "train.py", spec: GroupSpec = TWO_RANKS, **options: Any
+    *items: Item, path: str = "train.py", spec: GroupSpec = TWO_RANKS, ports: Sequence[int] = ()
 ) -> ExportedScript:
-    script = write_script(items, Path(path), spec, **{"out": {}, "ports": ()} | options)
+    script = write_script(items, Path(path), spec, ports)
     ast.parse(script.text)
     return script
 
@@ -237,11 +238,10 @@ def test_an_exported_script_has_all_parts_in_order(snapshot: SnapshotAssertion) 
         PushedValues({"mine": 3}, ranks=(1,)),
         cell("import json\nx = rank, rate, folder_name, flag, many, n, mine, runs", 3),
         Omitted("cell [4]", "it cannot\nbe opened"),
-        cell("x + (1,)", 5, ranks=(0,)),
+        cell("x + (1,)", 5, ranks=(0,), output_name="values"),
         PulledValue("x", 1),
         cell("from __future__ import annotations\ny = 2", 6, needs_group=False),
         cell("dist.destroy_process_group()", 7),
-        out={5: "values"},
         spec=GroupSpec(nproc=2, timeout=60.0, backend="gloo", threads=3),
     )
     assert script.text == snapshot
@@ -294,7 +294,7 @@ SCRIPTS: dict[str, list[Item]] = {
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_exported_scripts_and_their_remarks(name: str, snapshot: SnapshotAssertion) -> None:
-    script = export(*SCRIPTS[name], ports=frozenset({4711}))
+    script = export(*SCRIPTS[name], ports=[4711])
     assert {"remarks": script.remarks, "cells": cells_of(script)} == snapshot
     for remark in script.remarks:
         assert f"# - {remark}" in script.text

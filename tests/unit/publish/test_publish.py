@@ -9,10 +9,11 @@ import posixpath
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -26,8 +27,8 @@ from refusals import refusal
 from runs_on_disk import BEGAN, events_of, lines, make_run, rows_of
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.errors import ArgumentError, RequestError
-from nbddp.magics.commands import publish as publish_module
+from nbddp.errors import RequestError
+from nbddp.magics.commands import publish
 from nbddp.magics.line_magic import LineMagics
 from nbddp.magics.parser import CELL, COMMANDS, parse_line
 from nbddp.magics.publishing import LivePublishing
@@ -44,9 +45,7 @@ from nbddp.publish.tracker import (
     TRACKER_CLASSES,
     Target,
     Tracker,
-    parse_target,
     plain_name,
-    require_package,
 )
 from nbddp.sigint import wait_for_all
 
@@ -63,15 +62,8 @@ def points_of(tracker: Mock) -> list[AggregatedStep]:
 
 
 def publisher_of(path: Path, tracker: Mock, *, is_live: bool = False) -> Publisher:
-    return Publisher(
-        path,
-        tracker,
-        name=path.name,
-        project="",
-        limit=nullcontext,
-        is_live=is_live,
-        report_start=lambda _where: None,
-    )
+    given = {"name": path.name, "project": "", "limit": nullcontext, "report_start": Mock()}
+    return Publisher(path, tracker, is_live=is_live, **given)
 
 
 def published(path: Path) -> Mock:
@@ -79,6 +71,16 @@ def published(path: Path) -> Mock:
     tracker = noting()
     publisher_of(path, tracker).finish()
     return tracker
+
+
+def running(base: Path, **more: Any) -> Path:
+    """A run whose only cell is still running."""
+    return make_run(base, is_stopped=False, cells=(("train()", ""),), **more)
+
+
+def append(path: Path, *events: Mapping[str, Any]) -> None:
+    with (path / "events.jsonl").open("a") as file:
+        file.write(lines(events))
 
 
 def test_a_run_becomes_one_tracker_run_with_its_config_outcome_and_events(tmp_path: Path) -> None:
@@ -109,12 +111,12 @@ def test_a_run_becomes_one_tracker_run_with_its_config_outcome_and_events(tmp_pa
 
 
 def test_a_tracker_gets_points_in_bounded_batches(tmp_path: Path) -> None:
-    tracker = published(make_run(tmp_path, rows=rows_of(2 * STEPS_PER_CALL + 1, ranks=1)))
-    given = [call.args[0] for call in tracker.log_steps.call_args_list]
-    assert [len(points) for points in given] == [STEPS_PER_CALL, STEPS_PER_CALL, 1]
-    steps = range(2 * STEPS_PER_CALL + 1)
+    count = 2 * STEPS_PER_CALL + 1
+    tracker = published(make_run(tmp_path, rows=rows_of(count, ranks=1)))
+    given = [len(call.args[0]) for call in tracker.log_steps.call_args_list]
+    assert given == [STEPS_PER_CALL, STEPS_PER_CALL, 1]
     found = [(point.step, point.time) for point in points_of(tracker)]
-    assert found == [(step, BEGAN + 1 + step / 10) for step in steps]
+    assert found == [(step, BEGAN + 1 + step / 10) for step in range(count)]
 
 
 @given(st.text() | st.text("./a"))
@@ -148,7 +150,7 @@ def test_metrics_of_replayed_cells_are_not_published_for_a_sweep_run(tmp_path: P
 
 
 def test_a_running_run_is_published_while_it_grows(tmp_path: Path) -> None:
-    path = make_run(tmp_path, rows=[], is_stopped=False, cells=(("train()", ""),))
+    path = running(tmp_path, rows=[])
     (path / "run.json").write_text(json.dumps({"nproc": 2}))
     tracker = noting()
     publisher = publisher_of(path, tracker, is_live=True)
@@ -161,8 +163,7 @@ def test_a_running_run_is_published_while_it_grows(tmp_path: Path) -> None:
     publisher.publish_new()
     assert 50 < len(points_of(tracker)) <= 60
     tracker.finish.assert_not_called()
-    with (path / "events.jsonl").open("a") as file:
-        file.write(lines(events_of(("train()", "ok"))[-2:-1]))
+    append(path, *events_of(("train()", "ok"))[-2:-1])
     publisher.publish_new()
     publisher.publish_new()
     assert len(points_of(tracker)) == 60  # the last step waits for no rank once the cell is over
@@ -172,12 +173,11 @@ def test_a_running_run_is_published_while_it_grows(tmp_path: Path) -> None:
 
 
 def test_settings_reported_later_update_the_tracker_config_once(tmp_path: Path) -> None:
-    path, tracker = make_run(tmp_path, is_stopped=False, cells=(("train()", ""),)), noting()
+    path, tracker = running(tmp_path), noting()
     publisher = publisher_of(path, tracker, is_live=True)
     publisher.publish_new()
-    with (path / "events.jsonl").open("a") as file:
-        config = {"kind": "config", "time": BEGAN + 9, "rank": 1, "values": {"lr": 0.5}}
-        file.write(lines([config, config | {"rank": 0, "values": {"lr": 0.7}}]))
+    config = {"kind": "config", "time": BEGAN + 9, "rank": 1, "values": {"lr": 0.5}}
+    append(path, config, config | {"rank": 0, "values": {"lr": 0.7}})
     publisher.publish_new()
     publisher.finish()
     tracker.update_config.assert_called_once_with({"lr": 0.7})
@@ -195,15 +195,16 @@ def test_an_unknown_tracker_and_a_missing_package_are_refused_with_the_next_step
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     for text in ("", "comet", "wandb:", "wandb: ", ":x", "Wandb"):
-        said = refusal(ArgumentError, parse_target, text)
+        said = refusal(UsageError, parse_line, CELL, f"--publish '{text}'")
         assert repr(text) in said
         assert all(kind in said for kind in TRACKER_CLASSES)
     assert said == snapshot
+    assert "TRACKER" in refusal(UsageError, parse_line, COMMANDS["publish"], "")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     for kind in TRACKER_CLASSES:
         (tmp_path / kind).mkdir()  # W&B makes a folder of that name: it is no package
         monkeypatch.delitem(sys.modules, kind, raising=False)
-        said = refusal(RequestError, require_package, kind)
+        said = refusal(UsageError, parse_line, COMMANDS["publish"], kind)
         assert f"`pip install 'nbddp[{kind}]'`" in said
     assert said == snapshot
 
@@ -269,8 +270,7 @@ def test_publishing_errors_of_a_running_run_are_reported_once(
     tmp_path: Path, fake: Callable[[str], None], how: str, told: int, snapshot: SnapshotAssertion
 ) -> None:
     fake(how)
-    path = make_run(tmp_path, is_stopped=False, cells=(("train()", ""),))
-    said: list[str] = []
+    path, said = running(tmp_path), list[str]()
     publication = Publication(Target("wandb"), path, path.name, said.append)
     wait_for_all([publication.result], 90)
     assert isinstance(publication.result.exception(), RequestError)
@@ -283,7 +283,7 @@ def test_publishing_errors_of_a_running_run_are_reported_once(
 def test_the_publisher_ends_with_its_notebook(tmp_path: Path, fake: Callable[[str], None]) -> None:
     """A child that the notebook has forked keeps our standard input open: it is not waited for."""
     fake("well")
-    path, end = make_run(tmp_path, is_stopped=False, cells=(("train()", ""),)), tmp_path / "end"
+    path, end = running(tmp_path), tmp_path / "end"
     code = (
         "import os, time\nfrom pathlib import Path\n"
         f"{imported(Target, Publication)}"
@@ -308,7 +308,7 @@ def test_the_publisher_ends_with_its_notebook(tmp_path: Path, fake: Callable[[st
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tracker's package is there."""
-    monkeypatch.setattr(publish_module, "require_package", lambda _kind: None)
+    monkeypatch.setattr(publish, "require_package", lambda _kind: None)
 
 
 def line_magics(current: Path | None = None) -> tuple[LineMagics, Mock]:
@@ -329,17 +329,6 @@ def test_the_publish_option_and_command_accept_installed_trackers() -> None:
     assert args.publish == [Target("trackio")]
 
 
-def test_unknown_or_missing_trackers_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    for parser, line, what in (
-        (CELL, "--publish comet", "argument --publish: "),
-        (COMMANDS["publish"], "comet", "argument TRACKER: "),
-        (COMMANDS["publish"], "", "TRACKER"),
-        (CELL, "--publish wandb", "`pip install 'nbddp[wandb]'`"),
-    ):
-        assert what in refusal(UsageError, parse_line, parser, line)
-
-
 @pytest.mark.usefixtures("installed")
 def test_publishing_an_active_run_starts_live_publishing(folder: Path) -> None:
     line, notebook = line_magics(make_run(folder, is_stopped=False))
@@ -352,9 +341,7 @@ def test_publishing_an_active_run_starts_live_publishing(folder: Path) -> None:
 @pytest.mark.usefixtures("installed")
 def test_another_kernels_active_run_is_refused(folder: Path, snapshot: SnapshotAssertion) -> None:
     path = make_run(folder, is_stopped=False)
-    facts = json.loads((path / "run.json").read_text())
-    del facts["ended"]
-    mine = facts | {"host": platform.node(), "pid": os.getpid()}
+    mine = {"host": platform.node(), "pid": os.getpid(), "nproc": 2}
     (path / "run.json").write_text(json.dumps(mine))
     line, _ = line_magics()
     assert refusal(UsageError, line.ddp, "publish wandb") == snapshot
@@ -364,18 +351,15 @@ def test_a_running_run_is_published_once_for_several_cells(
     tmp_path: Path, fake: Callable[[str], None], snapshot: SnapshotAssertion
 ) -> None:
     fake("well")
-    path = make_run(tmp_path, is_stopped=False, cells=(("train()", ""),))
-    line = Mock(folder=Mock(path=path))
-    said: list[str] = []
-    session = Mock(event_log=line, call=lambda act, *words: act(*words))
-    line.notify = said.append
+    path, said = running(tmp_path), list[str]()
+    log = Mock(folder=Mock(path=path), notify=said.append)
+    session = Mock(event_log=log, call=lambda act, *words: act(*words))
     publishing = LivePublishing(said.append)
     for _ in range(3):
         publishing.follow(session, [Target("wandb")])
     start = partial(publishing.start, session, path, Target("wandb"))
     under_way = refusal(RequestError, start, is_again=True)
-    with (path / "events.jsonl").open("a") as file:
-        file.write(lines(events_of()[-1:]))
+    append(path, events_of()[-1])
     [publication] = publishing._publications.values()
     wait_for_all([publication.result], 90)
     assert publication.result.result()["steps"] == 60
