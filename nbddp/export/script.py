@@ -295,17 +295,9 @@ class _Writer:
         notes = [f"# - {each}".replace("\n", "\n#   ") for each in self._remarks]
         about = "\n".join(["# This script differs from the notebook, or needs changes:", *notes])
         wants_display = "display" in body and "display" not in self._bound_names
-        form = template.INIT_GROUP_AGAIN if self._n_groups > 1 else template.INIT_GROUP
-        spec, timeout = self._spec, ""
-        is_auto = spec.backend == "auto"
-        backend = "_backend()" if is_auto else repr(spec.backend)
-        if spec.timeout != GroupSpec().timeout:
-            timeout = f", timeout=datetime.timedelta(seconds={spec.timeout})"
         frame = [
             '_RANK = int(os.environ["RANK"]) if "RANK" in os.environ else 0',
-            template.DEVICE,
-            template.BACKEND if is_auto else "",
-            form.format(backend=backend, timeout=timeout),
+            self._with_group_options(template.INIT_GROUP_AGAIN) if self._n_groups > 1 else "",
             template.DESTROY_GROUP if self._n_groups > 1 else "",
             template.WAIT_FOR_ALL if "_wait_for_all()" in body else "",
             template.PRINT_VALUE if "_print_value(" in body else "",
@@ -331,8 +323,17 @@ class _Writer:
         ]
         return "\n\n\n".join(filter(None, pieces))
 
+    def _with_group_options(self, form: str) -> str:
+        spec, timeout = self._spec, ""
+        backend = template.AUTO_BACKEND if spec.backend == "auto" else repr(spec.backend)
+        if spec.timeout != GroupSpec().timeout:
+            timeout = f", timeout=datetime.timedelta(seconds={spec.timeout})"
+        return form.format(backend=backend, timeout=timeout)
+
     def _setup_code(self, body: str) -> str:
-        lines = [template.SETUP.format(threads=self._spec.threads_per_rank())]
+        init = "    _init_process_group()" if self._n_groups > 1 else template.INIT_GROUP
+        facts = template.FACTS.format(threads=self._spec.threads_per_rank())
+        lines = [template.SETUP, self._with_group_options(init), facts]
         if re.search(r"\b(accelerate|transformers|trl)\b", body):
             lines.append(template.USE_CPU)
         if self._arguments:

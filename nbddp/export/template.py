@@ -21,10 +21,7 @@ DISPLAY = '''def display(*values, **_options):
     for value in values:
         print(repr(value), flush=True)'''
 
-INIT_GROUP = """def _init_process_group():
-    import torch.distributed as dist
-
-    dist.init_process_group({backend}{timeout})
+INIT_GROUP = """    dist.init_process_group({backend}{timeout})
     dist.barrier()  # else a fast rank could exit before a slow one has joined"""
 
 # under torchrun, a second init_process_group() of torch 2.13 finds the addresses of the first one
@@ -59,26 +56,6 @@ def _restore_process_group(number):
     if not dist.is_initialized():
         _init_process_group(number)'''
 
-BACKEND = '''def _backend():
-    """Return nccl if each rank of this machine has a GPU of its own."""
-    import os
-    from builtins import int
-
-    import torch
-
-    gpus, ranks = torch.cuda.device_count(), int(os.environ["LOCAL_WORLD_SIZE"])
-    return "nccl" if gpus >= ranks else "gloo"'''
-
-DEVICE = """def _device():
-    import os
-
-    import torch
-
-    gpus = torch.cuda.device_count()
-    if not gpus:
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus)"""
-
 WAIT_FOR_ALL = '''def _wait_for_all():
     """Wait for all ranks, as the notebook does before each cell."""
     import torch.distributed as dist
@@ -86,12 +63,14 @@ WAIT_FOR_ALL = '''def _wait_for_all():
     if dist.is_initialized():
         dist.barrier()'''
 
-SETUP = """    device = _device()
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    _init_process_group()
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    local_rank = int(os.environ["LOCAL_RANK"])
+SETUP = """    device, local_rank = torch.device("cpu"), int(os.environ["LOCAL_RANK"])
+    if _gpus := torch.cuda.device_count():
+        device = torch.device("cuda", local_rank % _gpus)
+        torch.cuda.set_device(device)"""
+
+AUTO_BACKEND = '"nccl" if _gpus >= int(os.environ["LOCAL_WORLD_SIZE"]) else "gloo"'
+
+FACTS = """    rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads({threads})  # as in the notebook"""
 
 USE_CPU = """    if device.type == "cpu":  # else Accelerate ignores a group without a GPU
