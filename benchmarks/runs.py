@@ -30,14 +30,14 @@ from unittest.mock import Mock
 from IPython.core.interactiveshell import InteractiveShell
 import nbddp.magics.presenter as presenter
 import nbddp.magics.line_magic
-from nbddp.magics.line_magic import LineMagics
+from nbddp.magics.line_magic import run_command
 published = []
 presenter.publish_display_data = lambda data, *more: published.append(data)
 shown = presenter.Presenter(Mock(), Mock())
 shown.choice = presenter.ViewChoice.PANEL
-line = LineMagics(Mock(presenter=shown, current_run=None, shell=None))
+notebook = Mock(presenter=shown, current_run=None)
 began = time.perf_counter()
-line.ddp(sys.argv[1])
+run_command(notebook, sys.argv[1])
 took = time.perf_counter() - began
 [data] = published
 print(took, len(data["text/html"]))

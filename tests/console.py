@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 from IPython.core.error import UsageError
 
-from nbddp.magics.line_magic import LineMagics
+from nbddp.magics.line_magic import run_command
 from nbddp.magics.presenter import Presenter
 
 
@@ -26,7 +26,7 @@ def ddp(line: str, **state: Any) -> str:
         "group": Mock(),
         **state,
     }
-    LineMagics(SimpleNamespace(**known)).ddp(line)  # type: ignore[arg-type]
+    run_command(SimpleNamespace(**known), line)  # type: ignore[arg-type]
     return "\n".join(said)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
@@ -10,10 +11,11 @@ from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.errors import CellFailedError, RequestError
-from nbddp.magics.cell_magic import CellMagics
+from nbddp.magics.cell_magic import run_cell
 from nbddp.magics.completion import Completion
-from nbddp.magics.line_magic import HELP, LineMagics
+from nbddp.magics.line_magic import HELP, run_command
 from nbddp.magics.notebook_state import NotebookState
+from nbddp.magics.parser import CELL
 from nbddp.record.waiting.collective_timeline import Timeline
 
 ATTRIBUTE = "_nbddp"  # attribute of a shell: the extension that nbddp added
@@ -30,9 +32,16 @@ class _Extension:
 
     def __init__(self, shell: InteractiveShell) -> None:
         self.notebook = NotebookState(shell)
-        shell.register_magics(CellMagics(self.notebook), LineMagics(self.notebook))
-        for name in ("%ddp", "%local"):  # IPython calls these if `%%ddp` is below the first line
-            shell.magics_manager.register_function(_refuse_below_first_line, "line", name)
+        self._magics: dict[tuple[str, str], Callable[..., object]] = {
+            ("line", "ddp"): self._run_command,
+            ("cell", "ddp"): self._run_on_ranks,
+            ("cell", "local"): self._run_in_kernel,
+            # IPython calls these if `%%ddp` or `%%local` is below the first line
+            ("line", "%ddp"): _refuse_below_first_line,
+            ("line", "%local"): _refuse_below_first_line,
+        }
+        for (kind, name), function in self._magics.items():
+            shell.magics_manager.register_function(function, kind, name)
         shell.events.register("post_run_cell", _explain_missing_cell_magic)
         self._load_ext = shell.magics_manager.magics["line"]["load_ext"]
         shell.magics_manager.register_function(self._load_ext_again, "line", "load_ext")
@@ -44,6 +53,19 @@ class _Extension:
         setattr(shell, ATTRIBUTE, self)
         self.notebook.group.start_forkserver()
         shell.events.register("post_run_cell", self._warm_up)
+
+    def _run_command(self, line: str) -> Any:
+        """Control the worker group: `%ddp COMMAND`; `%ddp help` lists the commands."""
+        return run_command(self.notebook, line)
+
+    def _run_on_ranks(self, line: str, cell: str) -> None:
+        run_cell(self.notebook, line, cell)
+
+    _run_on_ranks.__doc__ = CELL.format_help()  # `%%ddp?` shows it
+
+    def _run_in_kernel(self, _line: str, cell: str) -> None:
+        """Run the cell in the notebook's kernel, even after `%ddp auto on`."""
+        self.notebook.shell.run_cell(cell).raise_error()
 
     def _load_ext_again(self, name: str) -> None:
         """Run ``%load_ext``. Ignore it for nbddp, which is loaded: *Run All* repeats the line."""
@@ -64,9 +86,8 @@ class _Extension:
         self._completion.remove(shell)
         shell.debugger = self._debugger  # type: ignore[method-assign]
         shell.events.unregister("post_run_cell", _explain_missing_cell_magic)
-        for kind, names in (("line", ("ddp", "%ddp", "%local")), ("cell", ("ddp", "local"))):
-            for name in names:
-                shell.magics_manager.magics[kind].pop(name, None)
+        for kind, name in self._magics:
+            shell.magics_manager.magics[kind].pop(name, None)
         shell.magics_manager.register_function(self._load_ext, "line", "load_ext")
         self.notebook.group.close()
 

@@ -1,4 +1,4 @@
-"""``%ddp``: the handler of each command."""
+"""``%ddp``: run a command by its handler."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_magic, magics_class
-
 from nbddp.errors import RequestError
 from nbddp.export.script import PulledValue
 from nbddp.group.find_script import find_script
@@ -19,11 +16,10 @@ from nbddp.magics.commands.export import export
 from nbddp.magics.commands.nodes import manage_nodes
 from nbddp.magics.commands.publish import publish_run
 from nbddp.magics.commands.runs import compare_runs, manage_runs, show_run
-from nbddp.magics.interrupt_message import interrupt_error
+from nbddp.magics.magic_errors import reporting_errors
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.parser import command_parser, help_text, parse_line
 from nbddp.magics.presenter import ViewChoice
-from nbddp.magics.usage_error import usage_error
 from nbddp.record.cell import CellRequest
 from nbddp.record.heal.rerun import cells_to_rerun
 from nbddp.record.log_reader import log_name, tail
@@ -42,34 +38,19 @@ SCRIPT_RANKS_DIED = (
 Handler = Callable[[NotebookState, Namespace], Any]
 
 
-@magics_class
-class LineMagics(Magics):
-    """The line magic."""
-
-    def __init__(self, notebook: NotebookState) -> None:
-        super().__init__(notebook.shell)
-        self._notebook = notebook
-
-    @line_magic
-    def ddp(self, line: str) -> Any:
-        """Control the worker group: `%ddp COMMAND`; `%ddp help` lists the commands."""
-        notebook = self._notebook
-        before = notebook.group.life
-        name, _, rest = line.strip().partition(" ")
-        rest = rest.strip()
-        try:
-            if name in HELP or rest.partition(" ")[0] in HELP:
-                name, rest = "help", "" if name in HELP else name
-            if name == "help":
-                rest = rest.lstrip("-")  # `%ddp help --sweep` has no option: it asks about one
-            name = name or "status"
-            args = parse_line(command_parser(name), rest)
-            args.line = rest
-            return HANDLERS[name](notebook, args)
-        except (RequestError, UsageError) as error:
-            raise usage_error(error) from None
-        except KeyboardInterrupt:
-            raise interrupt_error(f"%ddp {name}", before, notebook.group.life) from None
+def run_command(notebook: NotebookState, line: str) -> Any:
+    """Run a command; return the value that the notebook shows."""
+    name, _, rest = line.strip().partition(" ")
+    rest = rest.strip()
+    if name in HELP or rest.partition(" ")[0] in HELP:
+        name, rest = "help", "" if name in HELP else name
+    if name == "help":
+        rest = rest.lstrip("-")  # `%ddp help --sweep` has no option: it asks about one
+    name = name or "status"
+    with reporting_errors(f"%ddp {name}", notebook.group):
+        args = parse_line(command_parser(name), rest)
+        args.line = rest
+        return HANDLERS[name](notebook, args)
 
 
 def _status(notebook: NotebookState, _args: Namespace) -> None:

@@ -19,9 +19,9 @@ from nbddp.group.node_pool import NodesSpec
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
 from nbddp.lifecycle.retries import Retries
-from nbddp.magics.cell_magic import CellMagics
+from nbddp.magics.cell_magic import run_cell
 from nbddp.magics.commands import publish
-from nbddp.magics.line_magic import LineMagics
+from nbddp.magics.line_magic import run_command
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.publish.tracker import Target
 from nbddp.record.cell import CellRequest, CellResult
@@ -59,10 +59,10 @@ class Typed:
         return WENT_WELL
 
     def line(self, line: str) -> None:
-        LineMagics(self.notebook).ddp(line)
+        run_command(self.notebook, line)
 
     def cell(self, line: str) -> None:
-        CellMagics(self.notebook).ddp(line, "x = 1")
+        run_cell(self.notebook, line, "x = 1")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.lifecycle.refusals import with_way_out
-from nbddp.magics.interrupt_message import interrupt_error
+from nbddp.magics.magic_errors import interrupt_error
 
 
 def life(state: GroupState, *, attempt: int = 1, gone: tuple[int, ...] = ()) -> Life:

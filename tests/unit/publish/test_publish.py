@@ -29,7 +29,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
 from nbddp.magics.commands import publish
-from nbddp.magics.line_magic import LineMagics
+from nbddp.magics.line_magic import run_command
 from nbddp.magics.parser import CELL, COMMANDS, parse_line
 from nbddp.magics.publishing import LivePublishing
 from nbddp.publish.publication import Publication
@@ -237,8 +237,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Non
 def test_publish_records_and_prints_its_result(folder: Path, fake: Callable[[str], None]) -> None:
     fake("well")
     path = make_run(folder)
-    line, notebook = line_magics()
-    line.ddp("publish wandb:my-digits digits")
+    notebook = Mock(current_run=None)
+    run_command(notebook, "publish wandb:my-digits digits")
     [said] = notebook.presenter.print_line.call_args.args
     assert "60 steps" in said
     noted = read_published(path, "wandb")
@@ -248,7 +248,7 @@ def test_publish_records_and_prints_its_result(folder: Path, fake: Callable[[str
     log = (path / "publish-wandb.log").read_text().splitlines()
     assert (log[0], log[-1]) == ("noise", "finished 0")
     assert json.loads(log[1])["step"] == 0
-    assert "--again" in refusal(UsageError, line.ddp, "publish wandb digits")
+    assert "--again" in refusal(UsageError, run_command, notebook, "publish wandb digits")
 
 
 def test_a_tracker_error_is_reported_in_one_line(
@@ -311,11 +311,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish, "require_package", lambda _kind: None)
 
 
-def line_magics(current: Path | None = None) -> tuple[LineMagics, Mock]:
-    notebook = Mock(shell=None, current_run=current)
-    return LineMagics(notebook), notebook
-
-
 @pytest.mark.usefixtures("installed")
 def test_the_publish_option_and_command_accept_installed_trackers() -> None:
     args = parse_line(CELL, "--publish wandb --publish tensorboard:logs --publish mlflow:a:b")
@@ -331,8 +326,8 @@ def test_the_publish_option_and_command_accept_installed_trackers() -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_publishing_an_active_run_starts_live_publishing(folder: Path) -> None:
-    line, notebook = line_magics(make_run(folder, is_stopped=False))
-    line.ddp("publish wandb")
+    notebook = Mock(current_run=make_run(folder, is_stopped=False))
+    run_command(notebook, "publish wandb")
     session, run = notebook.group.scripts.active_session, notebook.current_run
     start = notebook.publishing.start
     start.assert_called_once_with(session, run, Target("wandb"), is_again=False)
@@ -343,8 +338,8 @@ def test_another_kernels_active_run_is_refused(folder: Path, snapshot: SnapshotA
     path = make_run(folder, is_stopped=False)
     mine = {"host": platform.node(), "pid": os.getpid(), "nproc": 2}
     (path / "run.json").write_text(json.dumps(mine))
-    line, _ = line_magics()
-    assert refusal(UsageError, line.ddp, "publish wandb") == snapshot
+    notebook = Mock(current_run=None)
+    assert refusal(UsageError, run_command, notebook, "publish wandb") == snapshot
 
 
 def test_a_running_run_is_published_once_for_several_cells(

@@ -1,9 +1,17 @@
-"""The message of an interrupted magic: what it left undone, and the state of the group."""
+"""Report a refused or interrupted magic in one line."""
 
 from __future__ import annotations
 
-from nbddp.errors import CommandInterruptedError
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+
+from IPython.core.error import UsageError
+
+from nbddp.errors import CommandInterruptedError, RequestError
 from nbddp.formatting import format_ranks
+from nbddp.group.rank_group import RankGroup
 from nbddp.lifecycle.group_state import GroupState, Life
 from nbddp.lifecycle.refusals import way_out
 
@@ -12,6 +20,26 @@ _HALF_DONE = {
     "%ddp pull": "nothing was fetched",
     "%ddp nodes": "nodes that are starting can still join, `%ddp nodes` lists them",
 }
+
+
+class CapturedUsageError(UsageError):
+    """A usage error that `%%capture` shows too: IPython prints a plain one to standard error."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"UsageError: {self}"]
+
+
+@contextmanager
+def reporting_errors(magic: str, group: RankGroup) -> Iterator[None]:
+    """Raise the error that the user sees if this magic is refused or interrupted."""
+    before = group.life
+    try:
+        yield
+    except (RequestError, UsageError) as error:
+        kind = CapturedUsageError if isinstance(sys.stderr, StringIO) else UsageError
+        raise kind(str(error)) from None
+    except KeyboardInterrupt:
+        raise interrupt_error(magic, before, group.life) from None
 
 
 def interrupt_error(magic: str, before: Life, now: Life) -> CommandInterruptedError:
