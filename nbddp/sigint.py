@@ -187,6 +187,14 @@ def wait_for_all(futures: Iterable[Future[Any]], timeout: float = math.inf) -> N
             each.remove_done_callback(done.put)
 
 
+def run_in_thread(name: str, act: Callable[[], T]) -> Future[T]:
+    """Run a function on a daemon thread of this name, and return its future."""
+    future: Future[T] = Future()
+    work = partial(future.complete_with, act)
+    start_thread(threading.Thread(target=work, name=name, daemon=True))
+    return future
+
+
 def run_in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> Future[T]:
     """Run a coroutine in the loop of another thread, and return its future."""
     future: Future[T] = Future()
@@ -216,7 +224,4 @@ def import_interruptibly(name: str) -> None:
     interrupted import of matplotlib leaves a broken module in ``sys.modules``, and no later import
     works.
     """
-    imported: Future[object] = Future()
-    load = partial(imported.complete_with, partial(importlib.import_module, name))
-    start_thread(threading.Thread(target=load, name="nbddp-import", daemon=True))
-    wait_for_result(imported)
+    wait_for_result(run_in_thread("nbddp-import", partial(importlib.import_module, name)))

@@ -20,7 +20,6 @@ from IPython.core.inputtransformer2 import TransformerManager
 from PIL import Image
 
 import nbddp
-from nbddp.magics.commands import publish
 from nbddp.magics.parser import CELL, COMMANDS, parse_line
 from nbddp.train.faults.arming import KINDS
 from tools import docstring_examples, site_hooks
@@ -279,7 +278,8 @@ def test_the_generated_pages_have_all_options_commands_and_public_names() -> Non
 
 
 def test_the_example_of_each_command_has_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "require_package", lambda _kind: None)  # no tracker is installed
+    # no tracker is installed
+    monkeypatch.setattr("nbddp.magics.publishing.require_package", lambda _kind: None)
     for name, parser in COMMANDS.items():
         example = re.search(rf"%ddp {name} (.*)`", parser.epilog or "")
         parse_line(parser, example[1] if example else "")

@@ -298,7 +298,6 @@ class _Writer:
         frame = [
             '_RANK = int(os.environ["RANK"]) if "RANK" in os.environ else 0',
             self._with_group_options(template.INIT_GROUP_AGAIN) if self._n_groups > 1 else "",
-            template.DESTROY_GROUP if self._n_groups > 1 else "",
             template.WAIT_FOR_ALL if "_wait_for_all()" in body else "",
             template.PRINT_VALUE if "_print_value(" in body else "",
             template.DISPLAY if wants_display else "",

@@ -40,9 +40,10 @@ INIT_GROUP_AGAIN = '''def _init_process_group(number=1):
     place = {{"rank": _RANK, "world_size": int(os.environ["WORLD_SIZE"])}}
     fresh = dist.PrefixStore(f"group {{number}}", store)
     dist.init_process_group({backend}, store=fresh, **place{timeout})
-    dist.barrier()  # else a fast rank could exit before a slow one has joined'''
+    dist.barrier()  # else a fast rank could exit before a slow one has joined
 
-DESTROY_GROUP = '''def _leave_process_group():
+
+def _leave_process_group():
     """Destroy the group: the next cell creates its own."""
     import torch.distributed as dist
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,7 +36,13 @@ from nbddp.record.replay_log import SET_IN_EACH_RANK
 from nbddp.record.run_folder import folder_name
 from nbddp.record.trace import Trace
 from nbddp.record.verdict import Verdict
-from nbddp.sigint import Future, import_interruptibly, sigint_deferred, start_thread, wait_for_all
+from nbddp.sigint import (
+    Future,
+    import_interruptibly,
+    run_in_thread,
+    sigint_deferred,
+    wait_for_all,
+)
 from nbddp.ui.frontend import is_restarting
 from nbddp.ui.report.trace import trace_report
 from nbddp.wire.trace_messages import TraceSteps
@@ -212,11 +217,9 @@ class NotebookState:
         with sigint_deferred():  # an interrupt here would leave a cell without its follower
             handle = recovery.submit(request, retries)
             self.next_trace = None
-            self._background = Future()
-            work = partial(self._background.complete_with, partial(follow, handle))
-            run = copy_context().run  # the output of the thread stays in this notebook cell
-            viewer = threading.Thread(target=run, args=(work,), name="nbddp-view", daemon=True)
-            start_thread(viewer)
+            # in this context, the output of the thread stays in this notebook cell
+            work = partial(copy_context().run, follow, handle)
+            self._background = run_in_thread("nbddp-view", work)
         return None
 
     def run_trial(

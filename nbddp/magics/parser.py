@@ -17,7 +17,6 @@ from nbddp.archive.comparison import XAxis
 from nbddp.archive.scaling import MIN_ROUNDS
 from nbddp.charts.axes import AxisScale
 from nbddp.controller.group_spec import BACKENDS
-from nbddp.magics.commands.publish import METAVAR, installed_target
 from nbddp.magics.option_values import (
     count,
     gpus,
@@ -38,6 +37,7 @@ from nbddp.magics.option_values import (
     world_sizes,
 )
 from nbddp.magics.presenter import SHOWN_STEPS, ViewChoice
+from nbddp.magics.publishing import METAVAR, installed_target
 from nbddp.publish.tracker import TRACKER_CLASSES
 from nbddp.train.faults.kinds import MEANINGS as FAULTS
 from nbddp.ui.report.run_list import SHOWN_RUNS

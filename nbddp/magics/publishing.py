@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -11,7 +12,19 @@ from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.publish.publication import Publication
 from nbddp.publish.publisher import name_in_tracker
-from nbddp.publish.tracker import Target
+from nbddp.publish.tracker import Target, parse_target, require_package
+
+METAVAR = "TRACKER"
+
+
+def installed_target(text: str) -> Target:
+    """Read where to publish; refuse a tracker whose package is missing."""
+    try:
+        found = parse_target(text)
+        require_package(found.kind)
+    except RequestError as error:
+        raise ArgumentTypeError(str(error)) from None
+    return found
 
 
 class LivePublishing:

@@ -6,9 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from nbddp.errors import RequestError
 from nbddp.formatting import describe_exit
 from nbddp.publish.publisher_process import ANSWER_TIMEOUT
 from nbddp.publish.tracker import Target
-from nbddp.sigint import Future, start_thread, wait_for_result
+from nbddp.sigint import run_in_thread, wait_for_result
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
@@ -69,9 +67,7 @@ class Publication:
                 )
         except OSError as error:
             raise RequestError(f"publishing cannot be started: {error.strerror}") from None
-        self.result: Future[dict[str, Any]] = Future()
-        read = partial(self.result.complete_with, self._read_reports)
-        start_thread(threading.Thread(target=read, name="nbddp-published", daemon=True))
+        self.result = run_in_thread("nbddp-published", self._read_reports)
 
     def wait(self) -> dict[str, Any]:
         """Wait until the whole run is published; return the result.

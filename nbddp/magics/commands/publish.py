@@ -1,33 +1,17 @@
-"""``%ddp publish``: send a run to a tracker; also the argument of ``--publish``."""
+"""``%ddp publish``: send a run to a tracker."""
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nbddp.archive.find import find_run
 from nbddp.archive.summary import summarize
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
+from nbddp.magics.notebook_state import NotebookState
 from nbddp.publish.publication import Publication
 from nbddp.publish.publisher import name_in_tracker
-from nbddp.publish.tracker import Target, parse_target, require_package
-
-if TYPE_CHECKING:
-    from nbddp.magics.notebook_state import NotebookState
-
-METAVAR = "TRACKER"
-
-
-def installed_target(text: str) -> Target:
-    """Read where to publish; refuse a tracker whose package is missing."""
-    try:
-        found = parse_target(text)
-        require_package(found.kind)
-    except RequestError as error:
-        raise ArgumentTypeError(str(error)) from None
-    return found
 
 
 def publish_run(notebook: NotebookState, args: Namespace) -> None:

@@ -20,7 +20,6 @@ from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
 from nbddp.lifecycle.retries import Retries
 from nbddp.magics.cell_magic import run_cell
-from nbddp.magics.commands import publish
 from nbddp.magics.line_magic import run_command
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.publish.tracker import Target
@@ -230,7 +229,7 @@ def test_options_set_the_heals_and_restarts_after_a_failure(typed: Typed, run: R
 def test_the_publish_option_of_a_cell_or_a_script_sets_the_trackers(
     typed: Typed, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publish, "require_package", lambda _kind: None)
+    monkeypatch.setattr("nbddp.magics.publishing.require_package", lambda _kind: None)
     follow = Mock()
     monkeypatch.setattr(typed.notebook.publishing, "follow", follow)
     run(typed, "--publish wandb:digits")

@@ -28,7 +28,6 @@ from runs_on_disk import BEGAN, events_of, lines, make_run, rows_of
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
-from nbddp.magics.commands import publish
 from nbddp.magics.line_magic import run_command
 from nbddp.magics.parser import CELL, COMMANDS, parse_line
 from nbddp.magics.publishing import LivePublishing
@@ -308,7 +307,7 @@ def test_the_publisher_ends_with_its_notebook(tmp_path: Path, fake: Callable[[st
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tracker's package is there."""
-    monkeypatch.setattr(publish, "require_package", lambda _kind: None)
+    monkeypatch.setattr("nbddp.magics.publishing.require_package", lambda _kind: None)
 
 
 @pytest.mark.usefixtures("installed")
