@@ -9,7 +9,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,10 +48,13 @@ def test_a_run_has_its_settings_cells_events_and_outcome(folder: Path) -> None:
     assert "not recorded" in repr(torn)
 
 
-def test_the_metrics_of_a_run_are_a_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_metrics_of_a_run_are_a_table_or_a_data_frame(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     rows = [*rows_of(3), {"time": BEGAN + 9, "rank": 0, "attempt": 1, "f1": math.nan}]
-    found = nbddp.Run(make_run(folder, rows=rows)).metrics()
+    run = nbddp.Run(make_run(folder, rows=rows))
+    found = run.metrics()
     columns = ["time", "rank", "attempt", "step", "loss", "accuracy", "f1"]
     assert [*found] == columns
     assert {len(values) for values in found.values()} == {7}
@@ -59,18 +62,10 @@ def test_the_metrics_of_a_run_are_a_table(folder: Path, monkeypatch: pytest.Monk
     assert math.isnan(found["loss"][6])
     assert math.isnan(found["f1"][6])
     assert found["rank"][1] == 1
-
-
-def test_metrics_are_a_data_frame_if_pandas_is_installed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pandas: Any = ModuleType("pandas")
-    pandas.__spec__ = SimpleNamespace()
-    pandas.DataFrame = lambda columns: ("frame", columns)
-    monkeypatch.setitem(sys.modules, "pandas", pandas)
-    kind, columns = nbddp.Run(make_run(folder, rows=rows_of(3))).metrics()
-    assert kind == "frame"
-    assert columns["step"] == [0, 0, 1, 1, 2, 2]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: "found")
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda each: (each,)))
+    [columns] = run.metrics()
+    assert columns["step"][:6] == [0, 0, 1, 1, 2, 2]
 
 
 def test_the_figure_of_a_run_can_be_saved_and_shown(folder: Path) -> None:

@@ -7,15 +7,10 @@ import pytest
 from nbddp.magics.auto_mode import AutoMode
 
 
-@pytest.fixture
-def auto() -> AutoMode:
+def transform(cell: str, *, is_on: bool = True) -> str:
     auto = AutoMode()
-    auto.is_on = True
-    return auto
-
-
-def lines(cell: str) -> list[str]:
-    return cell.splitlines(keepends=True)
+    auto.is_on = is_on
+    return "".join(auto(cell.splitlines(keepends=True)))
 
 
 FOR_RANKS = (
@@ -31,25 +26,22 @@ FOR_THE_KERNEL = (
 
 
 @pytest.mark.parametrize("cell", FOR_RANKS)
-def test_auto_mode_sends_a_plain_cell_to_the_ranks(auto: AutoMode, cell: str) -> None:
-    assert auto(lines(cell)) == ["%%ddp --auto\n", *lines(cell)]
+def test_auto_mode_sends_a_plain_cell_to_the_ranks(cell: str) -> None:
+    assert transform(cell) == f"%%ddp --auto\n{cell}"
 
 
 @pytest.mark.parametrize("cell", FOR_THE_KERNEL)
-def test_auto_mode_leaves_empty_cells_and_other_magics_unchanged(auto: AutoMode, cell: str) -> None:
-    assert auto(lines(cell)) == lines(cell)
+def test_auto_mode_leaves_empty_cells_and_other_magics_unchanged(cell: str) -> None:
+    assert transform(cell) == cell
 
 
 def test_every_cell_is_unchanged_when_auto_mode_is_off() -> None:
     for cell in (*FOR_RANKS, *FOR_THE_KERNEL):
-        assert AutoMode()(lines(cell)) == lines(cell)
+        assert transform(cell, is_on=False) == cell
 
 
 @pytest.mark.parametrize("is_on", [True, False])
 def test_a_local_cell_stays_in_the_kernel_with_its_line_numbers(is_on: bool) -> None:
-    auto = AutoMode()
-    auto.is_on = is_on
-    assert auto(lines("%%local\nx = 1\n")) == ["\n", "x = 1\n"]
-    assert auto(lines("\n%%local  \nx = 1\n")) == ["\n", "\n", "x = 1\n"]
+    assert transform("\n%%local  \nx = 1\n", is_on=is_on) == "\n\nx = 1\n"
     text = "t = '''\n%%local\n'''\n"
-    assert auto(lines(f"%%local\n{text}")) == ["\n", *lines(text)]
+    assert transform(f"%%local\n{text}", is_on=is_on) == f"\n{text}"

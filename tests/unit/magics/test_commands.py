@@ -206,34 +206,29 @@ WHAT: dict[str, tuple[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_a_cell_or_a_script_runs_with_the_given_options(typed: Typed, run: Run) -> None:
-    run(typed, "")
-    plain, _ = typed.asked.pop()
-    for options, (name, value) in WHAT.items():
-        run(typed, options)
-        request, retries = typed.asked.pop()
-        assert getattr(request, name) == value != getattr(plain, name), options
-        assert retries == Retries()
+RETRIES = {
+    "--max-restarts 2": Retries(restarts=2),
+    "--heal 3": Retries(heals=3),
+    "--elastic": Retries(is_elastic=True),
+}
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_options_set_the_heals_and_restarts_after_a_failure(typed: Typed, run: Run) -> None:
-    for options in ("", "--max-restarts 2", "--heal 3", "--elastic"):
-        run(typed, options)
-    retries = [Retries(), Retries(restarts=2), Retries(heals=3), Retries(is_elastic=True)]
-    assert [each for _, each in typed.asked] == retries
-
-
-@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_the_publish_option_of_a_cell_or_a_script_sets_the_trackers(
+def test_a_cell_or_a_script_runs_with_the_given_options(
     typed: Typed, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nbddp.magics.publishing.require_package", lambda _kind: None)
-    follow = Mock()
-    monkeypatch.setattr(typed.notebook.publishing, "follow", follow)
+    typed.notebook.publishing = publishing = Mock()
     run(typed, "--publish wandb:digits")
-    assert follow.call_args.args[-1] == [Target("wandb", "digits")]
+    assert publishing.follow.call_args.args[-1] == [Target("wandb", "digits")]
+    plain, _ = typed.asked.pop()
+    for options in (*WHAT, *RETRIES):
+        run(typed, options)
+        request, retries = typed.asked.pop()
+        assert retries == RETRIES.get(options, Retries())
+        if options in WHAT:
+            name, value = WHAT[options]
+            assert getattr(request, name) == value != getattr(plain, name)
 
 
 def test_a_scripts_names_are_kept_and_replayed_only_with_the_keep_option(typed: Typed) -> None:
