@@ -346,7 +346,7 @@ def test_a_running_run_is_published_once_for_several_cells(
 ) -> None:
     fake("well")
     path, said = running(tmp_path), list[str]()
-    log = Mock(folder=Mock(path=path), notify=said.append)
+    log = Mock(folder=path, notify=said.append)
     session = Mock(event_log=log, call=lambda act, *words: act(*words))
     publishing = LivePublishing(said.append)
     for _ in range(3):
