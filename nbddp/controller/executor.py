@@ -78,7 +78,7 @@ class Executor(ControllerState):
         purpose, now = handle.request.purpose, time.monotonic()
         self.rank_monitor.reset_for_cell(handle.ranks, now, cell=handle.number, purpose=purpose)
         self.active_runtime.event_thread.call_later(CHECK_PERIOD, self._check_progress, handle)
-        self.router.deliver_pending(handle)
+        self.router.pending.move_to(handle.notice_queue)
 
     def _check_progress(self, handle: CellHandle) -> None:
         cell = self.life.cell
@@ -255,7 +255,7 @@ class Executor(ControllerState):
         self.start_error = self.ranks = None
         self.messages.ready = {}
         self.rank_monitor.clear_ranks()
-        self.router.drop_rank_output()
+        self.router.pending.drop_rank_output()  # the logs have it
 
     def _start_ranks(self) -> None:
         attempt, world_size = self.life.attempt, len(self.life.ranks)

@@ -345,12 +345,13 @@ class CellHandle:
 class NoticeRouter:
     """Sends notices to the running cell. Between two cells, keeps them for the next cell.
 
-    The output of ranks that are replaced before the next cell is dropped.
+    Attributes:
+        pending: the notices that are kept.
     """
 
     def __init__(self, last_cell: Callable[[], CellHandle | None]) -> None:
         self._last_cell = last_cell
-        self._pending = NoticeQueue(max_text=MAX_PENDING_TEXT)
+        self.pending = NoticeQueue(max_text=MAX_PENDING_TEXT)
 
     def _running(self) -> CellHandle | None:
         cell = self._last_cell()
@@ -363,7 +364,7 @@ class NoticeRouter:
             return
         if cell is not None and isinstance(notice, InputRequest):
             cell.record_question(notice)
-        (cell.notice_queue if cell else self._pending).put(notice)
+        (cell.notice_queue if cell else self.pending).put(notice)
 
     def publish_to_running(self, notice: LogSpan | None) -> None:
         """Send the final output of a dead rank to the running cell.
@@ -372,10 +373,6 @@ class NoticeRouter:
         """
         if self._running() is not None:
             self.publish(notice)
-
-    def drop_rank_output(self) -> None:
-        """Drop the kept output of the old ranks, because new ranks start. The logs have it."""
-        self._pending.drop_rank_output()
 
     @property
     def has_reader(self) -> bool:
@@ -387,7 +384,3 @@ class NoticeRouter:
         """Send a message of the controller to the user."""
         if text:
             self.publish(ControllerMessage(text))
-
-    def deliver_pending(self, cell: CellHandle) -> None:
-        """Move the kept notices to a cell that starts."""
-        self._pending.move_to(cell.notice_queue)

@@ -452,10 +452,6 @@ class RunTotals:
         """Add the metrics of a cell that ended."""
         self._of_ended_cells = self._with(cell)
 
-    def clear(self) -> None:
-        """Clear the totals for a new run."""
-        self._of_ended_cells = {}
-
     def facts(self, cell: MetricStore | None = None) -> dict[str, Any]:
         """Return the totals, with the metrics of the running cell; empty if there are none."""
         totals = self._with(cell) if cell is not None else self._of_ended_cells

@@ -115,7 +115,7 @@ class PushStore:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._fd = -1
         self._file: Callable[[], _PickleFile | None] = lambda: None
 
@@ -129,9 +129,9 @@ class PushStore:
         targets = None if ranks is None else tuple(ranks)
         try:
             with self._lock:
+                self.free()
                 file = self._file()
                 if file is None:
-                    self._close_file()
                     file = _PickleFile(folder)
                     self._fd, self._file = file.fd, weakref.ref(file)
                 return PushRecord(tuple(names), targets, file.append(data))
@@ -141,13 +141,9 @@ class PushStore:
     def free(self) -> None:
         """Free the disk space if no record refers to it."""
         with self._lock:
-            if self._file() is None:
-                self._close_file()
-
-    def _close_file(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+            if self._file() is None and self._fd >= 0:
+                fd, self._fd = self._fd, -1
+                os.close(fd)
 
 
 def pickle_values(values: Mapping[str, Any], numbers: Mapping[str, int]) -> bytes:

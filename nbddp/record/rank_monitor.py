@@ -100,7 +100,7 @@ class RankMonitor:
 
     def reset_totals(self) -> None:
         """Reset the totals for a new run. The metrics of the last cell stay visible."""
-        self._totals.clear()
+        self._totals = RunTotals()
         self._is_counted = False
 
     def clear_ranks(self) -> None:

@@ -7,6 +7,7 @@ import dis
 import re
 import warnings
 from collections.abc import Sequence
+from types import CodeType
 
 from nbddp.formatting import format_number_ranges, plural
 from nbddp.record.cell import CellHandle, CellRequest, ReplayEntry
@@ -16,6 +17,7 @@ from nbddp.record.verdict import Verdict
 SET_IN_EACH_RANK = frozenset(
     {"rank", "local_rank", "world_size", "device", "torch", "dist", "nbddp"}
 )
+STORES = frozenset({"STORE_NAME", "STORE_GLOBAL"})  # bytecode that binds a name of a cell
 FAULT = re.compile(r"nbddp\.faults\.at\(.*\)  # (%ddp fault .*)")  # of NotebookState.arm_fault
 
 
@@ -97,11 +99,21 @@ def assigned_names(source: str) -> set[str]:
     >>> sorted(assigned_names("import os.path; x = [i for i in range(2)]; (z := 1)"))
     ['os', 'x', 'z']
     """
+    instructions = dis.get_instructions(compile_cell(source))
+    return {each.argval for each in instructions if each.opname in STORES}
+
+
+def compile_cell(source: str) -> CodeType:
+    """Compile a cell.
+
+    Raises:
+        SyntaxError: the cell contains a magic.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the ranks showed them when the cell ran
-        code = compile(source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    stores = ("STORE_NAME", "STORE_GLOBAL")
-    return {each.argval for each in dis.get_instructions(code) if each.opname in stores}
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        code: CodeType = compile(source, "cell", "exec", flags, dont_inherit=True)
+    return code
 
 
 def _repeat_key(entry: ReplayEntry) -> tuple[object, ...]:

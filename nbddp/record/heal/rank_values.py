@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from nbddp.lifecycle.group_state import CellLife
@@ -16,6 +15,7 @@ from nbddp.topology import Topology
 from nbddp.wire.value_texts import DEVICE, plain_text, read_plain
 
 Rule = Callable[[Topology], object]
+_TextsOfRanks = Mapping[int, Mapping[str, str]]  # texts of values by rank and path
 _LAST_NAME = re.compile(r"(\w+)\W*$")
 _RANK = re.compile(r"(?i)_?((ddp|dp|dist|my|global|world)_)?rank|(global_)?process_(index|id)")
 _LOCAL_RANK = re.compile(
@@ -110,7 +110,11 @@ class RankValues:
         cell, source = self._deaths.get(rank, (0, ""))
         known_of_rank, known_of_donor = self._known.get(rank, {}), self._known_before(donor, cell)
         living = {each: _texts(self._known_before(each, cell)) for each in {*alive, donor}}
-        derivation = _Derivation(living, _texts(known_of_rank), rank, topologies, source)
+        before = living | {rank: _texts(known_of_rank)}
+        by_code = {
+            each: _evaluated_texts(source, topologies[each], texts)
+            for each, texts in before.items()
+        }
         own: dict[str, tuple[str, str]] = {}
         unknown: list[str] = []
         missing = [
@@ -120,8 +124,8 @@ class RankValues:
         for path, (text, since, _) in values.items():
             is_reset = bool(cell) and since >= cell
             known = "" if is_reset or path not in known_of_rank else known_of_rank[path].text
-            known = known or derivation.own(path)
-            may_differ = known != text if known else is_reset and derivation.may_differ(path)
+            known = known or _derive(path, rank, living, by_code, topologies)
+            may_differ = known != text if known else is_reset and _may_differ(path, living)
             is_preset = path in SET_IN_EACH_RANK
             if known and (may_differ or is_preset):
                 own[path] = text, known
@@ -144,56 +148,40 @@ def _texts(known: Mapping[str, _KnownValue]) -> dict[str, str]:
     return {path: value.text for path, value in known.items()}
 
 
-@dataclass(frozen=True)
-class _Derivation:
-    """Derives a dead rank's value from the values of the living ranks, if only one is possible.
+def _derive(
+    path: str, rank: int, living: _TextsOfRanks, by_code: _TextsOfRanks, places: Sequence[Topology]
+) -> str:
+    """Derive the text of a dead rank's own value; empty if more than one is possible.
 
-    Attributes:
-        living: texts of the living ranks' values.
-        before: texts of the dead rank's values before the cell in which it died.
+    Args:
+        path: the path of the value.
         rank: the dead rank.
-        topologies: of all ranks.
-        source: the cell in which it died.
+        living: texts of the living ranks' values.
+        by_code: texts of the values that the cell assigns in which the rank died, on each rank.
+        places: of all ranks.
     """
+    texts = {each: values[path] for each, values in living.items() if path in values}
+    if len(texts) < len(living):
+        return ""
+    if all(by_code[each].get(path) == text for each, text in texts.items()):
+        return by_code[rank].get(path, "")
+    candidates = {
+        _text_of(rule(places[rank]))
+        for rule in _rules(path)
+        if all(_text_of(rule(places[each])) == text for each, text in texts.items())
+    }
+    return candidates.pop() if len(candidates) == 1 else ""
 
-    living: Mapping[int, Mapping[str, str]]
-    before: Mapping[str, str]
-    rank: int
-    topologies: Sequence[Topology]
-    source: str
 
-    @cached_property
-    def _by_code(self) -> dict[int, dict[str, str]]:
-        """The values that the cell assigns, by rank."""
-        before = {**self.living, self.rank: self.before}
-        return {
-            rank: _evaluated_texts(self.source, self.topologies[rank], texts)
-            for rank, texts in before.items()
-        }
+def _may_differ(path: str, living: _TextsOfRanks) -> bool:
+    """Return whether the dead rank's own value may differ from the donor's.
 
-    def own(self, path: str) -> str:
-        """Return the text of the rank's own value; empty if it is uncertain."""
-        texts = {rank: values[path] for rank, values in self.living.items() if path in values}
-        if len(texts) < len(self.living):
-            return ""
-        if all(self._by_code[rank].get(path) == text for rank, text in texts.items()):
-            return self._by_code[self.rank].get(path, "")
-        candidates = {
-            _text_of(rule(self.topologies[self.rank]))
-            for rule in _rules(path)
-            if all(_text_of(rule(self.topologies[rank])) == text for rank, text in texts.items())
-        }
-        return candidates.pop() if len(candidates) == 1 else ""
-
-    def may_differ(self, path: str) -> bool:
-        """Return whether the rank's own value may differ from the donor's.
-
-        If two living ranks have the same value, all ranks are assumed to have it. A bool is the
-        exception: it may be true only on the dead rank.
-        """
-        texts = {values.get(path, "") for values in self.living.values()}
-        is_alone = len(self.living) == 1 and path.isidentifier()
-        return is_alone or len(texts) > 1 or texts <= {"True", "False"}
+    If two living ranks have the same value, all ranks are assumed to have it. A bool is the
+    exception: it may be true only on the dead rank.
+    """
+    texts = {values.get(path, "") for values in living.values()}
+    is_alone = len(living) == 1 and path.isidentifier()
+    return is_alone or len(texts) > 1 or texts <= {"True", "False"}
 
 
 def _rules(path: str) -> list[Rule]:

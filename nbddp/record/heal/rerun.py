@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import dis
 import re
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
 
 from nbddp.record.cell import CellRequest, ReplayEntry
 from nbddp.record.push_store import PushRecord
-from nbddp.record.replay_log import ReplayLog, root_name
+from nbddp.record.replay_log import STORES, ReplayLog, compile_cell, root_name
 from nbddp.wire.request_messages import KEEPS_RANK
 
 _LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
-_STORES = {"STORE_NAME", "STORE_GLOBAL"}
 
 
 @dataclass(slots=True)
@@ -147,10 +144,7 @@ def _names_of(entry: ReplayEntry) -> _Names:
 def _names_in(source: str) -> _Names:
     """Find the names in the bytecode of a cell. Of a cell with magics, use all words."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the ranks showed them when the cell ran
-            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-            code = compile(source, "cell", "exec", flags, dont_inherit=True)
+        code = compile_cell(source)
     except SyntaxError:
         return _Names(loaded={*re.findall(r"\w+", source)})
     names, read, codes = _Names(), set[str](), list[CodeType]()
@@ -160,7 +154,7 @@ def _names_in(source: str) -> _Names:
             names.load([each.argval])
         elif isinstance(each.argval, CodeType):
             codes.append(each.argval)
-        elif each.opname in _STORES:
+        elif each.opname in STORES:
             _bind(names, each.argval, read, codes)
             read, codes = set(), []
         elif each.opname == "DELETE_NAME":
