@@ -16,7 +16,6 @@ from nbddp.archive.scaling import (
     Repetition,
     Scaling,
     WorldSizeResult,
-    run_json_entry,
     steady_rate,
     time_shares,
 )
@@ -177,9 +176,3 @@ def test_any_measurements_can_be_rendered_as_a_scaling_report(
     found = scaling(*sizes)
     assert render_text(scaling_report(found)).count("\n") >= len(sizes)
     assert all(found.efficiency(each) > 0 for each in sizes)
-
-
-def test_the_run_json_entry_of_a_scaling_run_has_its_round() -> None:
-    assert run_json_entry(4, 2, 3, is_weak=True) == {
-        "scale": {"ranks": 4, "round": 2, "of": 3, "is_weak": True}
-    }

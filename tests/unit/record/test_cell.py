@@ -139,18 +139,6 @@ def test_a_cell_handle_is_drained_after_its_last_notice_was_read(patience: float
     assert handle.notice_queue.is_drained
 
 
-def test_the_failure_of_a_rank_is_known_before_the_cell_ends() -> None:
-    handle = handle_for(0, 1, 2, 3)
-    handle.add_report(0, well())
-    handle.add_report(1, badly())
-    handle.add_exit(2, -9)
-    assert [handle.has_ended(rank) for rank in range(4)] == [True, True, True, False]
-    said = [handle.failure(rank) for rank in range(4)]
-    assert [each and each.exitcode for each in said] == [None, None, -9, None]
-    assert [bool(each) for each in said] == [False, True, True, False]
-    assert not handle.is_finished
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_finish_calls_its_callback_first_and_completes_even_if_it_fails(fails: bool) -> None:
     handle, seen = handle_for(0), []

@@ -58,18 +58,6 @@ def test_the_last_heartbeat_is_kept_until_the_ranks_are_cleared(rank_monitor: Ra
     assert rank_monitor.metrics.names() == ["loss"]
 
 
-def test_metric_rows_become_curves_and_missed_rows_are_counted(rank_monitor: RankMonitor) -> None:
-    rank_monitor.add(1, numbers(0, 1, missed=3), now=1.0)
-    rank_monitor.add(1, numbers(2), now=2.0)
-    rank_monitor.add(0, numbers(0, missed=4), now=2.0)
-    curves = rank_monitor.metrics.curves("loss")
-    assert (curves[1].steps, curves[0].steps) == ((0.0, 1.0, 2.0), (0.0,))
-    pace = rank_monitor.metrics.step_rate(1)
-    assert pace is not None
-    assert (pace.step, pace.at) == (2.0, 102.0)
-    assert rank_monitor.missed_rows == 7
-
-
 def test_the_version_changes_with_every_message(rank_monitor: RankMonitor) -> None:
     seen = {rank_monitor.version}
     for message in (pulse(), numbers(0), Progress(bars=[]), pulse()):

@@ -1,4 +1,4 @@
-"""The record of a run: for its owner only, somewhere that can be written, and never in the way."""
+"""The record of a run: its folder, its facts, and its events in memory and on disk."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -20,7 +21,14 @@ import pytest
 from nbddp.checks.facts import RankFacts
 from nbddp.controller.run_facts import samples_per_step
 from nbddp.errors import StartError
-from nbddp.record.event_log import EventLog
+from nbddp.record.event_log import (
+    MAX_FACT_CHARS,
+    MAX_OWN_EVENTS,
+    MAX_REPORTED_EVENTS,
+    EventLog,
+    RunEvent,
+    merge_equal_failures,
+)
 from nbddp.record.run_folder import FORMAT, RunJson, read_facts
 from nbddp.wire.messages import CellEnded
 
@@ -192,9 +200,9 @@ def test_a_full_disk_does_not_stop_the_run_and_is_reported_once(
     assert folder.final_output([0]) == ""
 
 
-def test_the_final_output_of_a_rank_is_the_end_of_its_log(base: Path, begin: Begin) -> None:
+def test_the_final_output_of_ranks_is_the_end_of_their_logs(base: Path, begin: Begin) -> None:
     folder = begin(base)
-    assert folder.final_output([0]) == ""
+    assert EventLog(pytest.fail).final_output([0]) == folder.final_output([0]) == ""
     with (folder.path / "rank0.log").open("wb") as file:
         file.truncate(50 << 30)  # takes no space, and no memory holds it
         file.seek(0, os.SEEK_END)
@@ -202,6 +210,9 @@ def test_the_final_output_of_a_rank_is_the_end_of_its_log(base: Path, begin: Beg
     words = folder.final_output([0])
     assert len(words) == 2000
     assert words.endswith("grüße\n" * 300 + "\ufffd")
+    for rank in (1, 2):
+        (folder.path / f"rank{rank}.log").write_text(f"words of {rank}")
+    assert folder.final_output([2, 1]) == "words of 2\nwords of 1"
 
 
 def test_a_run_that_cannot_be_recorded_leaves_no_files(
@@ -305,3 +316,113 @@ def test_settings_that_all_ranks_report_are_recorded_once(base: Path, begin: Beg
     for rank, rate in ((0, 0.1), (1, 0.1), (2, 0.2)):
         folder.record_reported(rank, "config", {"values": {"lr": rate}})
     assert [each.facts["rank"] for each in folder.since(0.0)] == [0, 2]
+
+
+# ---- events
+
+
+def kinds(events: tuple[RunEvent, ...]) -> list[str]:
+    return [event.kind for event in events]
+
+
+def on_disk(event_log: EventLog) -> list[dict[str, Any]]:
+    path = event_log.path / "events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_events_are_listed_by_time_or_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    event_log = EventLog(pytest.fail)
+    monkeypatch.setattr(time, "time", lambda: 1.0)
+    told = ["start", "b", "a", "cell", "a", "b", "exit"]
+    for kind in told:  # all of the same moment
+        event_log.record(kind, attempt=1)
+    monkeypatch.setattr(time, "time", lambda: 2.0)
+    event_log.record("start", attempt=2)
+    event_log.record("exit", rank=1, how="was killed by SIGKILL")
+    newest = (
+        RunEvent(2.0, "start", {"attempt": 2}),
+        RunEvent(2.0, "exit", {"rank": 1, "how": "was killed by SIGKILL"}),
+    )
+    assert kinds(event_log.since(0.0)) == kinds(event_log.of_attempt(1)) == [*told, "start", "exit"]
+    assert event_log.since(2.0) == event_log.of_attempt(2) == newest
+    assert event_log.since(2.5) == event_log.of_attempt(3) == ()
+
+
+def test_the_facts_of_an_event_may_have_any_name(base: Path, begin: Begin) -> None:
+    event_log = begin(base)
+    event_log.record("checkpoint", kind="full", self="x", at=3)
+    [event] = event_log.since(0.0)
+    assert (event.kind, event.facts) == ("checkpoint", {"kind": "full", "self": "x", "at": 3})
+    assert on_disk(event_log)[-1]["self"] == "x"
+
+
+def test_memory_has_the_newest_events_and_the_file_all(base: Path, begin: Begin) -> None:
+    event_log = begin(base)
+    event_log.record("start", attempt=1)
+    event_log.record("cell", number=1)
+    for number in range(MAX_REPORTED_EVENTS + 50):
+        event_log.record_reported(0, "checkpoint", {"step": number})
+    event_log.record("cell ended", number=1)
+    kept = event_log.of_attempt(1)
+    assert kinds(kept) == ["start", "cell", *["checkpoint"] * MAX_REPORTED_EVENTS, "cell ended"]
+    assert [each.facts["step"] for each in kept[2:-1]] == list(range(50, MAX_REPORTED_EVENTS + 50))
+    assert [each["step"] for each in on_disk(event_log)[2:-1]] == list(
+        range(MAX_REPORTED_EVENTS + 50)
+    )
+    event_log.record("start", attempt=1)
+    for number in range(MAX_OWN_EVENTS):
+        event_log.record("cell", number=number)
+    assert kinds(event_log.of_attempt(1)) == ["cell"] * MAX_OWN_EVENTS
+
+
+def test_a_large_fact_is_truncated_only_in_memory(base: Path, begin: Begin) -> None:
+    event_log = begin(base)
+    event_log.record_reported(
+        0, "mine", {"text": "x" * 100_000, "list": [1] * 100_000, "fine": [1, 2]}
+    )
+    [event] = event_log.since(0.0)
+    assert event.facts["text"] == "x" * MAX_FACT_CHARS + " …"
+    assert len(event.facts["list"]) == MAX_FACT_CHARS + 2
+    assert event.facts["fine"] == [1, 2]
+    assert len(on_disk(event_log)[0]["text"]) == 100_000
+
+
+def test_a_new_folder_is_opened_after_the_end_or_deletion(base: Path, begin: Begin) -> None:
+    event_log = begin(base, "first")
+    first = event_log.path
+    event_log.record("ready")
+    assert event_log.open(base, "first", {}) == first
+    event_log.close()
+    assert (event_log.folder, event_log.path) == (None, first)
+    event_log.close()
+    second = event_log.open(base, "first", {"nproc": 2})
+    assert second != first
+    assert read_facts(second)["nproc"] == 2
+    shutil.rmtree(second)
+    event_log.open(base, "first", {})
+    event_log.record("start", attempt=1)
+    assert kinds(event_log.since(0.0)) == ["ready", "start"]
+    assert [each["kind"] for each in on_disk(event_log)] == ["start"]
+
+
+def failure(rank: int, what: str = "ValueError: no", at: float = 1.0) -> RunEvent:
+    return RunEvent(at, "failure", {"rank": rank, "what": what})
+
+
+def test_equal_failures_of_ranks_are_merged_and_do_not_repeat_the_first_cause() -> None:
+    other = failure(3, "KeyError: 'x'", at=1.5)
+    events = [failure(2), other, failure(0, at=2.0), RunEvent(3.0, "cell ended"), failure(1)]
+    joined = RunEvent(1.0, "failure", {"ranks": [0, 2], "what": "ValueError: no"})
+    assert merge_equal_failures(events) == (joined, other, *events[3:])
+    [told] = merge_equal_failures([failure(0), failure(1)], cause="ValueError: no")
+    assert told.facts == {"ranks": [0, 1], "what": "failed"}
+    [alone] = merge_equal_failures([failure(0)], cause="ValueError: no")
+    assert alone.facts == {"ranks": [0], "what": "failed"}
+
+
+def test_the_event_of_an_alarm_is_shortened_if_the_view_shows_the_alarm_in_full() -> None:
+    alarm = "no progress for 10 s: rank 1 never came\n  rank 0 waits"
+    event = RunEvent(1.0, "no progress", {"text": alarm})
+    assert merge_equal_failures([event], alarm="another") == (event,)
+    [cut] = merge_equal_failures([event], alarm=alarm)
+    assert cut == replace(event, facts={"text": "no progress for 10 s"})
