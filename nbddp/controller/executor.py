@@ -364,8 +364,8 @@ class Executor(ControllerState):
     def _record_result(self, result: CellResult) -> None:
         logs = self.event_log.log_sizes(result.ranks)
         self.event_log.record("cell ended", **result.facts(), logs=logs)
-        if self.cell is not None:
-            self.replay_log.add_cell(self.cell, result.verdict)
+        if self.cell is not None and result.is_ok and not self.cell.request.once:
+            self.replay_log.add(self.cell.replay_entry())
 
     def _on_group_stopped(self) -> None:
         self.event_log.record("stopped", attempt=self.life.run_attempt)

@@ -167,7 +167,10 @@ class MessageHandler:
         try:
             self._read_final_output(rank, exitcode, reason)
         finally:
-            state.rank_monitor.values.add_exit(rank, state.life.cell, state.cell)
+            running = state.life.cell
+            if running is not None and state.cell is not None and rank in running.waiting:
+                source = state.cell.request.source
+                state.rank_monitor.values.add_death(rank, running.number, source)
             exited = ev.ProcessExited(
                 attempt=attempt, rank=rank, exitcode=exitcode, is_reported=bool(reason)
             )

@@ -266,6 +266,18 @@ class CellHandle:
 
         ``on_result`` gets the result before :attr:`result` is set.
         """
+        verdict = find_first_cause(
+            self.ranks,
+            self._reports,
+            self._exits,
+            ended_by=self.ended_by,
+            ended_at=self._ended_at,
+            has_other_ranks=self.has_other_ranks,
+        )
+        if verdict is not None:
+            is_replay = self.request.purpose is Purpose.REPLAY
+            is_script = self.request.has_own_ranks
+            verdict = replace(verdict, is_script=is_script, is_replay=is_replay, lost=self.lost)
         result = CellResult(
             number=self.number,
             prompt=self.prompt,
@@ -273,17 +285,7 @@ class CellHandle:
             reports=self._reports,
             exits=self.exits,
             seconds=time.monotonic() - self._started,
-            verdict=find_first_cause(
-                self.ranks,
-                self._reports,
-                self._exits,
-                ended_by=self.ended_by,
-                ended_at=self._ended_at,
-                is_script=self.request.has_own_ranks,
-                is_replay=self.request.purpose is Purpose.REPLAY,
-                has_other_ranks=self.has_other_ranks,
-                lost=self.lost,
-            ),
+            verdict=verdict,
             fetch=self.fetch,
             is_outgrown=self.is_outgrown,
         )

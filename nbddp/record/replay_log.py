@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from types import CodeType
 
 from nbddp.formatting import format_number_ranges, plural
-from nbddp.record.cell import CellHandle, CellRequest, ReplayEntry
+from nbddp.record.cell import CellRequest, ReplayEntry
 from nbddp.record.push_store import PushRecord
-from nbddp.record.verdict import Verdict
 
 SET_IN_EACH_RANK = frozenset(
     {"rank", "local_rank", "world_size", "device", "torch", "dist", "nbddp"}
@@ -46,11 +45,6 @@ class ReplayLog:
         """The entries of the next replay: also the pending ones, before all later entries."""
         at = self._pending_at
         return (*self.entries[:at], *self.pending, *self.entries[at:])
-
-    def add_cell(self, cell: CellHandle, verdict: Verdict | None) -> None:
-        """Add a cell that ended, if it succeeded and may be repeated."""
-        if verdict is None and not cell.request.once:
-            self.add(cell.replay_entry())
 
     def add(self, entry: ReplayEntry) -> None:
         """Add an entry. If it repeats a pending entry, that one is no longer pending."""

@@ -300,17 +300,13 @@ def find_first_cause(
     *,
     ended_by: str = "",
     ended_at: float = 0.0,
-    is_script: bool = False,
-    is_replay: bool = False,
     has_other_ranks: bool = False,
-    lost: Mapping[str, int] | None = None,
 ) -> Verdict | None:
     """Find the first cause among the reports and exits of ranks; None if all succeeded.
 
     ``ended_by``: the user ended the ranks by a "restart" or a "stop", at ``ended_at``. That is the
-    cause, unless a rank failed or died before. ``is_script``: the ranks run only a script.
-    ``is_replay``: a replay ran the cell. ``has_other_ranks``: ranks that did not run the cell are
-    alive. ``lost``: the variables that were lost with earlier ranks.
+    cause, unless a rank failed or died before. ``has_other_ranks``: ranks that did not run the cell
+    are alive.
 
     The first cause is not always the first report: the controller notices the exit of a rank later
     than other ranks notice the closed connection. A rank that waited for a failed rank until an
@@ -336,9 +332,6 @@ def find_first_cause(
         is_interrupt=first.is_interrupted or was_ended_by_user,
         has_survivors=has_other_ranks or set(exits) < set(ranks),
         ended_by=ended_by if was_ended_by_user else "",
-        is_script=is_script,
-        is_replay=is_replay,
-        lost=lost or {},
     )
 
 

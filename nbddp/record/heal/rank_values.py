@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from nbddp.lifecycle.group_state import CellLife
-from nbddp.record.cell import CellHandle
 from nbddp.record.heal.assignments import Device, evaluate_assignments
 from nbddp.record.replay_log import SET_IN_EACH_RANK
 from nbddp.topology import Topology
@@ -81,11 +79,6 @@ class RankValues:
             if known is None or known.text != text:
                 known = _KnownValue(text, cell, path in changes.get("late", ()))
             now[path] = known
-
-    def add_exit(self, rank: int, running: CellLife | None, cell: CellHandle | None) -> None:
-        """Add that a rank exited. If it ran a cell, the values that it set there are lost."""
-        if running is not None and cell is not None and rank in running.waiting:
-            self.add_death(rank, running.number, cell.request.source)
 
     def add_death(self, rank: int, cell: int, source: str) -> None:
         """Add that a rank died in a cell. The values that it set there are lost."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -347,7 +347,7 @@ def test_a_long_error_is_truncated_in_the_headline_and_complete_in_the_traceback
 )
 def test_report_names_the_cell_whose_variable_was_lost(text: str, expected: str) -> None:
     failed = dict.fromkeys(range(2), ended("NameError", text))
-    report = verdict_on(failed, lost={"model": 3, "pushed": 0}).report()
+    report = replace(verdict_on(failed), lost={"model": 3, "pushed": 0}).report()
     assert expected in report
     assert ("`%ddp restart --replay`" in report) == expected.startswith("run cell")
 
@@ -355,10 +355,10 @@ def test_report_names_the_cell_whose_variable_was_lost(text: str, expected: str)
 def test_report_of_a_replay_promises_only_the_variables_that_it_has_made() -> None:
     interrupted = {0: ended("KeyboardInterrupt", "", is_interrupted=True)}
     assert "Every rank keeps its variables" in verdict_on(interrupted).report()
-    report = verdict_on(interrupted, is_replay=True).report()
+    report = replace(verdict_on(interrupted), is_replay=True).report()
     assert "Every rank keeps only the variables" in report
 
 
 def test_name_in_another_error_was_not_lost() -> None:
     failed = {0: ended("KeyError", "name 'model' is not defined")}
-    assert "Every rank keeps" in verdict_on(failed, lost={"model": 3}).report()
+    assert "Every rank keeps" in replace(verdict_on(failed), lost={"model": 3}).report()
