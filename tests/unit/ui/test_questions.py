@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import pty
 from collections.abc import Callable
@@ -46,14 +47,19 @@ class Asking(InputQueue):
         self.sent: list[tuple[int, InputReply]] = []
         super().__init__(box or self.box, lambda *sent: self.sent.append(sent))
 
+    def ask(self, rank: int, number: int = 1, prompt: str = "> ", **more: bool) -> None:
+        asked = InputRequested(question=number, prompt=prompt, **more)
+        self.handle_notice(InputRequest(rank, asked))
+
     def look(self, typed: str = "", *, times: int = 1) -> tuple[int, str] | None:
         """Pump while no rank has ended, and something was typed."""
         self.box.typed += [typed] if typed else []
         return [self.poll(lambda _rank: False) for _ in range(times)][-1]
 
-
-def asks(rank: int, number: int = 1, prompt: str = "> ", **more: bool) -> InputRequest:
-    return InputRequest(rank, InputRequested(question=number, prompt=prompt, **more))
+    @property
+    def asked(self) -> list[int]:
+        """The ranks whose questions were shown."""
+        return [int(prompt.split("]")[0].removeprefix("[rank ")) for prompt, _ in self.box.shown]
 
 
 @pytest.fixture
@@ -62,23 +68,15 @@ def questions() -> Asking:
 
 
 def test_a_question_is_asked_with_its_rank_and_answered_once(questions: Asking) -> None:
-    assert questions.poll_interval > 1e9
-    questions.handle_notice(asks(2, 7, "name? ", is_secret=True))
+    assert questions.poll_interval == math.inf
+    questions.ask(2, 7, "\ud800? ", is_secret=True)
     questions.look(times=3)
-    assert questions.box.shown == [("[rank 2] name? ", True)]
+    assert questions.box.shown == [("[rank 2] \\ud800? ", True)], "no message holds a surrogate"
     assert (questions.sent, questions.poll_interval) == ([], room.POLL_INTERVAL)
-    assert questions.look("anna") == (2, "name? ········")
+    assert questions.look("anna") == (2, "\\ud800? ········")
     assert questions.look(times=2) is None
     assert questions.sent == [(2, InputReply(question=7, text="anna"))]
-    assert questions.poll_interval > 1e9
-
-
-def test_lone_surrogates_are_escaped(questions: Asking) -> None:
-    questions.handle_notice(asks(0, prompt="\ud800? "))
-    questions.look()
-    assert questions.box.shown == [("[rank 0] \\ud800? ", False)]
-    assert questions.look("\udfff") == (0, "\\ud800? \\udfff")
-    assert questions.sent == [(0, InputReply(question=1, text="\udfff"))]
+    assert questions.poll_interval == math.inf
 
 
 def test_a_repeated_debugger_question_comes_before_questions_of_other_ranks(
@@ -86,74 +84,70 @@ def test_a_repeated_debugger_question_comes_before_questions_of_other_ranks(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(room.time, "monotonic", lambda: now[0])
-    questions.handle_notice(asks(0, 1))
-    questions.handle_notice(asks(1, 1))
+    questions.ask(0)
+    questions.ask(1)
     questions.look("p x", times=2)  # rank 0 has a moment to ask again
-    assert len(questions.box.shown) == 1
-    questions.handle_notice(asks(0, 2))
+    assert questions.asked == [0]
+    questions.ask(0, 2)
     questions.look()
-    assert questions.box.shown[1][0].startswith("[rank 0]")
     questions.look("c")
     now[0] += room.SAME_RANK_SECONDS
     questions.look()
-    assert questions.box.shown[2][0].startswith("[rank 1]")
+    assert questions.asked == [0, 0, 1]
     assert [rank for rank, _ in questions.sent] == [0, 0]
 
 
-def test_a_withdrawn_question_needs_no_answer(questions: Asking) -> None:
-    questions.handle_notice(asks(0, 1))
-    questions.handle_notice(asks(1, 4))
-    questions.look()
-    questions.handle_notice(InputClosed(0, 1))
-    questions.look()
-    assert [prompt for prompt, _ in questions.box.shown] == ["[rank 0] > ", "[rank 1] > "]
-    questions.look("x")
-    assert questions.sent == [(1, InputReply(question=4, text="x"))]
+# what makes the open question of rank 0 needless, whether its rank gets the end of input, and
+# whether its box is still open
+ENDS: dict[str, tuple[Callable[[Asking], object], bool, bool]] = {
+    "withdrawn": (lambda questions: questions.handle_notice(InputClosed(0, 1)), False, True),
+    "its rank ends": (lambda questions: questions.poll(lambda rank: rank == 0), False, True),
+    "another cell": (lambda questions: questions.cancel_if_page_changed(2), True, True),
+    "end of input": (lambda questions: questions.look(room.END_OF_FILE), True, False),
+}
 
 
-def test_questions_of_a_finished_rank_are_not_asked(questions: Asking) -> None:
-    questions.handle_notice(asks(0))
-    questions.look()
-    questions.handle_notice(asks(1))
-    questions.poll(lambda rank: rank == 0)
-    assert questions.box.shown[-1][0] == "[rank 1] > "
-    questions.poll(lambda _rank: True)
-    assert questions.poll_interval > 1e9
-    assert not questions.sent
-
-
-def test_open_questions_are_answered_with_end_of_input_at_eof_and_on_close(
-    questions: Asking, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("end", "is_answered", "has_box"), ENDS.values(), ids=ENDS)
+def test_the_box_of_a_needless_question_is_closed_and_the_next_is_asked(
+    questions: Asking,
+    end: Callable[[Asking], object],
+    is_answered: bool,
+    has_box: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(room, "SAME_RANK_SECONDS", 0.0)
+    questions.cancel_if_page_changed(1)
+    questions.ask(0)
+    questions.look()
+    questions.ask(1, 4)
+    questions.cancel_if_page_changed(1)
+    assert not questions.sent
+    end(questions)
+    assert questions.sent == [(0, InputReply(question=1, is_end=True))] * is_answered
+    assert questions.box.closed == has_box
+    questions.look("x", times=2)
+    assert questions.asked == [0, 1]
+    assert questions.sent[-1] == (1, InputReply(question=4, text="x"))
+
+
+@pytest.mark.parametrize(("can_close", "hint"), [(True, ""), (False, room.LEFTOVER_HINT)])
+def test_all_questions_get_the_end_of_input_at_the_end_of_the_cell(
+    questions: Asking, can_close: bool, hint: str
+) -> None:
+    questions.box.can_close = can_close
     for rank in range(3):
-        questions.handle_notice(asks(rank, rank + 1))
-    questions.look(room.END_OF_FILE)
-    assert len(questions.sent) == 1
+        questions.ask(rank, rank + 1)
     questions.look()
     questions.close()
+    assert (questions.box.closed, questions.leftover_hint) == (1, hint)
     questions.close()
     ends = [(rank, InputReply(question=rank + 1, is_end=True)) for rank in range(3)]
-    assert questions.sent == ends
-
-
-def test_questions_end_if_the_user_changes_the_page(questions: Asking) -> None:
-    questions.cancel_if_page_changed(1)
-    questions.handle_notice(asks(0, 1))
-    questions.handle_notice(asks(1, 1))
-    questions.cancel_if_page_changed(2)  # before anything was asked
-    questions.look()
-    questions.cancel_if_page_changed(2)
-    assert not questions.sent
-    questions.cancel_if_page_changed(3)
-    assert questions.sent == [(0, InputReply(question=1, is_end=True))]
-    questions.cancel_if_page_changed(3)
-    assert len(questions.sent) == len(questions.box.shown) == 1
+    assert (questions.sent, questions.poll_interval) == (ends, math.inf)
 
 
 def test_questions_are_refused_at_once_without_an_input_page() -> None:
     questions = Asking(InputBackend("no page"))
-    questions.handle_notice(asks(0))
+    questions.ask(0)
     questions.look()
     assert questions.sent == [(0, InputReply(question=1, refusal="no page"))]
 
@@ -166,47 +160,10 @@ def test_console_input_is_read_line_by_line_from_a_terminal_only(
         monkeypatch.setattr("sys.stdin", terminal)
         assert not box.show_prompt("[rank 0] ipdb> ", is_secret=False)
         assert capsys.readouterr().out == "[rank 0] ipdb> "
-        for typed, line in ((b"", None), (b"p x", None), (b"\n", "p x")):
+        for typed, line in ((b"", None), (b"p x", None), (b"\n", "p x"), (b"\x04", "\x04")):
             os.write(keyboard, typed)
             assert box.poll() == line
-        os.write(keyboard, b"\x04")  # Ctrl-D
-        assert box.poll() == room.END_OF_FILE
         assert "%ddp push" in box.show_prompt("Password: ", is_secret=True)
     os.close(keyboard)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     assert box.show_prompt("> ", is_secret=False) == room.NO_INPUT
-
-
-@pytest.mark.parametrize("can_close", [True, False])
-def test_an_unanswered_input_box_is_closed_or_mentioned(questions: Asking, can_close: bool) -> None:
-    questions.box.can_close = can_close
-    questions.handle_notice(asks(1))
-    questions.look()
-    questions.look("x")
-    questions.close()
-    assert (questions.box.closed, questions.leftover_hint) == (0, "")
-    questions.handle_notice(asks(1, 2))
-    questions.look()
-    questions.handle_notice(InputClosed(1, 2))
-    assert questions.box.closed == 1
-    questions.close()
-    assert questions.leftover_hint == ("" if can_close else room.LEFTOVER_HINT)
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        lambda questions: questions.poll(lambda rank: rank == 1),
-        lambda questions: questions.cancel_if_page_changed(2),
-        lambda questions: questions.close(),
-    ],
-    ids=["its rank ends", "somebody turns away", "the cell ends"],
-)
-def test_an_input_box_is_closed_once_its_rank_needs_no_answer(
-    questions: Asking, end: Callable[[Asking], object]
-) -> None:
-    questions.cancel_if_page_changed(1)
-    questions.handle_notice(asks(1))
-    questions.look()
-    end(questions)
-    assert (questions.box.closed, questions.leftover_hint) == (1, "")
