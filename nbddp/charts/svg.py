@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from typing import Literal
@@ -78,58 +77,24 @@ class Label:
     align: Align
 
 
-class SvgCanvas:
-    """Collects shapes. The file has ten units a pixel, so that all numbers are whole.
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """The shapes of a chart. The file has ten units a pixel, so that all numbers are whole.
 
     Attributes:
         labels: the texts. They are separate from the shapes, because pages that remove SVG tags
             keep the text in them.
     """
 
-    def __init__(self) -> None:
-        self.labels: list[Label] = []
-        self._parts: list[str] = []
-
-    def line(
-        self, xs: Numbers, ys: Numbers, *, color: str = INK, width: float, alpha: float = 1.0
-    ) -> None:
-        """Draw a line, with a gap where a number is NaN."""
-        if path := _path(xs, ys):
-            self._parts.append(
-                f'<path d="{path}" fill="none" stroke={_color_attributes(color, alpha)}'
-                f' stroke-width="{width * 10:g}" stroke-linejoin="round"/>'
-            )
-
-    def dots(self, xs: Numbers, ys: Numbers, *, color: str) -> None:
-        places = zip((xs * 10).tolist(), ((HEIGHT - ys) * 10).tolist(), strict=True)
-        dots = "".join(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="22"/>' for x, y in places)
-        if dots:
-            self._parts.append(f"<g fill={_color_attributes(color)}>{dots}</g>")
-
-    def shapes(self, corners: Sequence[Numbers], *, color: str, alpha: float = 1.0) -> None:
-        """Fill shapes; each is an array with a row of x and y for each corner."""
-        path = "".join(f"{_path(each[:, 0], each[:, 1])}z" for each in corners)
-        if path:
-            self._parts.append(f'<path d="{path}" fill={_color_attributes(color, alpha)}/>')
-
-    def text(self, x: float, y: float, text: str, align: Align) -> None:
-        """Add a label."""
-        self.labels.append(Label(x, HEIGHT - y, text, align))
-
-    @contextmanager
-    def part(self, name: str, color: int | None = None) -> Iterator[None]:
-        """Group all shapes drawn in this block, with the CSS class of a palette colour."""
-        classes = "" if color is None else f" {rank_class(color)}"
-        self._parts.append(f'<g class="nbddp-{name}{classes}">')
-        yield
-        self._parts.append("</g>")
+    shapes: str
+    labels: Sequence[Label]
 
     def inline(self, label: str) -> str:
         """Return an SVG element without labels, as wide as its parent.
 
         ``label`` is the description for screen readers. It must be escaped already.
         """
-        return f'<svg {_BOX} role="img" aria-label="{label}">{"".join(self._parts)}</svg>'
+        return f'<svg {_BOX} role="img" aria-label="{label}">{self.shapes}</svg>'
 
     def picture(self) -> str:
         """Return an SVG file with labels, in colours for light and dark pages."""
@@ -138,73 +103,71 @@ class SvgCanvas:
             f' text-anchor="{_ANCHORS[label.align]}">{escape(label.text)}</text>'
             for label in self.labels
         )
-        body = "".join(self._parts)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" {_BOX}'
-            f' color="{INK}"><style>.nbddp-smooth{{display:none}}</style>{body}'
+            f' color="{INK}"><style>.nbddp-smooth{{display:none}}</style>{self.shapes}'
             f'<g fill="{INK}" font-family="system-ui,sans-serif" font-size="{FONT_SIZE * 10:g}">'
             f"{written}</g></svg>"
         )
 
 
-def draw(chart: Chart, frame: Frame) -> SvgCanvas:
+def draw(chart: Chart, frame: Frame) -> Drawing:
     """Draw axes, lines and marks.
 
     A value that is not finite becomes a gap with a red mark above. A point that merges several
     values has a band from the lowest to the highest. An orange mark is a restart, a green mark is a
     heal. Smooth lines are included, and the page shows them on demand.
     """
-    canvas = SvgCanvas()
-    _draw_axes(canvas, frame)
-    for mark in chart.marks:
-        _draw_mark(canvas, frame, mark)
-    _draw_nonfinite(canvas, frame, chart.lines)
+    shapes = [*_axes(frame), *(_mark(frame, mark) for mark in chart.marks)]
+    shapes.append(_nonfinite(frame, chart.lines))
     curves = chart.curves()
-    for line in curves:
-        with canvas.part("curve", line.color):
-            _draw_line(canvas, frame, line)
+    shapes += [_group("curve", line.color, _curve(frame, line)) for line in curves]
     for line in curves:
         if line.is_strong:
             xs, ys = frame.x_pixels(line.steps), frame.y_pixels(line.smoothed(chart.span))
-            with canvas.part("smooth", line.color):
-                canvas.line(xs, ys, color=line.css_color, width=2.2)
-    return canvas
+            smooth = _line(xs, ys, color=line.css_color, width=2.2)
+            shapes.append(_group("smooth", line.color, smooth))
+    return Drawing("".join(shapes), [*_labels(frame)])
 
 
-def _draw_axes(canvas: SvgCanvas, frame: Frame) -> None:
+def _axes(frame: Frame) -> Iterator[str]:
     ends = np.array([frame.left, frame.right])
+    for height, _ in frame.y_ticks:
+        yield _line(ends, frame.y_pixels(np.array([height, height])), width=0.7, alpha=0.3)
+    yield _line(ends, np.full(2, frame.bottom), width=1.0, alpha=0.7)
+    for step, _ in frame.x_ticks:
+        tick = np.array([frame.bottom - 3, frame.bottom])
+        yield _line(frame.x_pixels(np.array([step, step])), tick, width=1.0, alpha=0.7)
+
+
+def _labels(frame: Frame) -> Iterator[Label]:
+    """Yield the texts of the ticks, and the unit to the left of the first step."""
     for height, text in frame.y_ticks:
-        y = frame.y_pixels(np.array([height, height]))
-        canvas.line(ends, y, width=0.7, alpha=0.3)
-        canvas.text(frame.left - 6, y[0] - 3.6, text, "right")
-    canvas.line(ends, np.full(2, frame.bottom), width=1.0, alpha=0.7)
+        [y] = frame.y_pixels(np.array([height]))
+        yield Label(frame.left - 6, HEIGHT - y + 3.6, text, "right")
+    free = frame.left - 6
     for step, text in frame.x_ticks:
-        x = frame.x_pixels(np.array([step, step]))
-        canvas.line(x, np.array([frame.bottom - 3, frame.bottom]), width=1.0, alpha=0.7)
-        furthest = WIDTH - 2 - FONT_SIZE * DIGIT_WIDTH * len(text) / 2
-        canvas.text(min(x[0], furthest), 9, text, "center")
+        [x], width = frame.x_pixels(np.array([step])), FONT_SIZE * DIGIT_WIDTH * len(text)
+        yield Label(min(x, WIDTH - 2 - width / 2), HEIGHT - 9, text, "center")
+        free = min(free, x - width / 2 - 4)
     if frame.x_ticks:
-        first, text = frame.x_ticks[0]
-        [x] = frame.x_pixels(np.array([first]))
-        free = min(frame.left - 6, x - FONT_SIZE * DIGIT_WIDTH * len(text) / 2 - 4)
-        canvas.text(free, 9, frame.x_unit, "right")
+        yield Label(free, HEIGHT - 9, frame.x_unit, "right")
 
 
-def _draw_mark(canvas: SvgCanvas, frame: Frame, mark: ChartMark) -> None:
+def _mark(frame: Frame, mark: ChartMark) -> str:
     [x] = frame.x_pixels(np.array([mark.at]))
     if not frame.left <= x <= frame.right:
-        return
-    heights, color = np.array([frame.bottom, frame.top]), mark.kind_color
-    canvas.line(np.full(2, x), heights, color=color, width=1.4, alpha=0.9)
-    y = frame.top + 5
-    canvas.shapes([np.array([[x - 4, y], [x + 4, y], [x, y - 6]])], color=color)
+        return ""
+    heights, color, y = np.array([frame.bottom, frame.top]), mark.kind_color, frame.top + 5
+    drawn = _line(np.full(2, x), heights, color=color, width=1.4, alpha=0.9)
+    drawn += _filled([np.array([[x - 4, y], [x + 4, y], [x, y - 6]])], color=color)
     if mark.color is not None:
-        with canvas.part("curve", mark.color):
-            box = _box(x - 3, x + 3, y + 1, y + 4)
-            canvas.shapes([box], color=rank_color(mark.color))
+        box = _filled([_box(x - 3, x + 3, y + 1, y + 4)], color=rank_color(mark.color))
+        drawn += _group("curve", mark.color, box)
+    return drawn
 
 
-def _draw_nonfinite(canvas: SvgCanvas, frame: Frame, lines: Sequence[ChartLine]) -> None:
+def _nonfinite(frame: Frame, lines: Sequence[ChartLine]) -> str:
     is_marked = np.zeros(WIDTH * 2, dtype=np.bool_)  # two entries for each pixel
     for line in lines:
         xs = frame.x_pixels(line.steps)
@@ -212,24 +175,51 @@ def _draw_nonfinite(canvas: SvgCanvas, frame: Frame, lines: Sequence[ChartLine])
             is_marked[round((xs[a] - 1) * 2) : round((xs[b - 1] + 1) * 2)] = True
     spans = [(a / 2, b / 2) for a, b in slices(is_marked)]
     bottom, top = frame.bottom, frame.top
-    canvas.shapes([_box(*span, bottom, top) for span in spans], color=ALERT, alpha=0.13)
-    canvas.shapes([_box(*span, top, top + 5) for span in spans], color=ALERT)
+    shade = _filled([_box(*span, bottom, top) for span in spans], color=ALERT, alpha=0.13)
+    return shade + _filled([_box(*span, top, top + 5) for span in spans], color=ALERT)
 
 
-def _draw_line(canvas: SvgCanvas, frame: Frame, line: ChartLine) -> None:
+def _curve(frame: Frame, line: ChartLine) -> str:
     xs, ys = frame.x_pixels(line.steps), frame.y_pixels(line.values)
-    color = line.css_color
+    color, band = line.css_color, ""
     if line.has_band:
         floor = np.column_stack([xs, frame.y_pixels(line.low)])
         roof = np.column_stack([xs, frame.y_pixels(line.high)])
         known = slices(np.isfinite(line.low) & np.isfinite(line.high))
-        shapes = [np.concatenate([floor[a:b], roof[a:b][::-1]]) for a, b in known]
-        canvas.shapes(shapes, color=color, alpha=0.18)
-    if line.is_strong:
-        canvas.line(xs, ys, color=color, width=1.8)
-        canvas.dots(xs[line.dots], ys[line.dots], color=color)
-    else:
-        canvas.line(xs, ys, color=color, width=0.9, alpha=0.6)
+        parts = [np.concatenate([floor[a:b], roof[a:b][::-1]]) for a, b in known]
+        band = _filled(parts, color=color, alpha=0.18)
+    if not line.is_strong:
+        return band + _line(xs, ys, color=color, width=0.9, alpha=0.6)
+    return band + _line(xs, ys, color=color, width=1.8) + _dots(xs[line.dots], ys[line.dots], color)
+
+
+# ---- SVG elements
+
+
+def _group(name: str, color: int | None, shapes: str) -> str:
+    """Group shapes, with the CSS class of a palette colour."""
+    classes = "" if color is None else f" {rank_class(color)}"
+    return f'<g class="nbddp-{name}{classes}">{shapes}</g>'
+
+
+def _line(xs: Numbers, ys: Numbers, *, color: str = INK, width: float, alpha: float = 1.0) -> str:
+    """Return a line, with a gap where a number is NaN."""
+    path = _path(xs, ys)
+    look = f'{_color_attributes(color, alpha)} stroke-width="{width * 10:g}"'
+    line = f'<path d="{path}" fill="none" stroke={look} stroke-linejoin="round"/>'
+    return line if path else ""
+
+
+def _dots(xs: Numbers, ys: Numbers, color: str) -> str:
+    places = zip((xs * 10).tolist(), ((HEIGHT - ys) * 10).tolist(), strict=True)
+    dots = "".join(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="22"/>' for x, y in places)
+    return f"<g fill={_color_attributes(color)}>{dots}</g>" if dots else ""
+
+
+def _filled(shapes: Sequence[Numbers], *, color: str, alpha: float = 1.0) -> str:
+    """Return filled shapes; each is an array with a row of x and y for each corner."""
+    path = "".join(f"{_path(each[:, 0], each[:, 1])}z" for each in shapes)
+    return f'<path d="{path}" fill={_color_attributes(color, alpha)}/>' if path else ""
 
 
 def _box(left: float, right: float, bottom: float, top: float) -> Numbers:

@@ -80,16 +80,16 @@ def render(chart: Chart, *, is_live: bool = False) -> str:
         head = _head(chart, format_last(values))
         return f'<div class="nbddp-chart" style="{CHART_STYLE}">{head}</div>'
     frame = Frame(chart)
-    canvas, text = draw(chart, frame), escape(chart.text)
+    drawing, text = draw(chart, frame), escape(chart.text)
     size = f'width="{WIDTH}" height="{HEIGHT}"'
     image = f'<img class="nbddp-image" alt="{escape(chart.name)}" title="{text}" {size}'
-    image = "" if is_live else f'{image} src="{svg_source(canvas.picture())}">'
-    ticks = "".join(map(_tick, canvas.labels))
+    image = "" if is_live else f'{image} src="{svg_source(drawing.picture())}">'
+    ticks = "".join(map(_tick, drawing.labels))
     tooltips = "".join(map(_tooltip, tooltips_of(chart, frame)))
     value = "" if chart.value is None else format_number(chart.value)
     return (
         f'<div class="nbddp-chart" style="{CHART_STYLE}">{_head(chart, value)}{_legend(chart)}'
-        f'<div class="nbddp-plot">{image}{canvas.inline(text)}{ticks}'
+        f'<div class="nbddp-plot">{image}{drawing.inline(text)}{ticks}'
         f"{tooltips}</div></div>"
     )
 
@@ -153,10 +153,10 @@ def _tooltip(tip: Tooltip) -> str:
     return f'<i class="nbddp-tip{side}" style="{style};{at}" data-t="{escape(tip.text)}"></i>'
 
 
-def tooltips_of(chart: Chart, frame: Frame) -> list[Tooltip]:
-    """Return tooltips from left to right that cover the whole chart."""
+def tooltips_of(chart: Chart, frame: Frame) -> Iterator[Tooltip]:
+    """Yield tooltips from left to right that cover the whole chart."""
     if not chart.lines:
-        return []
+        return
     steps = np.unique(np.concatenate([line.steps for line in chart.lines]))
     if len(steps) > MAX_TOOLTIPS:
         wanted = np.linspace(*chart.steps, MAX_TOOLTIPS)
@@ -166,15 +166,14 @@ def tooltips_of(chart: Chart, frame: Frame) -> list[Tooltip]:
     near = TOOLTIP_REACH * chart.span
     mean = [line for line in chart.drawn if line.color is None]
     values_by_line = [(line, _values(line, steps, near)) for line in (*mean, *chart.lines)]
-    tooltips, unit = [], chart.x_unit
+    unit = chart.x_unit
     for at, step in enumerate(steps.tolist()):
         here = [(line, values[at]) for line, values in values_by_line]
         present = [(line, value) for line, value in here if value is not None]
         at_step = f"{format_number(step)} s" if unit == "s" else f"{unit} {step:.0f}"
         text = "\n".join([at_step, *_rows(present)])
         left, width = edges[at], edges[at + 1] - edges[at]
-        tooltips.append(Tooltip(float(left), float(width), float(pixels[at] - left), text))
-    return tooltips
+        yield Tooltip(float(left), float(width), float(pixels[at] - left), text)
 
 
 def _rows(values: Sequence[tuple[ChartLine, float]]) -> Iterator[str]:

@@ -88,8 +88,6 @@ class TextView:
         self._shown_lines = 0
         self._pauses_end = 0.0  # when the pauses for all flushes until now end
         self._next_flush = 0.0
-        self._burst_began = 0.0  # when the first rank wrote after a pause
-        self._burst_ranks: set[int] = set()  # the ranks that have written since then
 
     def continue_from(self, before: View) -> None:
         """Do nothing: the output goes below the output of the earlier attempt."""
@@ -161,16 +159,6 @@ class TextView:
         self._pauses_end = max(self._pauses_end, now - PAUSE_ALLOWANCE) + pause
         self._next_flush = max(self._pauses_end, now + COALESCE_SECONDS)
 
-    def _delay_flush_in_burst(self, rank: int) -> None:
-        """Delay the next flush if several ranks wrote in the last burst, to join their lines."""
-        now = time.monotonic()
-        if now - self._burst_began > 2 * COALESCE_SECONDS:
-            if len(self._burst_ranks) > 1:
-                self._next_flush = max(self._next_flush, now + COALESCE_SECONDS)
-            self._burst_began = now
-            self._burst_ranks.clear()
-        self._burst_ranks.add(rank)
-
     def _write_below(self, text: str) -> None:
         self._pending.write(self._unfinished.end_open_line() + text)
 
@@ -200,7 +188,6 @@ class TextView:
             case ControllerMessage(text=text):
                 self._write_below(f"nbddp: {text}\n")
             case OutputText(rank=rank, text=text) if not self._is_quiet:
-                self._delay_flush_in_burst(rank)
                 lines = self._assembler_of(rank)
                 self._write_lines([rank], lines.add(text))
                 self._pending.write(

@@ -18,7 +18,7 @@ from nbddp.archive.compared_chart import compared_chart
 from nbddp.archive.comparison import Comparison, XAxis, compare
 from nbddp.charts.axes import AxisScale
 from nbddp.charts.chart_lines import Chart
-from nbddp.charts.svg import Frame, SvgCanvas, draw
+from nbddp.charts.svg import Drawing, Frame, draw
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.ui.report.comparison import SAME_CODE, comparison_report
 from nbddp.ui.report.render import render_html, render_text
@@ -55,7 +55,7 @@ def compared(base: Path, rows: Rows, other: Rows | None = None, **facts: Any) ->
     return compare([first, make_run(base, "b", rows=rows if other is None else other, **facts)])
 
 
-def drawn(chart: Chart) -> SvgCanvas:
+def drawn(chart: Chart) -> Drawing:
     return draw(chart, Frame(chart))
 
 

@@ -198,6 +198,6 @@ def test_any_data_can_be_drawn_as_a_chart(
         for step, value in each:
             metrics.add(rank, 0.0, step, {"loss": value})
     chart = rank_chart("loss", metrics.curves("loss"), scale)
-    canvas = draw(chart, Frame(chart))
-    assert canvas.picture().endswith("</svg>")
-    assert not {"nan", "inf"} & set(canvas.inline("").replace('"', " ").split())
+    drawing = draw(chart, Frame(chart))
+    assert drawing.picture().endswith("</svg>")
+    assert not {"nan", "inf"} & set(drawing.inline("").replace('"', " ").split())

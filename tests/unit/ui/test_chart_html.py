@@ -29,7 +29,7 @@ def rising(rank: int, step: int) -> float:
 
 def tooltips(curves: dict[int, Curve]) -> list[Tooltip]:
     chart = rank_chart("loss", curves)
-    return chart_html.tooltips_of(chart, Frame(chart))
+    return [*chart_html.tooltips_of(chart, Frame(chart))]
 
 
 def live(curves: Mapping[int, Curve]) -> str:

@@ -243,21 +243,6 @@ def test_simultaneous_output_of_all_ranks_is_shown_at_once(
         assert wait_until(lambda: screen.text.count("step 1") == 4)
 
 
-def test_output_of_ranks_that_print_together_is_written_in_one_piece_from_the_second_time(
-    screen: RecordingScreen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(room, "COALESCE_SECONDS", 0.3)
-    with shown(begun(4), TextView(screen)) as handle:
-        for step in range(2):
-            time.sleep(2.2 * step * room.COALESCE_SECONDS)
-            before = screen.flushes
-            for rank in range(4):
-                handle.notice_queue.put(Text(rank, f"step {step}\n"))
-                time.sleep(room.COALESCE_SECONDS / 30)
-            assert wait_until(lambda step=step: screen.text.count(f"step {step}") == 4)
-        assert screen.flushes - before == 1
-
-
 def test_a_flood_of_output_is_written_in_few_pieces_without_losses(
     screen: RecordingScreen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
