@@ -14,7 +14,6 @@ from nbddp.record.event_log import RunEvent
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.ansi import to_html
 from nbddp.ui.html_pieces import MAX_EVENTS, STYLE_SHEET, card, event_log, muted
-from nbddp.ui.report.blocks import Cell
 from nbddp.ui.report.render import blocks_html, title_html
 from nbddp.ui.report.status import alarm_blocks, state_title
 from nbddp.ui.wording import describe_refused
@@ -70,12 +69,6 @@ def test_the_title_names_a_script_only_while_it_runs() -> None:
     assert title(GroupState.RUNNING) == "running train.py"
     assert title(GroupState.INTERRUPTING) == "interrupting train.py"
     assert title(GroupState.IDLE) == GroupState.IDLE.value
-
-
-def test_a_long_title_breaks_between_its_facts() -> None:
-    page = Page(title_html(Cell("done on ranks 0-1 · 12.0 s · 2026-first")))
-    assert page.text == "done on ranks 0-1 · 12.0 s · 2026-first"
-    assert {"· 12.0 s", "· 2026-first"} <= set(page.by_tag["span"])
 
 
 def test_an_event_is_a_mark_at_its_time_and_a_line_of_text() -> None:

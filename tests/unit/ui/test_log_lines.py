@@ -31,21 +31,6 @@ def shown(lines: list[LogLine]) -> list[tuple[int | None, str]]:
     return [(line.ranks[0] if line.ranks else None, line.text) for line in lines]
 
 
-def test_log_lines_of_all_ranks_are_listed_in_order_of_arrival() -> None:
-    log = LogBuffer()
-    log.flush(1)
-    assert log.lines(1) == log.lines() == []
-    assert log.dropped_count(1) == log.dropped_count() == 0
-    log.write(1, "a\nb\n")
-    log.write_notice("careful\nor not\n")
-    log.write(0, "\n \n")
-    log.write(1, "d\n")
-    nbddp = [(None, "careful"), (None, "or not")]
-    assert shown(log.lines()) == [(1, "a"), (1, "b"), *nbddp, (0, ""), (0, " "), (1, "d")]
-    assert log.lines(1) == [LogLine((1,), "a"), LogLine((1,), "b"), LogLine((1,), "d")]
-    assert log.lines(0) == [LogLine((0,), ""), LogLine((0,), " ")]
-
-
 def test_a_moving_progress_bar_is_one_log_line_with_its_last_state() -> None:
     log = LogBuffer()
     for written, seen in {
@@ -60,13 +45,16 @@ def test_a_moving_progress_bar_is_one_log_line_with_its_last_state() -> None:
 
 def test_progress_bars_of_several_ranks_come_after_other_lines_in_order_of_rank() -> None:
     log = LogBuffer()
+    log.flush(1)
+    assert log.lines(1) == log.lines() == []
     log.write(1, "\r10%")
     log.write(0, "\r20%")
     log.write(1, "\r30%")
     log.write(3, "  ")  # an erased bar
-    log.write(2, "a\n")
-    log.write_notice("careful")
-    assert shown(log.lines()) == [(2, "a"), (None, "careful"), (0, "20%"), (1, "30%")]
+    log.write(2, "a\n\n")
+    log.write_notice("careful\nor not\n")
+    lines = [(2, "a"), (2, ""), (None, "careful"), (None, "or not")]
+    assert shown(log.lines()) == [*lines, (0, "20%"), (1, "30%")]
 
 
 @given(PIECES)
@@ -181,7 +169,8 @@ NOTE = "warnings of {} that another rank had printed are only in the logs"
 )
 def test_a_second_ranks_warning_is_left_out_and_noted(first: list[str], second: list[str]) -> None:
     warnings = RepeatedWarnings()
-    assert list(warnings.without_repeats(0, [*first, "a"])) == [*first, "a"]
+    for _ in range(2):  # one rank may repeat itself
+        assert list(warnings.without_repeats(0, [*first, "a"])) == [*first, "a"]
     assert warnings.note() == ""
     assert list(warnings.without_repeats(2, [*second, "  b"])) == ["  b"]
     assert list(warnings.without_repeats(1, second)) == []
@@ -210,11 +199,6 @@ def test_lines_after_a_warning_without_a_line_of_code_are_shown(warning: str) ->
     warnings, lines = RepeatedWarnings(), ["epoch 1", "epoch 2"]
     assert [*warnings.without_repeats(0, [warning, *lines])] == [warning, *lines]
     assert [*warnings.without_repeats(1, [warning, *lines])] == lines
-
-
-def test_warning_that_one_rank_repeats_is_shown_each_time() -> None:
-    warnings = RepeatedWarnings()
-    assert [*warnings.without_repeats(0, PYTHON * 2)] == PYTHON * 2
 
 
 def test_log_of_each_rank_keeps_its_warnings() -> None:
