@@ -122,11 +122,9 @@ class TextView:
             if behind > 0 and not handle.is_finished:  # the screen cannot follow
                 time.sleep(min(behind, CATCH_UP_PERIOD))
                 continue
-            timeout = (
-                self._next_flush - time.monotonic() if self._pending.tell() else NOTICE_TIMEOUT
-            )
-            timeout = min(timeout, self._unfinished.next_due - time.monotonic())
-            timeout = min(timeout, self._input_queue.poll_interval)
+            next_flush = self._next_flush if self._pending.tell() else math.inf
+            timeout = min(next_flush, self._unfinished.next_due) - time.monotonic()
+            timeout = min(timeout, self._input_queue.poll_interval, NOTICE_TIMEOUT)
             self._input_queue.poll(handle.has_ended)
             notice = handle.notice_queue.get(max(0.0, timeout))
             if notice is not None:
@@ -164,19 +162,21 @@ class TextView:
 
     def _end_line(self) -> None:
         """Show all pending text, and end an unfinished line, so that other output can follow."""
-        self._pending.write(self._unfinished.end_open_line())
+        self._write_below("")
         self._flush()
 
     def _finish(self, result: CellResult) -> None:
         """Show the remaining lines, the values and the charts."""
         first = self._unfinished.open_rank  # its line continues in place
         for rank, lines in sorted(self._assemblers.items(), key=lambda it: (it[0] != first, it[0])):
-            self._write_lines([rank], lines.flush())
+            self._write_lines(rank, lines.flush())
         if note := self._warnings.note():
             self._write_below(f"nbddp: {note}\n")
         values, rich = split_text_and_rich(result.results)
-        for value in values:
-            self._write_lines(value.ranks, value.text.split("\n"), mark=value.mark)
+        for value in values:  # below the tag, the columns of several lines stay aligned
+            separator = "\n" if "\n" in value.text else " "
+            tag = self._screen.tag(value.ranks, value.mark)
+            self._write_below(f"{tag}{separator}{value.text}\n")
         self._flush()
         for ranks, bundle in rich:
             self._screen.show_value(ranks, bundle)
@@ -189,7 +189,7 @@ class TextView:
                 self._write_below(f"nbddp: {text}\n")
             case OutputText(rank=rank, text=text) if not self._is_quiet:
                 lines = self._assembler_of(rank)
-                self._write_lines([rank], lines.add(text))
+                self._write_lines(rank, lines.add(text))
                 self._pending.write(
                     self._unfinished.update(rank, text, lines.partial, time.monotonic())
                 )
@@ -200,10 +200,10 @@ class TextView:
                 self._input_queue.handle_notice(notice)
 
     def _show_display(self, rank: int, message: Display) -> None:
-        self._write_lines([rank], self._assembler_of(rank).flush())  # printed before the display
+        self._write_lines(rank, self._assembler_of(rank).flush())  # printed before the display
         self._unfinished.discard(rank)
         if is_plain_text(message):
-            self._write_lines([rank], str(message.data["text/plain"]).split("\n"))
+            self._write_lines(rank, str(message.data["text/plain"]).split("\n"))
         else:
             self._end_line()
             self._screen.show_rich(rank, message)
@@ -211,19 +211,13 @@ class TextView:
     def _assembler_of(self, rank: int) -> LineAssembler:
         return self._assemblers.setdefault(rank, LineAssembler(log_name(rank)))
 
-    def _write_lines(self, ranks: Sequence[int], lines: Sequence[str], mark: str = "") -> None:
-        rest = self._unfinished.finish(ranks[0], lines[0]) if lines and not mark else None
-        if rest is not None:
+    def _write_lines(self, rank: int, lines: Sequence[str]) -> None:
+        if lines and (rest := self._unfinished.finish(rank, lines[0])) is not None:
             self._pending.write(f"{rest}\n")
             lines = lines[1:]
-        if not mark and len(ranks) == 1:
-            lines = self._warnings.without_repeats(ranks[0], lines)
-        if lines:
-            tag = self._screen.tag(ranks, mark)
-            if mark and len(lines) > 1:  # below one tag, the columns of a value stay aligned
-                self._write_below("\n".join([tag, *lines, ""]))
-            else:
-                self._write_below("".join(f"{tag} {line}\n" for line in lines))
+        if lines := self._warnings.without_repeats(rank, lines):
+            tag = self._screen.tag([rank])
+            self._write_below("".join(f"{tag} {line}\n" for line in lines))
 
 
 class ProgressLine:
@@ -343,15 +337,14 @@ class UnfinishedLines:
     def __init__(self) -> None:
         self.open_rank: int | None = None  # the rank of the open line
         self._shown = ""  # the part of the open line on the screen
-        self._texts: dict[int, str] = {}  # other unfinished lines
-        self._due: dict[int, float] = {}
+        self._due: dict[int, tuple[float, str]] = {}  # when to show other lines, and their texts
         self._delays: dict[int, float] = {}  # seconds until an unfinished line is shown again
         self._bars: set[int] = set()
 
     @property
     def next_due(self) -> float:
         """The time at which to show the next unfinished line; infinite if there is none."""
-        return min(self._due.values(), default=math.inf)
+        return min((due for due, _ in self._due.values()), default=math.inf)
 
     def update(self, rank: int, written: str, partial: str, now: float) -> str:
         """Record the output and the unfinished line of a rank. Return text for the open line."""
@@ -366,25 +359,25 @@ class UnfinishedLines:
         if rank == self.open_rank and partial.startswith(self._shown):
             rest, self._shown = partial[len(self._shown) :], partial
             return rest
-        self._texts[rank] = partial
-        self._due.setdefault(rank, now + self._delays.get(rank, UNFINISHED_LINE_DELAY))
+        due = now + self._delays.get(rank, UNFINISHED_LINE_DELAY)
+        self._due[rank] = self._due.get(rank, (due, ""))[0], partial
         return ""
 
     def discard(self, rank: int) -> None:
         """Forget the unfinished line of a rank, which has ended."""
-        for each in (self._texts, self._due, self._delays):
-            each.pop(rank, None)
+        self._due.pop(rank, None)
+        self._delays.pop(rank, None)
         self._bars.discard(rank)
 
     def pop_due(self, now: float) -> tuple[int, str, str] | None:
         """Return a rank with a due line, the line, and the text that ends the open line."""
-        for rank, due in self._due.items():
+        for rank, (due, text) in self._due.items():
             if due <= now:
                 del self._due[rank]
                 self._delays[rank] = 2 * self._delays.get(rank, UNFINISHED_LINE_DELAY)
                 end = self.end_open_line()
-                self.open_rank, self._shown = rank, self._texts.pop(rank)
-                return rank, self._shown, end
+                self.open_rank, self._shown = rank, text
+                return rank, text, end
         return None
 
     def finish(self, rank: int, line: str) -> str | None:
