@@ -15,6 +15,8 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
@@ -40,43 +42,24 @@ _ATTRIBUTE = "_nbddp_live"
 _KINDS = ("comm_open", "comm_msg", "comm_close")
 
 
+@dataclass(eq=False)
 class ServedWidgets:
-    """Widgets whose messages are answered from ``start`` to ``stop``; a context manager.
+    """Widgets whose messages are answered, in the context of the cell that shows them.
 
     Attributes:
-        reloads: how often a page was opened or reloaded since ``start``, and asked for all widgets.
-            Such a page has lost the printed output.
+        cell: the request of the cell that blocks the main thread; None if another thread waits.
+        reloads: how often a page was opened or reloaded meanwhile, and asked for all widgets. Such
+            a page has lost the printed output.
     """
 
-    def __init__(self, dispatcher: CommDispatcher, roots: Sequence[Widget]) -> None:
-        self._dispatcher = dispatcher
-        self.roots = roots
-        self.context = contextvars.Context()
-        self.cell: dict[str, Any] | None = None
-        self.reloads = 0
+    roots: Sequence[Widget]
+    context: contextvars.Context
+    cell: dict[str, Any] | None = None
+    reloads: int = 0
 
     def contains(self, comm_id: str) -> bool:
         """Return whether the message of this comm is for one of the widgets."""
         return any(_contains(root, comm_id) for root in self.roots)
-
-    def start(self) -> ServedWidgets:
-        """Start answering messages, in the context of the current cell."""
-        self.context = contextvars.copy_context()
-        try:
-            self._dispatcher.start(self)
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def stop(self) -> None:
-        """Stop answering messages; the kernel answers them between cells."""
-        self._dispatcher.stop(self)
-
-    __enter__ = start
-
-    def __exit__(self, *_error: object) -> None:
-        self.stop()
 
 
 class CommDispatcher:
@@ -123,13 +106,19 @@ class CommDispatcher:
         """Whether the kernel is about to shut down or restart: no page is connected any more."""
         return getattr(self._kernel, "_shutdown_message", None) is not None
 
-    def serve(self, *roots: Widget) -> ServedWidgets:
-        """Return a context manager that answers these widgets, which can be nested or overlap.
+    @contextmanager
+    def serve(self, *roots: Widget) -> Iterator[ServedWidgets]:
+        """Answer these widgets in the block; several blocks can be nested or overlap.
 
         All widgets in them, such as children, layouts and styles, are served too. The main thread
-        must wait in the context.
+        must wait in the block. After it, the kernel answers the widgets between cells.
         """
-        return ServedWidgets(self, roots)
+        served = ServedWidgets(roots, contextvars.copy_context())
+        try:
+            self._start(served)
+            yield served
+        finally:
+            self._stop(served)
 
     def process_pending(self) -> None:
         """Answer pending messages. Call it on the waiting main thread every 50 to 100 ms."""
@@ -159,7 +148,7 @@ class CommDispatcher:
 
     # ---- start and stop
 
-    def start(self, served: ServedWidgets) -> None:
+    def _start(self, served: ServedWidgets) -> None:
         if self._kernel_mode is DispatchMode.NONE:
             return
         # Another thread can wait too, but the cell that the page shows as busy is not its cell.
@@ -171,7 +160,7 @@ class CommDispatcher:
                 self._served = (*self._served, served)
             self._update_interceptor()
 
-    def stop(self, served: ServedWidgets) -> None:
+    def _stop(self, served: ServedWidgets) -> None:
         """Stop serving these widgets; after the last ones, restore the original kernel callback."""
         if served not in self._served:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -77,6 +78,7 @@ class PanelView:
         self._comms = comms
         self._screen = screen
         self._widgets: PanelWidgets | None = None
+        self._serving = ExitStack()
         self._served: ServedWidgets | None = None
         self._input_queue, self._check = input_queue, check
         self.slot = slot or OutputSlot()
@@ -129,8 +131,7 @@ class PanelView:
             return handle.result
         finally:
             self._input_queue.close()
-            if self._served is not None:
-                self._served.stop()
+            self._serving.close()
             if self._widgets is not None and not self._comms.is_kernel_ending:
                 self.slot.close()  # a widget closed by an ending kernel shows an error
 
@@ -234,7 +235,8 @@ class PanelView:
         self._redraw(self._widgets)
         if self.slot.root is None:
             self._comms.close_later(self.slot.close, most=RECORDS_KEPT)
-        self._served = self._comms.serve(self.slot.open(self._widgets.parts)).start()
+        root = self.slot.open(self._widgets.parts)
+        self._served = self._serving.enter_context(self._comms.serve(root))
         run = self.session.snapshot(self._handle).run
         self.slot.show_panel(NO_WIDGETS, record_hint(run, self._handle.prompt))
 

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -219,15 +220,17 @@ def test_serving_a_widget_includes_its_child_widgets(kernel: Kernel) -> None:
 
 def test_widgets_are_answered_until_their_last_serving_stops(kernel: Kernel) -> None:
     one, two = Button(), Button()
-    first, *both = [kernel.live.serve(each).start() for each in (one, two, two)]
+    first, *both = servings = [ExitStack() for _ in range(3)]
+    for each, serving in zip((one, two, two), servings, strict=True):
+        serving.enter_context(kernel.live.serve(each))
     kernel.receive(click(one), click(two))
     assert kernel.answered(lambda: one.presses and two.presses)
-    first.stop()
-    both[0].stop()
+    first.close()
+    both[0].close()
     unserved = click(one)
     kernel.receive(unserved, click(two))
     assert kernel.answered(lambda: len(two.presses) == 2)
-    both[1].stop()
+    both[1].close()
     assert kernel.passed == [unserved]
 
 
@@ -267,13 +270,14 @@ def test_a_background_thread_that_serves_widgets_does_not_block_cells(kernel: Ke
 @pumped
 def test_the_kernel_answers_background_panels_while_the_main_thread_is_free(kernel: Kernel) -> None:
     button = Button()
-    background = on_another_thread(kernel.live.serve(button).start)
+    background = ExitStack()
+    on_another_thread(lambda: background.enter_context(kernel.live.serve(button)))
     assert kernel.is_as_before()
     with kernel.live.serve():  # but while a cell waits, it is answered with that one's
         kernel.receive(click(button))
         kernel.live.process_pending()
     assert kernel.is_as_before()
-    background.stop()
+    background.close()
     assert button.presses == ["MainThread"]
 
 
@@ -310,12 +314,11 @@ def test_a_handler_may_wait_and_pump_itself(kernel: Kernel) -> None:
 def test_messages_received_before_the_end_are_still_answered(kernel: Kernel) -> None:
     go = threading.Event()
     button = Button(lambda: go.wait(30))
-    with kernel.live.serve(button) as serving:
+    with kernel.live.serve(button):
         kernel.receive(*(click(button) for _ in range(5)))
         assert wait_until(lambda: button.presses)
         go.set()
     assert len(button.presses) == 5
-    serving.stop()  # again: nothing more to leave
 
 
 @tapped
@@ -333,9 +336,9 @@ def test_stopping_does_not_wait_forever_for_a_stuck_handler(
 
 
 def test_a_handler_may_stop_its_own_dispatcher(kernel: Kernel) -> None:
-    held: list[ServedWidgets] = []
-    button = Button(lambda: held[0].stop())
-    held.append(kernel.live.serve(button).start())
+    serving = ExitStack()
+    button = Button(serving.close)
+    serving.enter_context(kernel.live.serve(button))
     kernel.receive(click(button))
     assert kernel.answered(kernel.is_as_before)
 
