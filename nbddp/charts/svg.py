@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Literal
 
 import numpy as np
 
@@ -18,8 +17,6 @@ FONT_SIZE = 10.0  # of the ticks
 DIGIT_WIDTH = 0.64  # as a multiple of the font size
 INSET = 3.0  # keeps the first and the last dot inside the axes
 
-Align = Literal["center", "right"]
-_ANCHORS = {"center": "middle", "right": "end"}
 _BOX = f'viewBox="0 0 {WIDTH * 10} {HEIGHT * 10}"'
 
 
@@ -69,12 +66,17 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The text of a tick; ``y`` is the distance of its baseline from the upper edge."""
+    """The text of a tick.
+
+    Attributes:
+        y: the distance of its baseline from the upper edge.
+        anchor: the part of the text at ``x``: "middle" or "end".
+    """
 
     x: float
     y: float
     text: str
-    align: Align
+    anchor: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class Drawing:
         """Return an SVG file with labels, in colours for light and dark pages."""
         written = "".join(
             f'<text x="{label.x * 10:.0f}" y="{label.y * 10:.0f}"'
-            f' text-anchor="{_ANCHORS[label.align]}">{escape(label.text)}</text>'
+            f' text-anchor="{label.anchor}">{escape(label.text)}</text>'
             for label in self.labels
         )
         return (
@@ -144,14 +146,14 @@ def _labels(frame: Frame) -> Iterator[Label]:
     """Yield the texts of the ticks, and the unit to the left of the first step."""
     for height, text in frame.y_ticks:
         [y] = frame.y_pixels(np.array([height]))
-        yield Label(frame.left - 6, HEIGHT - y + 3.6, text, "right")
+        yield Label(frame.left - 6, HEIGHT - y + 3.6, text, "end")
     free = frame.left - 6
     for step, text in frame.x_ticks:
         [x], width = frame.x_pixels(np.array([step])), FONT_SIZE * DIGIT_WIDTH * len(text)
-        yield Label(min(x, WIDTH - 2 - width / 2), HEIGHT - 9, text, "center")
+        yield Label(min(x, WIDTH - 2 - width / 2), HEIGHT - 9, text, "middle")
         free = min(free, x - width / 2 - 4)
     if frame.x_ticks:
-        yield Label(free, HEIGHT - 9, frame.x_unit, "right")
+        yield Label(free, HEIGHT - 9, frame.x_unit, "end")
 
 
 def _mark(frame: Frame, mark: ChartMark) -> str:

@@ -130,7 +130,7 @@ def _legend(chart: Chart) -> str:
 def _tick(label: Label) -> str:
     """Return the label of a tick."""
     style = f"left:{label.x / WIDTH:.1%};top:{label.y / HEIGHT:.1%}"
-    return f'<s class="nbddp-{label.align}" style="{style}" data-t="{escape(label.text)}"></s>'
+    return f'<s class="nbddp-{label.anchor}" style="{style}" data-t="{escape(label.text)}"></s>'
 
 
 # ---- tooltips
