@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from nbddp.charts.palette import rank_class, rank_color
 from nbddp.charts.sparkline import sparkline
@@ -92,10 +93,8 @@ def _row(rank: RankSnapshot, columns: _Columns, curves: DrawCurve | None = None)
     cells = []
     for title, make_cell in columns.items():
         cell, curve = make_cell(rank), curves(rank, title) if curves else ""
-        if curve:
-            shown = f"{curve} {cell.html or escape(cell.text)}"
-            cell = Cell(cell.text, title=cell.title, html=shown)
-        cells.append(cell)
+        html = f"{curve} {cell.html or escape(cell.text)}" if curve else cell.html
+        cells.append(replace(cell, html=html))
     return cells
 
 
