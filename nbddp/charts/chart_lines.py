@@ -36,7 +36,7 @@ class ChartLine:
         low: the lowest finite value at each step; ``high`` is the highest.
         nonfinite: the number of values at each step that are not finite.
         last: the newest value, finite or not.
-        label: "rank 3", or the letter of a run.
+        label: "rank 3", "mean", or the letter of a run.
         key: the text in the legend.
         color: an index into the palette; None for a mean of ranks.
     """
@@ -291,7 +291,8 @@ def mean_line(lines: Sequence[ChartLine]) -> ChartLine:
         nearest = np.searchsorted(steps, line.steps).clip(0, len(steps) - 1)
         np.add.at(nonfinite, nearest, line.nonfinite)
     at = np.searchsorted(grid, steps, side="right")
-    return ChartLine(steps, means, low[at], high[at], nonfinite, float(means[-1]), is_strong=True)
+    band, last = (low[at], high[at]), float(means[-1])
+    return ChartLine(steps, means, *band, nonfinite, last, label="mean", is_strong=True)
 
 
 def newest(lines: Sequence[ChartLine]) -> float | None:

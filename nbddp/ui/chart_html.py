@@ -180,9 +180,7 @@ def _rows(values: Sequence[tuple[ChartLine, float]]) -> Iterator[str]:
     """Yield a row for the mean and for each line; of many lines, only the lowest and highest."""
     lines = [(line, value) for line, value in values if line.color is not None]
     for line, value in values:
-        if line.color is None:
-            yield f"mean  {_format_value(value)}"
-        elif len(lines) <= MANY_RANKS:
+        if line.color is None or len(lines) <= MANY_RANKS:
             yield f"{line.label}  {_format_value(value)}"
     numbers = sorted((value, line.label) for line, value in lines if isfinite(value))
     if numbers and len(lines) > MANY_RANKS:

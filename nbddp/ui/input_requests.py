@@ -59,7 +59,7 @@ class InputQueue:
         self._backend = backend
         self._send_reply = send_reply
         self._pending: list[InputRequest] = []
-        self._open: InputRequest | None = None
+        self._is_open = False  # whether the user sees the first pending request
         self._last_rank = -1
         self._last_rank_first_until = 0.0
         self._page_state: object = None
@@ -73,7 +73,7 @@ class InputQueue:
     @property
     def poll_interval(self) -> float:
         """The longest time between two calls of `poll`, in seconds."""
-        return POLL_INTERVAL if self._open is not None or self._pending else math.inf
+        return POLL_INTERVAL if self._pending else math.inf
 
     def handle_notice(self, notice: InputRequest | InputClosed) -> None:
         """Add a request, or remove one that needs no answer any more."""
@@ -93,16 +93,15 @@ class InputQueue:
             The rank and its prompt with the answer, if there is one. A secret is masked.
         """
         self._remove(lambda each: has_ended(each.rank))
-        if self._open is None:
+        if not self._is_open:
             self._ask_next()
-        request = self._open
-        if request is None or (text := self._backend.poll()) is None:
+        if not self._is_open or (text := self._backend.poll()) is None:
             return None
-        self._is_box_open = False
+        request, self._is_box_open = self._pending[0], False
         if text == END_OF_FILE:
-            self._answer_open(request, is_end=True)
+            self._answer_open(is_end=True)
             return None
-        self._answer_open(request, text=text)
+        self._answer_open(text=text)
         shown = SECRET_MASK if request.message.is_secret else text
         return request.rank, _printable(request.message.prompt + shown)
 
@@ -112,24 +111,24 @@ class InputQueue:
         The page state is, for example, the number of cells that the page has sent. A user who runs
         another cell will not answer the open request, and that cell would wait for ever.
         """
-        if self._open is not None and page_state != self._page_state:
-            self._answer_open(self._open, is_end=True)
+        if self._is_open and page_state != self._page_state:
+            self._answer_open(is_end=True)
             self._close_box()
         self._page_state = page_state
 
     def close(self) -> None:
         """Answer all requests with the end of file, and close the input box."""
-        for request in (*([self._open] if self._open else []), *self._pending):
+        for request in self._pending:
             self._reply_to(request, is_end=True)
-        self._open, self._pending = None, []
+        self._pending, self._is_open = [], False
         self._close_box()
 
     def _remove(self, is_over: Callable[[InputRequest], bool]) -> None:
         """Remove the requests that need no answer any more."""
-        self._pending = [each for each in self._pending if not is_over(each)]
-        if self._open is not None and is_over(self._open):
-            self._open = None
+        if self._is_open and is_over(self._pending[0]):
+            self._is_open = False
             self._close_box()
+        self._pending = [each for each in self._pending if not is_over(each)]
 
     def _close_box(self) -> None:
         """Close a box without a waiting rank: JupyterLab runs no other cell while one is open."""
@@ -138,19 +137,20 @@ class InputQueue:
 
     def _ask_next(self) -> None:
         """Show the next prompt; the last rank goes first, as a debugger asks several times."""
-        request = min(self._pending, key=lambda each: each.rank != self._last_rank, default=None)
+        self._pending.sort(key=lambda each: each.rank != self._last_rank)
         is_early = time.monotonic() < self._last_rank_first_until
-        if request is None or (is_early and request.rank != self._last_rank):
+        if not self._pending or (is_early and self._pending[0].rank != self._last_rank):
             return
-        self._pending.remove(request)
+        request = self._pending[0]
         prompt = _printable(f"[rank {request.rank}] {request.message.prompt}")
         if refusal := self._backend.show_prompt(prompt, is_secret=request.message.is_secret):
-            self._reply_to(request, refusal=refusal)
+            self._reply_to(self._pending.pop(0), refusal=refusal)
         else:
-            self._open, self._is_box_open = request, True
+            self._is_open = self._is_box_open = True
 
-    def _answer_open(self, request: InputRequest, **answer: Any) -> None:
-        self._open, self._last_rank = None, request.rank
+    def _answer_open(self, **answer: Any) -> None:
+        request, self._is_open = self._pending.pop(0), False
+        self._last_rank = request.rank
         self._last_rank_first_until = time.monotonic() + SAME_RANK_SECONDS
         self._reply_to(request, **answer)
 

@@ -34,7 +34,7 @@ def labels(chart: Chart) -> list[str]:
 
 def test_several_ranks_have_one_line_each_and_a_bold_line_for_their_mean() -> None:
     chart = chart_of(lambda rank, _step: float(rank), ranks=3)
-    assert labels(chart) == ["rank 0", "rank 1", "rank 2", ""]
+    assert labels(chart) == ["rank 0", "rank 1", "rank 2", "mean"]
     assert [line.is_strong for line in chart.drawn] == [False, False, False, True]
     assert chart.legend == "mean of 3 ranks"
     assert set(chart.drawn[-1].values.tolist()) == {1.0}
@@ -43,12 +43,12 @@ def test_several_ranks_have_one_line_each_and_a_bold_line_for_their_mean() -> No
 
 def test_more_than_8_ranks_are_drawn_as_a_band_with_the_lowest_and_the_highest_rank() -> None:
     chart = chart_of(lambda rank, step: (rank * 5 % 12) + step / 100, ranks=12)
-    assert labels(chart) == ["rank 0", "rank 7", ""]
+    assert labels(chart) == ["rank 0", "rank 7", "mean"]
     assert chart.drawn[-1].low.min() == 0.0
     assert chart.drawn[-1].high.max() == pytest.approx(11.99)
     lost = chart_of(lambda rank, _step: math.nan if rank < 11 else 1.0, ranks=12)
-    assert labels(lost) == ["rank 11", ""]
-    assert labels(chart_of(lambda *_: math.nan, ranks=12)) == [""]
+    assert labels(lost) == ["rank 11", "mean"]
+    assert labels(chart_of(lambda *_: math.nan, ranks=12)) == ["mean"]
 
 
 def test_the_mean_line_of_ranks_at_different_steps() -> None:
