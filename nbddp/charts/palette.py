@@ -1,7 +1,4 @@
-"""A colour for each rank: in a terminal, and on any page.
-
-For pages that are known to be light or dark, ``ui/panel.css`` has colours of the same hues with a
-contrast of 4.5 : 1. No colour has that on both white and black.
+"""A colour for each rank: in a terminal, on any page, and on pages known to be light or dark.
 
 The eight colours of a set can be told apart with every kind of colour blindness:
 ``tests/unit/charts/test_palette.py`` measures it.
@@ -18,6 +15,11 @@ LETTERS = "ABCDEFGH"  # of compared runs; run A has the colour of rank 0
 # eight of the terminal's 256 colours that are readable on white and on black
 _NUMBERS = (69, 137, 64, 169, 30, 198, 58, 26)
 _LEVELS = (0, 95, 135, 175, 215, 255)  # of red, green and blue in the terminal's colour cube
+
+# The same hues with a contrast of 4.5 : 1. No colour has that on both white and black.
+# panel.css has a copy.
+LIGHT = ("#0c6cd8", "#840c00", "#00543c", "#603060", "#00786c", "#c03c6c", "#846c00", "#180cd8")
+DARK = ("#3c9cfc", "#fccc9c", "#84a80c", "#cc90b4", "#90f0d8", "#fc6c84", "#d8e418", "#e4ccfc")
 
 
 def terminal_color(rank: int) -> int:

@@ -12,7 +12,7 @@ from playwright.sync_api import Locator, expect
 from browser.conftest import IN_BROWSER, START
 from browser.desk import Desk
 from browser.lab import LabNotebook
-from nbddp.charts.palette import rank_color
+from nbddp.charts.palette import LIGHT, rank_color
 
 pytestmark = [pytest.mark.full, *IN_BROWSER]
 
@@ -71,7 +71,7 @@ def lets_a_rank_stand_out(notebook: LabNotebook) -> None:
     expect(plot.locator(".nbddp-curve.nbddp-r1")).to_have_css("opacity", "1")
     expect(plot.locator(".nbddp-curve.nbddp-r0")).to_have_css("opacity", "0.15")
     expect(plot.locator(".nbddp-curve").last).to_have_css("opacity", "0.15")
-    color = hex_to_css("#840c00")  # on light pages
+    color = hex_to_css(LIGHT[1])
     expect(chart.locator(".nbddp-key.nbddp-r1")).to_have_css("color", color)
     expect(plot.locator(".nbddp-curve.nbddp-r1 path[stroke]")).to_have_css("stroke", color)
     notebook.page.mouse.move(0, 0)

@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from nbddp.charts.palette import ALERT, INK, rank_class, rank_color, terminal_color
+from nbddp.charts.palette import ALERT, DARK, INK, LIGHT, rank_class, rank_color, terminal_color
 from nbddp.ui.html_pieces import STYLE_SHEET
 
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision
@@ -33,8 +33,7 @@ def matrix(numbers: str) -> np.ndarray:
 TO_XYZ = matrix(XYZ)
 ANY = tuple(rank_color(rank) for rank in range(8))
 SETS = [re.findall(r"#[0-9a-f]{6}", STYLE_SHEET)[start : start + 12] for start in (0, 12, 24)]
-# of the sheet: on any page, on light and on dark pages; four colours of words, then of ranks
-(_, LIGHT, DARK) = SETS
+WORDS = [colors[:4] for colors in SETS]  # of the sheet: on any page, on light and on dark pages
 
 
 def linear(color: str) -> np.ndarray:
@@ -63,17 +62,17 @@ def nearest(colors: Sequence[str], eye: str) -> float:
 
 
 @pytest.mark.parametrize("eye", MACHADO)
-@pytest.mark.parametrize("colors", SETS, ids=["any", "light", "dark"])
-def test_the_colours_of_eight_ranks_are_distinguishable(colors: list[str], eye: str) -> None:
-    assert len(colors[4:]) == 8
-    assert nearest(colors[4:], eye) > 12
+@pytest.mark.parametrize("colors", [LIGHT, DARK, ANY], ids=["light", "dark", "any"])
+def test_the_colours_of_eight_ranks_are_distinguishable(colors: tuple[str, ...], eye: str) -> None:
+    assert len(colors) == 8
+    assert nearest(colors, eye) > 12
 
 
 @pytest.mark.parametrize(
     ("colors", "pages", "least"),
     [
-        (LIGHT, ["#ffffff", "#f5f5f5"], 4.5),
-        (DARK, ["#000000", "#111111", "#1e1e1e", "#303030"], 4.5),
+        ([*LIGHT, *WORDS[1]], ["#ffffff", "#f5f5f5"], 4.5),
+        ([*DARK, *WORDS[2]], ["#000000", "#111111", "#1e1e1e", "#303030"], 4.5),
         ([*ANY], ["#ffffff", "#000000"], 3),
         ([INK, ALERT], ["#ffffff", "#111111"], 3.5),
     ],
@@ -92,7 +91,7 @@ def test_bold_colors_of_output_and_arrows_of_choices_are_legible_on_dark_pages()
 
 
 def test_the_style_sheet_has_the_colours_of_the_palette_which_repeat() -> None:
-    assert tuple(SETS[0][4:]) == ANY
+    assert [tuple(colors[4:]) for colors in SETS] == [ANY, LIGHT, DARK]
     assert terminal_color(8) == terminal_color(0)
     assert rank_color(11) == rank_color(3)
     assert rank_class(11) == rank_class(3) == "nbddp-r3"
