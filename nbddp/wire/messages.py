@@ -379,7 +379,14 @@ def encode(message: Message) -> bytes:
     >>> decode(encode(Shutdown()))
     Shutdown()
     """
-    return json.dumps(_plain(message)).encode()
+    return json.dumps(_plain(message), default=_plain_number).encode()
+
+
+def _plain_number(value: Any) -> Any:
+    """Return the value of a number of NumPy, such as the seed of the user's sampler."""
+    if not hasattr(value, "item"):
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    return value.item()
 
 
 def _plain(message: Message) -> list[Any]:

@@ -288,7 +288,7 @@ def _without_content(message: msg.CellEnded | Answer, reason: str) -> msg.CellEn
         return Answer(request=message.request, error=reason)
     name = str(message.failure.get("name", ""))
     failure = message.failure and {"name": name, "text": reason, "traceback": reason}
-    return replace(message, failure=failure, result={})
+    return replace(message, failure=failure, result={}, facts={})
 
 
 def _group_into_messages(

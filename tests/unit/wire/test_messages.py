@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import MISSING, fields
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from strategies import KINDS, any_message, of_kind
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import WireError
-from nbddp.wire.messages import Message, MessageBatch, Output, decode, encode
+from nbddp.wire.messages import Message, MessageBatch, Metrics, Output, decode, encode
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -56,6 +57,11 @@ def test_each_message_class_is_frozen_documented_and_strict_about_its_fields(
 def test_text_that_is_not_unicode_survives_a_round_trip() -> None:
     message = Output(start=0, end=1, text="file \udcff, \x00 and \U0001f600")
     assert decode(encode(message)) == message
+
+
+def test_numbers_of_numpy_are_sent_as_plain_numbers() -> None:
+    message = Metrics(rows=[[np.float32(0.5), np.int64(3), {}]])
+    assert decode(encode(message)) == Metrics(rows=[[0.5, 3, {}]])
 
 
 def test_encoded_messages_are_ascii_without_line_breaks() -> None:

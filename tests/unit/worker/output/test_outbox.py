@@ -293,7 +293,7 @@ def test_messages_that_cannot_be_encoded_are_reported_and_sending_continues(
     outbox = outboxes.make(FakeSource(wrote("a")), FakeSource(event))
     outboxes.send(
         outbox,
-        replace(report(1), result={"data": object()}, payload={"key": "k"}),
+        replace(report(1), result={"data": object()}, facts={"a": {1}}, payload={"key": "k"}),
         replace(report(2), failure=failure),
         Answer(request=3, content={"matches": [object()]}),
     )
