@@ -366,14 +366,14 @@ class Rank:
         for name, value in self._preset_names.items():
             self._shell.user_ns.setdefault(name, value)
         self._cell = command.cell
-        self._sampler.begin_cell(command.cell)  # first: the next lines may free much memory, slowly
+        dataloader_waits.begin_cell()
+        self._sampler.begin_cell(command.cell)  # the next lines may free much memory, slowly
         self._stdin.begin_cell(command.answers)
         self._debuggers.begin_cell(command)
         may_request = may_request_input(command.source, self._shell.user_ns)
         self._group.begin_cell(command, may_request_input=may_request)
         self._metric_sink.begin_cell()
         log_and_track.begin_cell()
-        dataloader_waits.clear_epochs()
         arming.begin_cell(is_again=command.is_replay)
         reporting.begin_cell(is_enabled=command.reports_trainers)
         self._outbox.begin_cell()

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from nbddp.train import this_rank
 from nbddp.wire.timing_messages import CollectiveArrivals
 from nbddp.worker.cell.shell import RankShell
-from nbddp.worker.watch import flight_recorder, main_thread
-from nbddp.worker.watch.dataloader_waits import DataLoaderWaits
+from nbddp.worker.watch import dataloader_waits, flight_recorder, main_thread
 from nbddp.worker.watch.flight_recorder import BUFFER_SIZE, NCCL_OFFSET, Entry
 
 MAX_ROWS_PER_SECOND = 20_000  # rows of all ranks; above it, each rank leaves some out,
@@ -38,14 +37,12 @@ class ArrivalRecorder:
 
     Attributes:
         has_collectives: whether the cell has called a collective, so that sampling is useful.
-        loader_waits: the waits for data.
     """
 
     def __init__(self, post: Callable[[CollectiveArrivals], None], shell: RankShell) -> None:
         self._post = post
         self._shell = shell
         self._lock = threading.Lock()
-        self.loader_waits = DataLoaderWaits()
         self._newest_record = -1  # the newest record read,
         self._read_at = 0.0  # the time of that read,
         self._records_per_second = 0.0  # and the records per second at that time
@@ -63,7 +60,6 @@ class ArrivalRecorder:
             self._group_names: dict[Any, str] = {}
             self._unmeasured: dict[int, tuple[Any, ...]] = {}  # NCCL calls without a duration
             self._start_message()
-            self.loader_waits.clear()
 
     def _start_message(self) -> None:
         self._message = CollectiveArrivals(cell=self._cell, base=self._base / 1e9)
@@ -178,7 +174,7 @@ class ArrivalRecorder:
 
     def _complete_message(self, *, is_over: bool) -> CollectiveArrivals | None:
         """Return the complete message, or None if there is nothing to report."""
-        waits = self.loader_waits.pop_longest(self._base // 1000, MAX_LOADER_WAITS)
+        waits = dataloader_waits.pop_longest_waits(self._base // 1000, MAX_LOADER_WAITS)
         is_end = is_over and self.has_collectives
         if not (self._rows or is_end or waits or self._lost or self._message.durations):
             return None

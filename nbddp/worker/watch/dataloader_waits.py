@@ -8,7 +8,6 @@ or for its batches. Then that epoch fails with a ``KeyError``, waits forever, or
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -20,15 +19,20 @@ from torch.utils.data import DistributedSampler, RandomSampler, Sampler, dataloa
 
 from nbddp.worker.wrapping import wrap
 
+SHORTEST_WAIT = 0.0001  # seconds; shorter waits are not recorded
+
 # by sampler that shuffles: the epochs that this cell has completed
 _completed: WeakKeyDictionary[Sampler[Any], list[int]] = WeakKeyDictionary()
+# start and end of the main thread's waits for batches of a DataLoader, and so of an nbddp.loader.
+# For a loader without workers, the time to make a batch counts as a wait.
+_waits: deque[tuple[float, float]] = deque(maxlen=20_000)
 
 
 def install_hooks() -> None:
     """Patch torch's loaders and samplers.
 
     If an epoch of a DataLoader cannot start, the next one starts with new workers. A sampler
-    records each epoch that uses all its indices.
+    records each epoch that uses all its indices, and a DataLoader records each wait for a batch.
     """
 
     def reset(original: Any, self: Any, loader: Any, *args: Any, **options: Any) -> None:
@@ -48,14 +52,28 @@ def install_hooks() -> None:
 
         return recorded()
 
+    def timed_next(original: Any, self: Any) -> Any:
+        started_at = time.time()
+        try:
+            return original(self)
+        finally:
+            _add_wait(started_at, time.time())
+
     wrap(dataloader._MultiProcessingDataLoaderIter, "_reset", reset)
+    wrap(dataloader._BaseDataLoaderIter, "__next__", timed_next)
     wrap(DistributedSampler, "__iter__", iterate)
     wrap(RandomSampler, "__iter__", iterate)
 
 
-def clear_epochs() -> None:
-    """Forget the epochs of the last cell."""
+def _add_wait(start: float, end: float) -> None:
+    if end - start >= SHORTEST_WAIT and threading.current_thread() is threading.main_thread():
+        _waits.append((start, end))
+
+
+def begin_cell() -> None:
+    """Forget the epochs and the waits of the last cell."""
     _completed.clear()
+    _waits.clear()
 
 
 def completed_epochs(sampler: Sampler[Any]) -> list[int]:
@@ -63,45 +81,12 @@ def completed_epochs(sampler: Sampler[Any]) -> list[int]:
     return _completed.get(sampler, [])
 
 
-class DataLoaderWaits:
-    """The waits of the main thread for batches of a ``DataLoader``, and so of an ``nbddp.loader``.
+def pop_longest_waits(base: int, limit: int) -> list[int]:
+    """Remove and return the waits for batches, at most the ``limit`` longest.
 
-    For a loader without workers, the time to make a batch counts as a wait.
+    The list holds the start and end of each, in microseconds since ``base``.
     """
-
-    SHORTEST = 0.0001  # seconds; shorter waits are not recorded
-
-    def __init__(self) -> None:
-        self._spans: deque[tuple[float, float]] = deque(maxlen=20_000)
-        self._pid = os.getpid()
-
-    def install_hook(self) -> None:
-        """Patch DataLoader to record each wait."""
-        wrap(dataloader._BaseDataLoaderIter, "__next__", self._timed_next)
-
-    def _timed_next(self, original: Any, batches: Any) -> Any:
-        started_at = time.time()
-        try:
-            return original(batches)
-        finally:
-            self._add(started_at)
-
-    def _add(self, started_at: float) -> None:
-        now = time.time()
-        is_main = threading.current_thread() is threading.main_thread()
-        if now - started_at >= self.SHORTEST and is_main and os.getpid() == self._pid:
-            self._spans.append((started_at, now))
-
-    def clear(self) -> None:
-        """Remove the recorded waits."""
-        self._spans.clear()
-
-    def pop_longest(self, base: int, limit: int) -> list[int]:
-        """Remove and return new waits, at most the ``limit`` longest.
-
-        The list holds the start and end of each, in microseconds since ``base``.
-        """
-        spans = [self._spans.popleft() for _ in range(len(self._spans))]
-        if len(spans) > limit:
-            spans = sorted(sorted(spans, key=lambda span: span[0] - span[1])[:limit])
-        return [int(at * 1e6) - base for span in spans for at in span]
+    spans = [_waits.popleft() for _ in range(len(_waits))]
+    if len(spans) > limit:
+        spans = sorted(sorted(spans, key=lambda span: span[0] - span[1])[:limit])
+    return [int(at * 1e6) - base for span in spans for at in span]

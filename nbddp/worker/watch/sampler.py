@@ -76,8 +76,7 @@ class Sampler:
         self._cell_started = threading.Event()
 
     def start(self) -> None:
-        """Start the thread, and record waits for data."""
-        self._arrivals.loader_waits.install_hook()
+        """Start the thread."""
         threading.Thread(target=self._run, name="nbddp-sampler", daemon=True).start()
 
     def force_next_status(self) -> None:

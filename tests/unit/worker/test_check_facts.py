@@ -28,7 +28,7 @@ from nbddp.checks.facts import LoaderFacts, OptimizerFacts, RankFacts
 from nbddp.wire.messages import Failure
 from nbddp.worker.cell.failure import describe_failure
 from nbddp.worker.check_facts import MAX_ITEMS, MAX_SIZE, collect_facts, describe_data
-from nbddp.worker.watch.dataloader_waits import clear_epochs, install_hooks
+from nbddp.worker.watch.dataloader_waits import begin_cell, install_hooks
 
 DATA = TensorDataset(torch.arange(10.0).reshape(10, 1))
 FAILED = Failure(name="ValueError", text="", traceback="")
@@ -69,8 +69,9 @@ def test_the_facts_of_a_loader_list_the_epochs_that_a_cell_iterated(
 ) -> None:
     for kind in (DistributedSampler, RandomSampler):
         monkeypatch.setattr(kind, "__iter__", kind.__iter__)
-    loaders = dataloader._MultiProcessingDataLoaderIter
-    monkeypatch.setattr(loaders, "_reset", loaders._reset)
+    several, any_loader = dataloader._MultiProcessingDataLoaderIter, dataloader._BaseDataLoaderIter
+    monkeypatch.setattr(several, "_reset", several._reset)
+    monkeypatch.setattr(any_loader, "__next__", any_loader.__next__)
     install_hooks()
     sampler = DistributedSampler(DATA, num_replicas=2, rank=1)
     loader = DataLoader(DATA, batch_size=2, sampler=sampler)
@@ -80,7 +81,7 @@ def test_the_facts_of_a_loader_list_the_epochs_that_a_cell_iterated(
         sampler.set_epoch(epoch)
         assert len(list(loader)) == 3
     assert thing(loader).epochs == [0, 1, 1]
-    clear_epochs()
+    begin_cell()
     assert thing(loader).epochs == []
 
 
