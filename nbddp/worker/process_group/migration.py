@@ -321,6 +321,9 @@ def match_across_ranks(all_ranks: Sequence[Sequence[str]], rank: int) -> list[in
     [1, 0]
     >>> match_across_ranks([["a", "a", "b"], ["a", "b"]], rank=0)
     [2]
+    >>> everyone = [["a", "b", "a", "c"], ["c", "a", "b", "b", "a"]]
+    >>> [match_across_ranks(everyone, rank) for rank in (0, 1)]
+    [[0, 2, 3], [1, 4, 0]]
     """
     counts = [Counter(each) for each in all_ranks]
     common = {sign for sign in counts[0] if all(each[sign] == counts[0][sign] for each in counts)}

@@ -84,14 +84,9 @@ def test_questions_of_a_debugger_are_marked_as_debugger_questions(stdin: Recordi
     assert (stdin.asked.what, seen) == (DEBUGGER, [DEBUGGER])
 
 
-def test_input_raises_eof_error_at_the_end_and_runtime_error_if_refused(
-    stdin: RecordingStdin,
-) -> None:
+def test_input_raises_eof_error_at_the_end(stdin: RecordingStdin) -> None:
     stdin.later(InputReply(question=1, is_end=True))
     with pytest.raises(EOFError):
-        stdin.ask()
-    stdin.later(InputReply(question=2, refusal="no page"))
-    with pytest.raises(RuntimeError, match=r"^input\(\) .*: no page$"):
         stdin.ask()
 
 

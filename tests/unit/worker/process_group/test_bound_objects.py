@@ -12,7 +12,6 @@ from torch import nn
 from torch._dynamo import OptimizedModule
 
 from nbddp.worker.process_group.bound_objects import WeakList, sharded_modules
-from nbddp.worker.process_group.migration import match_across_ranks
 from nbddp.worker.watch.namespace import MAX_PARTS, paths_of
 
 
@@ -67,8 +66,3 @@ def test_the_search_for_object_names_is_skipped_if_empty_and_ends_in_cycles() ->
     assert paths_of([], {"kept": Kept()}) == {}
     assert paths_of([Thing()], {"around": around}) == {}
     assert sharded_modules() == []
-
-
-def test_objects_that_ranks_have_in_different_numbers_are_not_matched() -> None:
-    everyone = [["a", "b", "a", "c"], ["c", "a", "b", "b", "a"]]
-    assert [match_across_ranks(everyone, rank) for rank in (0, 1)] == [[0, 2, 3], [1, 4, 0]]
