@@ -1,12 +1,9 @@
-"""The exercises whose answer is code, or two values that depend on each other.
-
-Each function takes the answer and returns a hint, or :data:`RIGHT`.
-"""
+"""The exercises whose answer is a function, a set, or two values that depend on each other."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from operator import index
@@ -18,52 +15,51 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from nbddp.checks.checker import check_source
 from nbddp.checks.source import CellSource
-from nbddp.course.grading import NEEDS_FUNCTION, RIGHT, as_python_value, grade_number, needs_ranks
-from nbddp.course.mesh_project import parallelize, train, whole_state
-from nbddp.course.own_classes import own_adam, own_ddp
-from nbddp.course.parallel_classes import column_parallel, my_fsdp, row_parallel
-from nbddp.course.survival import survives
-from nbddp.course.training_functions import train_on_all_ranks
+from nbddp.course.grading import (
+    RIGHT,
+    judge,
+    require,
+    require_function,
+    require_none,
+    require_value,
+    say,
+    stop_if,
+)
 from nbddp.train import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather
 from nbddp.train.prepare import prepare
 
 
-@needs_ranks
-def _turn_right(turn: Any) -> str:
+@judge("01.1", on_ranks=True)
+def _turn_right(turn: Any) -> None:
+    require_function(turn)
     world_size, rank = this_rank.world_size(), this_rank.rank()
     parcels = torch.arange(world_size, device=communication_device()) * 10 + 1
     mine, left, right = (int(parcels[(rank + step) % world_size]) for step in (0, -1, 1))
     got = turn(parcels[rank : rank + 1].clone())
-    if not isinstance(got, torch.Tensor) or got.numel() != 1:
-        return "The function has to return the tensor that has arrived."
-    hints: dict[float, str] = {
-        mine: "It returns the tensor that this rank has sent, not the one that has arrived.",
-        right: "It returns the right neighbour's tensor: the ring turns to the right.",
-    }
-    return grade_number(got.item(), left, hints, "That is not the left neighbour's tensor.")
+    require(isinstance(got, torch.Tensor) and got.numel() == 1, "01.1 no tensor")
+    known = {"01.1 own tensor": mine, "01.1 right neighbour": right}
+    require_value(got.item(), left, known, "01.1 other tensor")
 
 
-@needs_ranks
-def _ring_reduce_scatter(ring: Any) -> str:
+@judge("01.2", on_ranks=True)
+def _ring_reduce_scatter(ring: Any) -> None:
+    require_function(ring)
     world_size, rank = this_rank.world_size(), this_rank.rank()
     mine = torch.arange(2 * world_size, device=communication_device()) * 10 + rank
     total = torch.arange(2 * world_size) * 10 * world_size + sum(range(world_size))
     got = ring(mine.clone())
-    if not isinstance(got, torch.Tensor):
-        return "The function has to return this rank's chunk."
+    require(isinstance(got, torch.Tensor), "01.2 no tensor")
     chunks = [chunk.tolist() for chunk in total.tensor_split(world_size)]
-    if got.tolist() == chunks[rank]:
-        return RIGHT
-    if got.tolist() in chunks:
-        at = chunks.index(got.tolist())
-        return f"The sum is complete, but chunk {at} is not this rank's. Start one chunk earlier."
-    return "The chunk is not the sum over all ranks: send each chunk N - 1 times, adding to it."
+    at = chunks.index(got.tolist()) if got.tolist() in chunks else None
+    require(at in (rank, None), "01.2 other chunk", at=at)
+    require(at == rank, "01.2 no sum")
 
 
-@needs_ranks
-def _download_once(name_of: Any) -> str:
+@judge("01.4", on_ranks=True)
+def _download_once(name_of: Any) -> None:
+    require_function(name_of)
     downloads: list[str] = []
 
     def download() -> str:
@@ -74,36 +70,28 @@ def _download_once(name_of: Any) -> str:
     port = all_gather(served.port if served else 0)[0]
     got = name_of(served or dist.TCPStore("127.0.0.1", port), download)
     everyone = all_gather((got, len(downloads)))  # keeps the store until all ranks have used it
-    count, names = sum(number for _, number in everyone), [name for name, _ in everyone]
-    if count != 1:
-        return f"It was downloaded {count} times. If all ranks call `add`, only one gets 1."
-    if isinstance(got, bytes):
-        return "A store returns bytes: decode them."
-    if len(set(names)) > 1:
-        return "The ranks got different names. `get` waits until a key exists."
-    is_name = isinstance(got, str) and got.startswith("digits-")
-    return RIGHT if is_name else "Return the name that `download` returns."
+    count, names = sum(number for _, number in everyone), {name for name, _ in everyone}
+    require(count == 1, "01.4 downloads", count=count)
+    require(not isinstance(got, bytes), "01.4 bytes")
+    require(len(names) == 1, "01.4 different names")
+    require(isinstance(got, str) and got.startswith("digits-"), "01.4 other name")
 
 
-def _missing_ranks(missing: Any) -> str:
-    if not callable(missing):
-        return NEEDS_FUNCTION
+@judge("01.5")
+def _missing_ranks(missing: Any) -> None:
+    require_function(missing)
     try:
         found = _call_with_absent_ranks(missing, absent=(1, 3), seconds=1.0)
         found += _call_with_absent_ranks(missing, late=2, seconds=20.0)
     except dist.DistStoreError:
-        return "The wait ends with an error: catch it, and then look which keys exist."
+        found = []
+    require(found, "01.5 error")
     for rank, right, given in found:
-        if not isinstance(given, Collection) or isinstance(given, str):
-            return "The function has to return ranks: a list, also if no rank is missing."
-        if rank in given:
-            return f"Rank {rank} calls the function, but finds itself missing: set a key first."
-        if sorted(given) == right:
-            continue
-        if 2 in given:
-            return "Rank 2 comes 0.3 s later, in time: wait for all keys before you look."
-        return "Return the missing ranks: their keys do not exist."
-    return RIGHT
+        require(isinstance(given, Collection) and not isinstance(given, str), "01.5 no ranks")
+        require(rank not in given, "01.5 itself", rank=rank)
+        is_right = sorted(given) == right
+        require(is_right or 2 not in given, "01.5 impatient")
+        require(is_right, "01.5 other ranks")
 
 
 def _call_with_absent_ranks(
@@ -121,67 +109,58 @@ def _call_with_absent_ranks(
         return [*pool.map(come, (rank for rank in range(4) if rank not in absent))]
 
 
-@needs_ranks
-def _models_differ(differs: Any) -> str:
+@judge("02.2", on_ranks=True)
+def _models_differ(differs: Any) -> None:
+    require_function(differs)
     same, other = (prepare(torch.nn.Linear(3, 1), sync_batch_norm=False) for _ in range(2))
     last = this_rank.world_size() - 1
     if this_rank.rank() == last:
         with torch.no_grad():
             next(other.parameters())[0, 0] += 1
-    if bool(differs(same)):
-        return "The models are equal, but your function says that they differ."
-    if not bool(differs(other)):
-        return f"A weight differs on rank {last}, but your function says no: compare over ranks."
-    return RIGHT
+    require(not differs(same), "02.2 equal")
+    require(differs(other), "02.2 differ", last=last)
 
 
-def _next_bf16_above_one(number: Any) -> str:
-    finest = {
-        torch.finfo(torch.float32).eps: "That is the next number in fp32.",
-        torch.finfo(torch.float16).eps: "That is the next one in fp16, which has three bits more.",
-        torch.finfo(torch.bfloat16).eps / 2: "That is halfway: it is rounded down to 1.",
+@judge("03.3")
+def _next_bf16_above_one(number: Any) -> None:
+    eps = {kind: torch.finfo(kind).eps for kind in (torch.float32, torch.float16, torch.bfloat16)}
+    known = {
+        "03.3 fp32": eps[torch.float32],
+        "03.3 fp16": eps[torch.float16],
+        "03.3 half": eps[torch.bfloat16] / 2,
     }
-    otherwise = "`bf16` has 7 bits after the point. Or look at `torch.finfo(torch.bfloat16)`."
-    if not isinstance(number, int | float):
-        return otherwise
-    return grade_number(number - 1, torch.finfo(torch.bfloat16).eps, finest, otherwise)
+    distance = number - 1 if isinstance(number, int | float) else 0
+    require_value(distance, eps[torch.bfloat16], known, "03.3 other number")
 
 
-def _begin_from_saved_state(begin: Any) -> str:
-    if not callable(begin):
-        return NEEDS_FUNCTION
+@judge("04.1")
+def _begin_from_saved_state(begin: Any) -> None:
+    require_function(begin)
     dataset = TensorDataset(torch.arange(8))
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, 1, 0, shuffle=False)
     loader = DataLoader(dataset, batch_size=4, sampler=sampler)
-    with torch.random.fork_rng(devices=[]):
-        saved = torch.manual_seed(7).get_state()
-        torch.rand(3)  # random numbers drawn after the save
-        batches = begin(loader, saved)
-        first = next(batches, None) if hasattr(batches, "__next__") else None
-        is_restored = torch.equal(torch.get_rng_state(), saved)
-    if not isinstance(first, list) or first[0].tolist() != [0, 1, 2, 3]:
-        return "The function has to return the iterator before its first batch."
-    if is_restored:
-        return RIGHT
-    return "The generator is not in the saved state: which call used it after you restored it?"
+    saved = torch.manual_seed(7).get_state()
+    torch.rand(3)  # random numbers drawn after the save
+    batches = begin(loader, saved)
+    first = next(batches, None) if hasattr(batches, "__next__") else None
+    is_first = isinstance(first, list) and first[0].tolist() == [0, 1, 2, 3]
+    require(is_first, "04.1 no iterator")
+    require(torch.equal(torch.get_rng_state(), saved), "04.1 other state")
 
 
-def _checkpoints_found(steps_as_a_set: Any) -> str:
-    steps = steps_as_a_set  # check_answer shows the name of the parameter
-    if not isinstance(steps, Collection) or isinstance(steps, str):
-        return "Give all steps from which it may resume, as a set."
-    given = {str(as_python_value(step)) for step in steps}
-    if given == {"1", "2"}:
-        return RIGHT
-    if given == {"1"}:
-        return "And if the thread has renamed its draft before the kill?"
-    if given == {"2"}:
-        return "The kill does not wait until the thread has finished."
-    return "Which names do the complete checkpoints have?"
+@judge("04.2")
+def _checkpoints_found(steps_as_a_set: Any) -> None:  # check_answer shows this name
+    steps = steps_as_a_set
+    require(isinstance(steps, Collection) and not isinstance(steps, str), "04.2 no set")
+    given = {str(step) for step in steps}
+    require(given != {"1"}, "04.2 older")
+    require(given != {"2"}, "04.2 newer")
+    require(given == {"1", "2"}, "04.2 other steps")
 
 
-@needs_ranks
-def _leave_nan_out(is_left_out: Any) -> str:
+@judge("05.3", on_ranks=True)
+def _leave_nan_out(is_left_out: Any) -> None:
+    require_function(is_left_out)
     rank, last = this_rank.rank(), this_rank.world_size() - 1
     cases: dict[str, Collection[int]] = {
         "no loss was NaN": (),
@@ -194,16 +173,17 @@ def _leave_nan_out(is_left_out: Any) -> str:
         value = float("nan") if rank in ranks else 0.5
         loss = torch.tensor(value, device=communication_device())
         answers[case] = bool(is_left_out(loss))
-    for case, ranks in cases.items():
-        if answers[case] and not ranks:
-            return f"When {case}, the function leaves out the step, but it should not."
-        if not answers[case] and ranks:
-            return f"When {case}, rank {rank} calls `backward()`: either all ranks may, or none."
-    return RIGHT
+    hints = [
+        say("05.3 calls backward" if ranks else "05.3 leaves out", case=case, rank=rank)
+        for case, ranks in cases.items()
+        if answers[case] is not bool(ranks)
+    ]
+    stop_if(next(iter(hints), RIGHT))
 
 
-@needs_ranks
-def _shorten_to_fewest(shorten: Any) -> str:
+@judge("06.1", on_ranks=True)
+def _shorten_to_fewest(shorten: Any) -> None:
+    require_function(shorten)
     rank, last = this_rank.rank(), this_rank.world_size() - 1
     more = 3 + 2 * (last + 1)  # so many that also the mean over the ranks is more than 3
     mine = [[*range(more if rank == longer else 3)] for longer in (last, 0)]
@@ -211,154 +191,93 @@ def _shorten_to_fewest(shorten: Any) -> str:
     try:
         got = [[*each] for each in given]
     except TypeError:  # a number, or a tensor of one
-        return "Return this rank's batches themselves, not their number."
-    if got == [batches[:3] for batches in mine]:
-        return RIGHT
-    if got == mine:
-        return "This rank would go on alone: all ranks must stop at the smallest number of batches."
-    return "Return this rank's first batches, as many as every rank has."
+        got = []
+    right = [batches[:3] for batches in mine]
+    require(got, "06.1 number")
+    require(got == right or got != mine, "06.1 alone")
+    require(got == right, "06.1 other batches")
 
 
-def _costs_more(without_ms: Any, with_ms: Any) -> str:
+@judge("06.2")
+def _costs_more(without_ms: Any, with_ms: Any) -> None:
     for given in (without_ms, with_ms):
-        if not isinstance(given, int | float) or isinstance(given, bool) or not given > 0:
-            return "Give two times of one call, in milliseconds."
-    if with_ms > 1.2 * without_ms:
-        return RIGHT
-    return "It should cost more. Did you start the ranks with the variable (`--fresh`) and warm up?"
+        is_number = isinstance(given, int | float) and not isinstance(given, bool)
+        require(is_number and given > 0, "06.2 no times")
+    require(with_ms > 1.2 * without_ms, "06.2 no cost")
 
 
-def _silence_one_finding(lines: Any) -> str:
-    if not isinstance(lines, str):
-        return f"Give the lines as text; this is a {type(lines).__name__}."
+@judge("10.1")
+def _silence_one_finding(lines: Any) -> None:
+    require(isinstance(lines, str), "10.1 no text", kind=type(lines).__name__)
+    hint, found = RIGHT, set()
     try:
-        source = CellSource(lines)
+        found = {each.line for each in check_source(CellSource(lines)) if each.rule == "ND101"}
     except SyntaxError as error:
-        return f"That is not valid Python: {error.msg}, line {error.lineno}."
+        hint = say("any no Python", error=error.msg, line=error.lineno)
+    stop_if(hint)
     kept = [line.split("#")[0].strip() for line in lines.splitlines() if line.split("#")[0].strip()]
-    if kept != ["if rank == 5:", "dist.all_reduce(x)", "dist.all_reduce(y)"]:
-        return "Leave the three lines as they are, and add a comment."
-    found = {each.line for each in check_source(source) if each.rule == "ND101"}
+    require(kept == ["if rank == 5:", "dist.all_reduce(x)", "dist.all_reduce(y)"], "10.1 changed")
     calls = [number for number, line in enumerate(lines.splitlines(), 1) if "all_reduce" in line]
-    hints = {
-        (False, True): RIGHT,
-        (False, False): "Both are silenced. A comment on a line of its own holds for all lines.",
-        (True, False): "The second call is silenced, but the first one is not.",
-        (True, True): "Both are still found. The comment needs `nbddp: ok` and the rule's name.",
-    }
-    return hints[calls[0] in found, calls[1] in found]
+    first, second = (number in found for number in calls)
+    require(first or second, "10.1 both silenced")
+    require(not first or second, "10.1 second silenced")
+    require(not first, "10.1 both found")
 
 
-@needs_ranks
-def _stop_together(stops: Any) -> str:
+@judge("10.2", on_ranks=True)
+def _stop_together(stops: Any) -> None:
+    require_function(stops)
     is_last = this_rank.rank() == this_rank.world_size() - 1
     large, small, mixed = (
         all_gather(bool(stops(loss))) for loss in (1.0, 0.01, 0.01 if is_last else 1.0)
     )
-    if any(large):
-        return "The loss was 1.0 on all ranks, but your function says stop."
-    if not all(small):
-        return "The loss was 0.01 on all ranks, but your function says go on."
-    if len(set(mixed)) > 1:
-        return "The loss was small on one rank: some stop, some go on. All must decide the same."
-    return RIGHT
+    require(not any(large), "10.2 stops")
+    require(all(small), "10.2 goes on")
+    require(len(set(mixed)) == 1, "10.2 some stop")
 
 
-_FIVE_MISTAKES = {
-    3: "Does the second epoch have another order than the first?",
-    6: "Compare the gradient of four batches with that of one.",
-    8: "In which mode does the script test?",
-    9: "Which ranks' images does the printed accuracy count?",
-    11: "Which ranks write the file?",
-}
-_OTHER_MISTAKES = {
-    1: "All ranks call each collective of the script, also those in `backward()`.",
-    2: "A sampler divides the training data.",
-    4: "The sampler has the same seed on all ranks.",
-    5: "The training calls the wrapper. For saving, `model.module` is right.",
-    7: "The clipping is not too early, because there is no scaler.",
-    10: "The script counts images. It reports no mean of means.",
-    12: "The optimizer has the parameters of this model.",
-}
+@judge("10.3")
+def _five_mistakes(numbers: Any) -> None:
+    is_set = isinstance(numbers, Collection) and {*numbers} <= {*range(1, 13)}
+    require(is_set, "10.3 no numbers")
+    mistakes = (3, 6, 8, 9, 11)
+    for number in range(1, 13):
+        require(number in mistakes or number not in numbers, f"10.3 {number}")
+    for number in mistakes:
+        require(number in numbers, f"10.3 {number}")
 
 
-def _five_mistakes(numbers: Any) -> str:
-    given = as_python_value(numbers)
-    if not isinstance(given, Collection) or not {*given} <= {*range(1, 13)}:
-        return "Give the numbers of the headings, from 1 to 12, as a set."
-    too_many = [hint for number, hint in _OTHER_MISTAKES.items() if number in given]
-    missing = [hint for number, hint in _FIVE_MISTAKES.items() if number not in given]
-    return next(iter([*too_many, *missing]), RIGHT)
-
-
-def _ranks_of_a_machine(mates: Any) -> str:
-    if not callable(mates):
-        return NEEDS_FUNCTION
+@judge("12.3")
+def _ranks_of_a_machine(mates: Any) -> None:
+    require_function(mates)
     for rank in (0, 19, 63):
-        given = as_python_value(mates(rank))
+        given = mates(rank)
         try:
             got = sorted(map(index, given))
         except TypeError:
-            return "The function has to return ranks: a list, or a range."
+            got = []
+        require(got, "12.3 no ranks")
         first = rank - rank % 8
-        if got == [*range(first, first + 8)]:
-            continue
-        if rank not in got:
-            return f"Rank {rank} itself belongs to the list, too."
-        if len({each // 8 for each in got}) > 1:
-            return f"Your ranks for rank {rank} are on several machines, so activations cross them."
-        return f"Your answer has {len(got)} of the eight ranks on rank {rank}'s machine."
-    return RIGHT
+        is_right = got == [*range(first, first + 8)]
+        require(is_right or rank in got, "12.3 itself", rank=rank)
+        is_one_machine = len({each // 8 for each in got}) == 1
+        require(is_right or is_one_machine, "12.3 several machines", rank=rank)
+        require(is_right, "12.3 other ranks", count=len(got), rank=rank)
 
 
-def _refuse_stale_gradients(server: Any) -> str:
-    if not isinstance(server, type):
-        return "Give the class itself, without creating a server: it is tested here."
+@judge("14.1")
+def _refuse_stale_gradients(server: Any) -> None:
+    require(isinstance(server, type), "14.1 no class")
     made = server()
-    missing = [name for name in ("model", "version", "history", "push") if not hasattr(made, name)]
-    if missing:
-        return f"It has no `{missing[0]}`: start from the notebook's server."
+    names = ("model", "version", "history", "push")
+    require_none([name for name in names if not hasattr(made, name)], "14.1 missing")
     gradients = [torch.ones_like(each) for each in made.model.parameters()]
     weight = next(made.model.parameters()).detach().clone()
     made.version = 10
     answer = made.push(1, 5, gradients, 1.0)
-    if made.version != 10 or not weight.equal(next(made.model.parameters())):
-        return "A gradient that was stale by five updates has changed the model."
-    if made.history:
-        return "The history has a refused gradient: it would count as a contribution."
-    if answer is not True:
-        return "A refused trainer gets no answer: it stops, as if the server were closed."
+    is_unchanged = made.version == 10 and weight.equal(next(made.model.parameters()))
+    require(is_unchanged, "14.1 applied")
+    require(not made.history, "14.1 in history")
+    require(answer is True, "14.1 no answer")
     made.push(1, 6, gradients, 1.0)
-    if made.version != 11:
-        return "A gradient that is stale by four is not stale by more than four."
-    return RIGHT
-
-
-CODE_EXERCISES: dict[str, Callable[..., str]] = {
-    "01.1": _turn_right,
-    "01.2": _ring_reduce_scatter,
-    "01.4": _download_once,
-    "01.5": _missing_ranks,
-    "02.2": _models_differ,
-    "02.5": train_on_all_ranks,
-    "03.3": _next_bf16_above_one,
-    "04.1": _begin_from_saved_state,
-    "04.2": _checkpoints_found,
-    "05.3": _leave_nan_out,
-    "06.1": _shorten_to_fewest,
-    "06.2": _costs_more,
-    "10.1": _silence_one_finding,
-    "10.2": _stop_together,
-    "10.3": _five_mistakes,
-    "12.3": _ranks_of_a_machine,
-    "14.1": _refuse_stale_gradients,
-    "16.1": own_ddp,
-    "16.2": own_adam,
-    "17.1": my_fsdp,
-    "17.2": column_parallel,
-    "17.3": row_parallel,
-    "18.1": survives,
-    "19.1": parallelize,
-    "19.2": train,
-    "19.3": whole_state,
-}
+    require(made.version == 11, "14.1 refuses four")

@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from math import inf, isclose
 from pathlib import Path
 from typing import Any
 
-from nbddp.course.code_exercises import CODE_EXERCISES
-from nbddp.course.grading import RIGHT, as_python_value, grade
+from nbddp.course import (  # each registers its judges  # noqa: F401
+    code_exercises,
+    mesh_project,
+    own_classes,
+    parallel_classes,
+    survival,
+    training_functions,
+)
+from nbddp.course.grading import CODE_EXERCISES, RIGHT
 from nbddp.errors import ArgumentError
 from nbddp.formatting import plural
 from nbddp.train.collectives import all_gather
@@ -98,6 +109,43 @@ def _hint(exercise: str, answer: Sequence[Any]) -> str:
     if exercise in CODE_EXERCISES:
         return CODE_EXERCISES[exercise](*answer)
     hints = (
-        grade(value, given) for value, given in zip(VALUE_EXERCISES[exercise], answer, strict=True)
+        _grade(value, given) for value, given in zip(VALUE_EXERCISES[exercise], answer, strict=True)
     )
     return next(filter(None, hints), RIGHT)
+
+
+def _grade(value: Mapping[str, Any], given: Any) -> str:
+    """Return "" if one value of an answer is right, else a hint.
+
+    Args:
+        value: an entry of ``exercises.json``, for a name or a number.
+        given: the answer.
+    """
+    right, otherwise = value["right"], value["otherwise"]
+    wrong: dict[str, str] = value["wrong"]
+    if isinstance(right, str):
+        name = str(given).removeprefix("torch.")  # a dtype
+        return RIGHT if name == right else wrong.get(name, otherwise)
+    if not isinstance(given, int | float) or isinstance(given, bool):
+        return f"The answer must be a number, this is a {type(given).__name__}."
+    if isclose(given, right, rel_tol=value.get("within", 0.02)):
+        return RIGHT
+    near = (hint for number, hint in wrong.items() if isclose(given, float(number), rel_tol=0.02))
+    return next(near, otherwise)
+
+
+def as_python_value(given: Any) -> Any:
+    """Convert NumPy and torch numbers to Python numbers or lists.
+
+    >>> as_python_value(Fraction(1, 4)), as_python_value(10**400), as_python_value("12")
+    (0.25, inf, '12')
+    """
+    if hasattr(given, "tolist") and hasattr(given, "item"):
+        given = given.tolist()
+        while isinstance(given, list) and len(given) == 1:
+            [given] = given
+    if isinstance(given, Decimal | Fraction):
+        return float(given)
+    if isinstance(given, int) and abs(given) > sys.float_info.max:
+        return inf if given > 0 else -inf
+    return given

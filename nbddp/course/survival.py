@@ -19,33 +19,30 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from nbddp.child_processes import find_descendants, kill_all
-from nbddp.course.grading import RIGHT
-from nbddp.course.survival_reference import given_training, hint_to_changes
+from nbddp.course.grading import WrongError, judge, require, require_none, say
+from nbddp.course.survival_reference import given_training, judge_changes
 from nbddp.course.survival_trace import (
     FINAL_FILE,
     RANKS,
     Attempt,
     Resume,
     first_step_of,
-    hint_to_resumed,
-    hint_to_saves,
-    hint_to_shared_file,
-    hint_to_undisturbed,
+    judge_resumed,
+    judge_saves,
+    judge_shared_file,
+    judge_steps,
     read_attempt,
 )
 from nbddp.sigint import sigint_deferred
 from nbddp.train import this_rank
 
-ONLY_IN_NOTEBOOK = (
-    "Call this in a cell without `%%ddp`: torchrun starts ranks of its own, once and not on each "
-    "rank."
-)
 POLL_INTERVAL = 0.1  # seconds
 STANDSTILL = 90.0  # seconds without an event; on a busy machine, importing torch takes half of it
 SPARE_RESTARTS = 2  # for attempts that fail without a fault of the script
@@ -80,20 +77,11 @@ class _PlannedFault:
 
     def told(self, died: int) -> str:
         """Return what happens, for the learner."""
-        return {
-            "kill": f"rank {self.rank} gets a SIGKILL after step {died}",
-            "save": f"rank {self.rank} gets a SIGKILL while it writes a checkpoint, after step "
-            f"{died}",
-            "raise": f"rank {self.rank} raises an exception after step {died}",
-        }[self.kind]
+        return say(f"18.1 event {self.kind}", rank=self.rank, died=died)
 
     @property
     def noun(self) -> str:
-        return {
-            "kill": f"the death of rank {self.rank}",
-            "save": f"the death of rank {self.rank} in the middle of a save",
-            "raise": f"the exception on rank {self.rank}",
-        }[self.kind]
+        return say(f"18.1 fault {self.kind}", rank=self.rank)
 
 
 def _plan_for(saver: int) -> list[_PlannedFault]:
@@ -132,24 +120,33 @@ class _Job:
         if n_events != self.n_events:
             self.n_events, self.changed = n_events, time.monotonic()
 
-    def wait(self) -> Iterator[int | None]:
-        """Look again and again. The last exit code is that of torchrun."""
+    def wait(self, limit: float) -> Iterator[int | None]:
+        """Look again and again. The last exit code is that of torchrun, and must be 0.
+
+        Raises:
+            WrongError: there was no event for so many seconds, or torchrun failed.
+        """
         while True:
             code = self.process.poll()  # first, so that the last look sees everything
             self.look()
             yield code
             if code is not None:
-                return
+                break
+            if time.monotonic() - self.changed > limit:
+                steps = [len(trace.steps) for trace in self.attempts[-1]] if self.attempts else [0]
+                raise WrongError(say("18.1 stands still", steps=min(steps)))
             time.sleep(POLL_INTERVAL)
+        if code or not self.attempts:
+            raise WrongError(say("18.1 torchrun failed", error=self.agent_error()))
 
-    def stands_still(self, limit: float) -> bool:
-        return time.monotonic() - self.changed > limit
+    @property
+    def n_fired(self) -> int:
+        """The number of faults that have fired."""
+        return sum(trace.has_fault for attempt in self.attempts for trace in attempt)
 
     def agent_error(self) -> str:
         lines = (self.notes / "agent.log").read_text(errors="replace").splitlines()
-        return next(
-            (line for line in reversed(lines) if "Error" in line), "there is no error message"
-        )
+        return next((line for line in reversed(lines) if "Error" in line), say("18.1 no error"))
 
     def logs(self, attempt: int) -> list[Path]:
         """Return what each rank has written to stderr."""
@@ -178,7 +175,7 @@ class _Job:
                 at = f", line {lines[-1]}" if lines else ""
                 found.append(f"`{errors[0][:200]}`{at}, on rank {log.parent.name}")
         found.sort(key=lambda error: bool(LOST_CONNECTION.search(error)))
-        return found[0] if found else "there is no error message"
+        return found[0] if found else say("18.1 no error")
 
 
 @contextmanager
@@ -232,95 +229,80 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def survives(script: Any) -> str:
-    """Grade a training script, given as a path or as text."""
-    if this_rank.world_size() > 1:
-        return ONLY_IN_NOTEBOOK
-    text, hint = _read_script(script)
-    if hint:
-        return hint
+@judge("18.1")
+def survives(script: Any) -> None:
+    """Judge a training script, given as a path or as text."""
+    require(this_rank.world_size() == 1, "18.1 on ranks")
+    text = _read_script(script)
     place = Path(tempfile.mkdtemp(prefix="nbddp-survival-")).resolve()
     try:
-        return _judge(text, place)
+        _judge(text, place)
     finally:
         with sigint_deferred(raises_second=False):
             shutil.rmtree(place)
 
 
-def _read_script(script: Any) -> tuple[str, str]:
-    """Return the text of a script, and a hint if it cannot be run."""
-    if not isinstance(script, str | Path):
-        kind = type(script).__name__
-        return "", f"Give the path of the script, or its text, not a value of type {kind}."
+def _read_script(script: Any) -> str:
+    """Return the text of a script that can be run."""
+    require(isinstance(script, str | Path), "18.1 no script", kind=type(script).__name__)
     text = str(script)
     if "\n" not in text:
         path = Path(text)
-        if not path.is_file():
-            return "", f"There is no file {text!r} in the folder {Path.cwd()}."
+        require(path.is_file(), "18.1 no file", name=text, folder=Path.cwd())
         text = path.read_text()
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
-        return "", f"That is not valid Python: {error.msg}, line {error.lineno}."
+        raise WrongError(say("any no Python", error=error.msg, line=error.lineno)) from error
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    if any("nbddp" in ast.unparse(node) for node in imports):
-        return "", "The script imports nbddp. Here it has to survive with plain torch."
-    return text, RIGHT
+    require(not any("nbddp" in ast.unparse(node) for node in imports), "18.1 imports nbddp")
+    return text
 
 
-def _judge(script: str, place: Path) -> str:
+def _judge(script: str, place: Path) -> None:
     began = time.monotonic()
     _tell("1. Undisturbed, on two ranks")
     with _started(script, place / "undisturbed") as calm:
-        hint = _hint_to_first_job(calm)
-    if hint:
-        return hint
-    reference = _longest(calm)
+        reference = _judge_undisturbed(calm)
     seconds = time.monotonic() - began
-    saver = max(rank for rank, trace in enumerate(reference) if trace.saves)
     _tell(f"   {len(reference[0].steps)} steps on each rank, {seconds:.0f} s")
     _tell("2. The same with three faults, and up to three restarts")
-    faults = _plan_for(saver)
+    faults = _plan_for(max(rank for rank, trace in enumerate(reference) if trace.saves))
+    n_told = 0
     with _started(script, place / "with-faults", faults) as job:
-        progress = _JobProgress(reference, faults)
-        hint = _hint_to_second_job(job, progress, STANDSTILL + 2 * seconds)
-    return hint or _hint_to_weights(job, calm, progress)
+        for code in job.wait(STANDSTILL + 2 * seconds):
+            events = _events(job, reference, faults, has_failed=bool(code))
+            for event in islice(events, n_told, None):
+                _tell(f"   {event}")
+                n_told += 1
+    _judge_weights(job, calm, faults)
+    _tell("3. The same weights as without faults, to the last bit")
 
 
 def _tell(text: str) -> None:
     print(text, flush=True)  # noqa: T201 - the judge takes a while
 
 
-def _longest(job: _Job) -> Attempt:
-    """Return the attempt that has trained: one after an aborted end has nothing left to do."""
-    return max(job.attempts, key=lambda attempt: len(attempt[0].steps))
-
-
-def _hint_to_first_job(job: _Job) -> str:
-    for code in job.wait():
-        if code is None and job.stands_still(STANDSTILL):
-            return _hint_to_standstill(job)
+def _judge_undisturbed(job: _Job) -> Attempt:
+    """Judge the job without faults. Return the attempt that has trained."""
+    for code in job.wait(STANDSTILL):
         over = range(len(job.attempts) - (0 if code else 1))
         failed = [number for number in over if not job.is_bad_luck(number)]
         if failed:
-            hint = hint_to_shared_file(job.attempts[failed[0]])
-            return hint or f"Without any fault, the script fails: {job.error(failed[0])}."
-    if job.process.returncode or not job.attempts:
-        return f"torchrun failed: {job.agent_error()}"
-    attempt = _longest(job)
-    hint = hint_to_undisturbed(attempt) or hint_to_changes(attempt, given_training())
-    return hint or hint_to_saves(attempt, job.folder) or _hint_to_final_file(job)
-
-
-def _hint_to_final_file(job: _Job) -> str:
+            judge_shared_file(job.attempts[failed[0]])
+            raise WrongError(say("18.1 fails undisturbed", error=job.error(failed[0])))
+    # an attempt after an aborted end has nothing left to do
+    attempt = max(job.attempts, key=lambda attempt: len(attempt[0].steps))
+    judge_steps(attempt)
+    judge_changes(attempt, given_training())
+    judge_saves(attempt, job.folder)
     file = job.folder / FINAL_FILE
-    if not file.exists():
-        found = ", ".join(sorted(each.name for each in job.folder.iterdir()))
-        return f"At its end there is no file {FINAL_FILE}. The folder contains: {found}."
+    found = ", ".join(sorted(each.name for each in job.folder.iterdir()))
+    require(file.exists(), "18.1 no weights", file=FINAL_FILE, found=found)
     weights = _load(file)
-    if not isinstance(weights, Mapping) or not all(map(torch.is_tensor, weights.values())):
-        return f"{FINAL_FILE} is not a `state_dict()`: save that of the net, with `torch.save`."
-    return RIGHT
+    is_state = isinstance(weights, Mapping) and all(map(torch.is_tensor, weights.values()))
+    require(is_state, "18.1 no state_dict", file=FINAL_FILE)
+    return attempt
 
 
 def _load(file: Path) -> Any:
@@ -331,83 +313,42 @@ def _load(file: Path) -> Any:
         return None
 
 
-def _hint_to_standstill(job: _Job) -> str:
-    steps = [len(trace.steps) for trace in job.attempts[-1]] if job.attempts else [0]
-    return (
-        f"The job stands still after {min(steps)} steps of this attempt. Does one rank wait in a "
-        "collective or a barrier that another one leaves out (notebook 06)?"
-    )
+def _events(
+    job: _Job, reference: Attempt, faults: Sequence[_PlannedFault], *, has_failed: bool
+) -> Iterator[str]:
+    """Yield what has happened in a job with faults.
 
-
-def _hint_to_second_job(job: _Job, progress: _JobProgress, limit: float) -> str:
-    """Follow a job with faults; return at the first mistake."""
-    for code in job.wait():
-        hint = progress.check(job, has_failed=bool(code))
-        if hint:
-            return hint
-        if code is None and job.stands_still(limit):
-            return _hint_to_standstill(job)
-    return f"torchrun failed: {job.agent_error()}" if job.process.returncode else RIGHT
-
-
-@dataclass
-class _JobProgress:
-    """Checks the attempts of a job, and tells what happens.
-
-    Attributes:
-        reference: the undisturbed run.
-        faults: the faults, in their order.
-        n_fired: the number of faults that have fired.
-        n_told: the number of events that are told.
+    Raises:
+        WrongError: there is a mistake; the events before it are its context.
     """
-
-    reference: Attempt
-    faults: Sequence[_PlannedFault]
-    n_fired: int = 0
-    n_told: int = 0
-
-    def check(self, job: _Job, *, has_failed: bool) -> str:
-        """Check all attempts from the first on, and return a hint to the first mistake."""
-        self.n_fired, died, events, hint = 0, 0, list[str](), RIGHT
-        for number, attempt in enumerate(job.attempts):
-            fired = self.n_fired
-            first = first_step_of(self.reference, attempt)
-            if fired and attempt[0].steps:
-                events.append(f"restart {fired}: continues with step {first or '?'}")
-                fault = self.faults[fired - 1]
-                resume = Resume(died, fault.noun, in_save=fault.kind == "save")
-                hint = hint_to_resumed(self.reference, attempt, resume)
-            is_over = number < len(job.attempts) - 1 or has_failed
-            if fired < len(self.faults) and attempt[self.faults[fired].rank].has_fault:
-                died = (first or 1) - 1 + len(attempt[self.faults[fired].rank].steps)
-                events.append(self.faults[fired].told(died))
-                self.n_fired += 1
-            elif not hint and is_over and not job.is_bad_luck(number):
-                hint = self._hint_to_failure(job, number)
-            if hint:
-                break
-        for event in events[self.n_told :]:
-            _tell(f"   {event}")
-        self.n_told = len(events)
-        return hint
-
-    def _hint_to_failure(self, job: _Job, number: int) -> str:
-        """Describe an attempt that has failed without a fault of the judge."""
-        error = job.error(number)
-        has_begun = any(trace.steps for trace in job.attempts[number])
-        last = self.faults[self.n_fired - 1] if self.n_fired else None
-        if last and last.kind == "save" and not has_begun and HALF_FILE.search(error):
-            return (
-                f"After {last.noun}, the script fails at its start: {error}. The file that it "
-                "loads is half written. Write to another name, then rename (notebook 04, *Whole or "
-                "absent*)."
-            )
-        after = f", after {last.noun}," if last else ""
-        where = f"In attempt {number + 1}{after}"
-        return f"{where} the script fails without a fault of the judge: {error}."
+    died = fired = 0
+    for number, attempt in enumerate(job.attempts):
+        first = first_step_of(reference, attempt)
+        if fired and attempt[0].steps:
+            yield say("18.1 event restart", restart=fired, step=first or "?")
+            fault = faults[fired - 1]
+            resume = Resume(died, fault.noun, in_save=fault.kind == "save")
+            judge_resumed(reference, attempt, resume)
+        is_over = number < len(job.attempts) - 1 or has_failed
+        if fired < len(faults) and attempt[faults[fired].rank].has_fault:
+            died = (first or 1) - 1 + len(attempt[faults[fired].rank].steps)
+            yield faults[fired].told(died)
+            fired += 1
+        elif is_over and not job.is_bad_luck(number):
+            raise WrongError(_failure(job, number, faults[fired - 1] if fired else None))
 
 
-def _hint_to_weights(job: _Job, calm: _Job, progress: _JobProgress) -> str:
+def _failure(job: _Job, number: int, last: _PlannedFault | None) -> str:
+    """Describe an attempt that has failed without a fault of the judge."""
+    error = job.error(number)
+    has_begun = any(trace.steps for trace in job.attempts[number])
+    if last and last.kind == "save" and not has_begun and HALF_FILE.search(error):
+        return say("18.1 half written file", fault=last.noun, error=error)
+    after = f", after {last.noun}," if last else ""
+    return say("18.1 fails", attempt=number + 1, after=after, error=error)
+
+
+def _judge_weights(job: _Job, calm: _Job, faults: Sequence[_PlannedFault]) -> None:
     """Compare the final weights of both jobs; torchrun has ended both with exit code 0."""
     weights, expected = _load(job.folder / FINAL_FILE), _load(calm.folder / FINAL_FILE)
     is_equal = (
@@ -417,21 +358,7 @@ def _hint_to_weights(job: _Job, calm: _Job, progress: _JobProgress) -> str:
         and all(torch.equal(weights[name], expected[name]) for name in expected)
     )
     is_restarted = not any(trace.has_fault for trace in job.attempts[-1])
-    if not is_equal and not is_restarted:
-        return (
-            f"After {progress.faults[progress.n_fired - 1].noun}, the script ended with exit code "
-            "0, so torchrun took it for a success and started no new attempt. Let the exception "
-            "end the process."
-        )
-    if not is_equal:
-        return (
-            f"The training is equal, step by step, but {FINAL_FILE} is not. Save the final weights "
-            "after the last step."
-        )
-    if progress.n_fired < len(progress.faults):
-        return (
-            f"The job ended before {progress.faults[progress.n_fired].noun} could happen. After a "
-            "restart, too, save at least every 10 steps."
-        )
-    _tell("3. The same weights as without faults, to the last bit")
-    return RIGHT
+    nouns = [fault.noun for fault in faults]
+    require(is_equal or is_restarted, "18.1 exit code 0", fault=nouns[job.n_fired - 1])
+    require(is_equal, "18.1 other weights", file=FINAL_FILE)
+    require_none(nouns[job.n_fired :], "18.1 ended early")

@@ -5,14 +5,13 @@ A test compares this file with the notebook.
 
 from __future__ import annotations
 
-from itertools import starmap
 from math import isclose
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from nbddp.course.grading import RIGHT
+from nbddp.course.grading import require
 from nbddp.course.survival_hook import checksum, describe_dropout, describe_optimizer
 from nbddp.course.survival_trace import EPOCHS, N_STEPS, RANKS, Attempt, RankTrace, TracedStep
 
@@ -70,39 +69,22 @@ def _samples_of(rank: int) -> list[list[int]]:
     return found
 
 
-def hint_to_changes(attempt: Attempt, given: Attempt) -> str:
+def judge_changes(attempt: Attempt, given: Attempt) -> None:
     """Compare the undisturbed run with the training of the given script."""
     for trace, expected in zip(attempt, given, strict=True):
-        first, start = trace.steps[0], expected.steps[0]
-        if first.weights != start.weights:
-            return (
-                "The net begins with other weights than that of the given script. Keep the layers, "
-                "and `torch.manual_seed(0)` before them: it has to be the same training."
-            )
-        if list(first.dropout) != list(start.dropout):
-            return f"The net has dropout of {first.dropout}, and the given one {start.dropout}."
-        if first.optimizer != start.optimizer:
-            return f"The optimizer is {first.optimizer}, and in the given script {start.optimizer}."
-    pairs = (
-        zip(*(t.steps for t in both), strict=True) for both in zip(attempt, given, strict=True)
-    )
-    for rank, steps in enumerate(pairs):
-        found = starmap(_hint_to_step, steps)
-        hint = next(((n, text) for n, text in enumerate(found, 1) if text), None)
-        if hint:
-            return f"In step {hint[0]} on rank {rank}, {hint[1]}"
-    return RIGHT
+        got, right = trace.steps[0], expected.steps[0]
+        require(got.weights == right.weights, "18.1 other start")
+        _require_equal(list(got.dropout), list(right.dropout), "18.1 other dropout")
+        _require_equal(got.optimizer, right.optimizer, "18.1 other optimizer")
+    for rank, both in enumerate(zip(attempt, given, strict=True)):
+        pairs = zip(*(trace.steps for trace in both), strict=True)
+        for step, (got, right) in enumerate(pairs, 1):
+            is_same = list(got.samples) == list(right.samples)
+            require(is_same, "18.1 other batch", step=step, rank=rank)
+            is_same = isclose(got.rate, right.rate, rel_tol=1e-9, abs_tol=1e-12)
+            rates = {"got": got.rate, "right": right.rate}
+            require(is_same, "18.1 other rate", step=step, rank=rank, **rates)
 
 
-def _hint_to_step(step: TracedStep, expected: TracedStep) -> str:
-    if list(step.samples) != list(expected.samples):
-        return (
-            "the batch is not the one of the given script. Keep the dataset, its order, and the "
-            "size of a batch."
-        )
-    if not isclose(step.rate, expected.rate, rel_tol=1e-9, abs_tol=1e-12):
-        return (
-            f"the learning rate is {step.rate:.3g}, and in the given script {expected.rate:.3g}. "
-            "Keep the scheduler, and call it after each step."
-        )
-    return RIGHT
+def _require_equal(got: object, right: object, mistake: str) -> None:
+    require(got == right, mistake, got=got, right=right)

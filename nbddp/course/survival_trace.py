@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from nbddp.course.grading import RIGHT
+from nbddp.course.grading import RIGHT, require, require_none, say, stop_if
 from nbddp.formatting import plural
 
 RANKS = 2
@@ -102,81 +102,44 @@ def _read(file: Path) -> RankTrace:
     return trace
 
 
-def hint_to_undisturbed(attempt: Attempt) -> str:
-    """Check the training of the undisturbed run."""
+def judge_steps(attempt: Attempt) -> None:
+    """Judge the steps of the undisturbed run."""
     counts = {len(trace.steps) for trace in attempt}
-    if counts == {0} or any(not step.samples for trace in attempt for step in trace.steps):
-        return "An optimizer step has no forward pass of `DistributedDataParallel`: train with DDP."
-    if counts != {N_STEPS}:
-        return (
-            f"A rank does {min(counts)} optimizer steps. With {EPOCHS} epochs on {RANKS} ranks "
-            f"there are {N_STEPS}: do not change the training."
-        )
-    return _hint_to_data(attempt) or _hint_to_dropout(attempt)
-
-
-def _hint_to_data(attempt: Attempt) -> str:
+    has_samples = all(step.samples for trace in attempt for step in trace.steps)
+    require(counts != {0} and has_samples, "18.1 no DDP")
+    facts = {"epochs": EPOCHS, "ranks": RANKS, "right": N_STEPS}
+    require(counts == {N_STEPS}, "18.1 steps", got=min(counts), **facts)
     for epoch in range(EPOCHS):
         part = slice(epoch * PER_EPOCH, (epoch + 1) * PER_EPOCH)
         seen = Counter(each for t in attempt for step in t.steps[part] for each in step.samples)
-        if len(seen) != N_SAMPLES or max(seen.values()) > 1:
-            return (
-                f"In epoch {epoch}, {len(seen)} of the {N_SAMPLES} samples are used, and "
-                f"{sum(count > 1 for count in seen.values())} of them more than once. Let the "
-                "`DistributedSampler` divide the data among the ranks."
-            )
+        twice = sum(count > 1 for count in seen.values())
+        is_divided = len(seen) == N_SAMPLES and not twice
+        facts = {"used": len(seen), "total": N_SAMPLES, "twice": twice}
+        require(is_divided, "18.1 samples", epoch=epoch, **facts)
     first, second = (attempt[0].steps[at].samples for at in (0, PER_EPOCH))
-    if list(first) == list(second):
-        return (
-            "The second epoch has the same batches as the first: call `sampler.set_epoch(epoch)` "
-            "before each epoch (notebook 02b, *Who gets which images*)."
-        )
-    return RIGHT
-
-
-def _hint_to_dropout(attempt: Attempt) -> str:
+    require(list(first) != list(second), "18.1 same order")
     for rank, trace in enumerate(attempt):
-        if any(a.random == b.random for a, b in pairwise(trace.steps)):
-            return (
-                f"On rank {rank} there are steps that draw no random number. Keep the dropout: "
-                "its random numbers belong to the state of the training."
-            )
-    return RIGHT
+        draws = all(a.random != b.random for a, b in pairwise(trace.steps))
+        require(draws, "18.1 no dropout", rank=rank)
 
 
-def hint_to_saves(attempt: Attempt, folder: Path) -> str:
-    """Check the saves of the undisturbed run."""
+def judge_saves(attempt: Attempt, folder: Path) -> None:
+    """Judge the saves of the undisturbed run."""
     saves = [save for trace in attempt for save in trace.saves]
-    if any(not Path(save.path).is_relative_to(folder) for save in saves):
-        return "A file is saved in another folder. Save in the current folder: a relative path."
-    hint = hint_to_shared_file(attempt)
-    if hint:
-        return hint
+    is_here = all(Path(save.path).is_relative_to(folder) for save in saves)
+    require(is_here, "18.1 other folder")
+    judge_shared_file(attempt)
     times = sorted({save.after for save in saves if save.after} | {0, N_STEPS})
-    if times == [0, N_STEPS]:
-        return (
-            "It trains, but `torch.save` writes no file before the last step: after a death it "
-            f"would begin again with step 1. Save a checkpoint every {MAX_LOST} steps, or more "
-            "often."
-        )
+    require(times != [0, N_STEPS], "18.1 no checkpoint", limit=MAX_LOST)
     begin, end = max(pairwise(times), key=lambda pair: pair[1] - pair[0])
-    if end - begin > MAX_LOST:
-        return (
-            f"From step {begin} to step {end} there is no checkpoint. A death may cost at most "
-            f"{MAX_LOST} steps: save at least every {MAX_LOST}."
-        )
-    return RIGHT
+    is_often = end - begin <= MAX_LOST
+    require(is_often, "18.1 seldom", begin=begin, end=end, limit=MAX_LOST)
 
 
-def hint_to_shared_file(attempt: Attempt) -> str:
-    """Check that no file has two writers."""
+def judge_shared_file(attempt: Attempt) -> None:
+    """Require that no file has two writers."""
     shared = set.intersection(*({save.path for save in trace.saves} for trace in attempt))
-    if not shared:
-        return RIGHT
-    return (
-        f"All ranks write to the file {Path(min(shared)).name}: one overwrites what the other has "
-        "written. Let rank 0 write alone (notebook 04, *One writer*)."
-    )
+    require_none([Path(path).name for path in sorted(shared)], "18.1 one file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,33 +157,21 @@ class Resume:
     in_save: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """The first step of a rank, found in the undisturbed run: the numbers of its steps, or None.
-
-    Attributes:
-        weights: the step that begins with the same weights.
-        data: the step with the same batch.
-    """
-
-    weights: int | None
-    data: int | None
-
-
-def _find_start(reference: RankTrace, trace: RankTrace) -> _Start:
+def _find_start(reference: RankTrace, trace: RankTrace) -> tuple[int | None, int | None]:
+    """Return the steps of the reference that have the weights and the batch of the first step."""
     first = trace.steps[0]
     weights = (n for n, step in enumerate(reference.steps, 1) if step.weights == first.weights)
     data = (n for n, step in enumerate(reference.steps, 1) if step.samples == first.samples)
-    return _Start(next(weights, None), next(data, None))
+    return next(weights, None), next(data, None)
 
 
 def first_step_of(reference: Attempt, attempt: Attempt) -> int | None:
     """Return the number of the first step after a restart, as rank 0's batch shows it."""
-    return _find_start(reference[0], attempt[0]).data if attempt[0].steps else None
+    return _find_start(reference[0], attempt[0])[1] if attempt[0].steps else None
 
 
-def hint_to_resumed(reference: Attempt, attempt: Attempt, resume: Resume) -> str:
-    """Check all steps after a restart, as far as they are done.
+def judge_resumed(reference: Attempt, attempt: Attempt, resume: Resume) -> None:
+    """Judge all steps after a restart, as far as they are done.
 
     Args:
         reference: the undisturbed run.
@@ -228,74 +179,42 @@ def hint_to_resumed(reference: Attempt, attempt: Attempt, resume: Resume) -> str
         resume: what was before it.
     """
     if any(not trace.steps for trace in attempt):
-        return RIGHT  # not yet
+        return  # not yet
     starts = [_find_start(*pair) for pair in zip(reference, attempt, strict=True)]
-    places = [start.data for start in starts]
-    if len(set(places)) > 1 and None not in places:
-        where = ", ".join(f"rank {rank} at step {place}" for rank, place in enumerate(places))
-        return (
-            f"The ranks continue at different steps ({where}). All of them have to load the file."
-        )
-    hints = {rank: _hint_to_start(start, resume) for rank, start in enumerate(starts)}
+    places = [data for _, data in starts]
+    where = ", ".join(f"rank {rank} at step {place}" for rank, place in enumerate(places))
+    is_one_place = len(set(places)) == 1 or None in places
+    require(is_one_place, "18.1 different steps", where=where)
+    hints = {rank: _hint_to_start(*start, resume) for rank, start in enumerate(starts)}
     if not any(hints.values()):
         found = [_hint_to_rank(reference, trace, rank) for rank, trace in enumerate(attempt)]
         first = min(number for number, _ in found)  # later ones can be its consequences
         hints = {rank: hint for rank, (number, hint) in enumerate(found) if number == first}
-    wrong = [rank for rank, hint in hints.items() if hint]
-    if len(wrong) == 1:
-        hint = hints[wrong[0]]
-        return f"This concerns only rank {wrong[0]}. {hint} Every rank has to restore its state."
-    return hints[wrong[0]] if wrong else RIGHT
+    wrong = {rank: hint for rank, hint in hints.items() if hint}
+    rank, hint = min(wrong.items(), default=(0, RIGHT))
+    stop_if(say("18.1 one rank", rank=rank, hint=hint) if len(wrong) == 1 else hint)
 
 
-def _hint_to_start(start: _Start, resume: Resume) -> str:
+def _hint_to_start(weights: int | None, data: int | None, resume: Resume) -> str:
     """Check where a rank continues."""
-    weights, data = start.weights, start.data
+    fault = resume.fault
     if weights == data == 1:
-        return _hint_to_nothing(resume)
+        return say("18.1 half checkpoint" if resume.in_save else "18.1 from step 1", fault=fault)
     if data is None:
-        return (
-            f"The first batch after {resume.fault} is no batch of the undisturbed run. Restore the "
-            "epoch, and call `set_epoch` with it, before you skip the batches that are done."
-        )
-    if weights is None:
-        return (
-            f"The script continues with the batch of step {data}, but the weights are those of no "
-            "step in the undisturbed run. Load them before the first step, and change nothing else."
-        )
-    if weights == 1:
-        return (
-            f"The script continues with the batch of step {data}, but with the weights of a new "
-            "model: "
-            "load the model's state, too."
-        )
-    updates = weights - 1
-    found = (
-        f"After {resume.fault}, the weights have {plural(updates, 'update')}, and the script "
-        f"continues with the batch of step {data}"
-    )
+        return say("18.1 no such batch", fault=fault)
+    if weights is None or weights == 1:
+        return say("18.1 new model" if weights else "18.1 no such weights", step=data)
+    found = say("18.1 found", fault=fault, updates=plural(weights - 1, "update"), step=data)
     if weights != data and (weights - data) % PER_EPOCH == 0:
-        return (
-            f"{found}: the place in the epoch is right, and the epoch is not. Call `set_epoch` "
-            "with the number of the epoch, counted from the beginning of the training."
-        )
+        return say("18.1 other epoch", found=found)
     if weights > data:
-        return (
-            f"{found}: {_batches_are(weights - data)} trained twice. The checkpoint needs the "
-            "number of steps that are done (notebook 04, *The parts of a checkpoint*)."
-        )
+        return say("18.1 trained twice", found=found, batches=_batches_are(weights - data))
     if weights < data:
-        return (
-            f"{found}: {_batches_are(data - weights)} left out. Save after `optimizer.step()`, "
-            "with the number of steps that are done."
-        )
-    lost = resume.died - updates
+        return say("18.1 left out", found=found, batches=_batches_are(data - weights))
+    lost = resume.died - weights + 1
     if lost > MAX_LOST:
-        return (
-            f"After {resume.fault} in step {resume.died}, the script continues with step "
-            f"{weights}: {lost} steps are done again, and {MAX_LOST} are allowed. Load the newest "
-            "complete checkpoint."
-        )
+        facts = {"died": resume.died, "step": weights, "lost": lost, "limit": MAX_LOST}
+        return say("18.1 old checkpoint", fault=fault, **facts)
     return RIGHT
 
 
@@ -303,76 +222,41 @@ def _batches_are(number: int) -> str:
     return "1 batch is" if number == 1 else f"{number} batches are"
 
 
-def _hint_to_nothing(resume: Resume) -> str:
-    if resume.in_save:
-        return (
-            f"After {resume.fault}, the script began again with step 1: the only checkpoint was "
-            "half written. Write to another name, then rename (notebook 04, *Whole or "
-            "absent*)."
-        )
-    return (
-        f"After {resume.fault}, the script began again with step 1. At each start it has to look "
-        "for its checkpoint, and to load it (notebook 04, *Save once, load everywhere*)."
-    )
-
-
 def _hint_to_rank(reference: Attempt, trace: RankTrace, rank: int) -> tuple[int, str]:
     """Return the first step of a rank that differs from the undisturbed run, and a hint."""
-    start = _find_start(reference[rank], trace).weights or 1
-    mine = reference[rank].steps[start - 1 :]
-    if mine[0].has_averages and not trace.steps[0].has_averages:
-        return start, (
-            f"The script continues with step {start}, but the optimizer is new: its averages begin "
-            "at zero. Put `optimizer.state_dict()` into the checkpoint, and load it."
-        )
-    for number, (expected, step) in enumerate(zip(mine, trace.steps, strict=False), start):
-        hint = _hint_to_step(expected, step, number, start)
-        if not hint and step.random != expected.random:
-            same = [each for each in reference if each.steps[number - 1].random == step.random]
-            owner = reference.index(same[0]) if same else None
-            hint = _hint_to_random(number, owner, is_restored="random restored" in trace.events)
-        if not hint and step.weights != expected.weights:
-            hint = (
-                f"Step {number - 1} has made another update than in the undisturbed run, from the "
-                "same weights and the same batch. Is all of the optimizer's state restored?"
-            )
+    start = _find_start(reference[rank], trace)[0] or 1
+    has_averages = reference[rank].steps[start - 1].has_averages
+    if has_averages and not trace.steps[0].has_averages:
+        return start, say("18.1 new optimizer", step=start)
+    random = "18.1 random drawn" if "random restored" in trace.events else "18.1 random"
+    for number, step in enumerate(trace.steps[: N_STEPS + 1 - start], start):
+        expected = [each.steps[number - 1] for each in reference]
+        hint = _hint_to_step(step, expected, rank, {"start": start, "step": number}, random)
         if hint:
             return number, hint
     return N_STEPS + 1, RIGHT
 
 
-def _hint_to_step(expected: TracedStep, step: TracedStep, number: int, start: int) -> str:
-    """Compare the batch and the learning rate of a step with the undisturbed run."""
+def _hint_to_step(
+    step: TracedStep, of_ranks: Sequence[TracedStep], rank: int, at: dict[str, int], random: str
+) -> str:
+    """Compare a step of a rank with that of all ranks in the undisturbed run.
+
+    Args:
+        step: the step.
+        of_ranks: the step with this number of each rank.
+        rank: the rank.
+        at: the ``step`` with this number, and the ``start`` of the attempt.
+        random: the mistake if the random numbers are those of no rank.
+    """
+    expected = of_ranks[rank]
     if list(step.samples) != list(expected.samples):
-        return (
-            f"The script continues with step {start} as it should, but step {number} has another "
-            "batch than in the undisturbed run. Call `set_epoch` with the right number in each "
-            "epoch."
-        )
+        return say("18.1 later batch", **at)
     if step.rate != expected.rate:
-        return (
-            f"In step {number} the learning rate is {step.rate:.3g}, and in the undisturbed run "
-            f"{expected.rate:.3g}. Put `scheduler.state_dict()` into the checkpoint, and load it."
-        )
+        return say("18.1 scheduler", got=step.rate, right=expected.rate, **at)
+    if step.random != expected.random:
+        owners = [each for each, other in enumerate(of_ranks) if other.random == step.random]
+        return say("18.1 random of rank" if owners else random, rank=[*owners, rank][0], **at)
+    if step.weights != expected.weights:
+        return say("18.1 other update", step=at["step"] - 1)
     return RIGHT
-
-
-def _hint_to_random(number: int, owner: int | None, *, is_restored: bool) -> str:
-    """Say why the random numbers of a step may differ; ``owner`` has them in the reference."""
-    begin = f"In step {number} the state of the random generator is not that of the undisturbed run"
-    if owner is not None:
-        return (
-            f"{begin}, but that of rank {owner}. Each rank draws other dropout: collect the states "
-            "of all ranks when you save."
-        )
-    if not is_restored:
-        return (
-            f"{begin}. Dropout uses it: save `torch.get_rng_state()` of each rank, and restore it "
-            "(notebook 04, *Save once, load everywhere*)."
-        )
-    return (
-        f"{begin}, although it was restored. What else draws a number? `iter(loader)` does, once "
-        "in each epoch. In the middle of an epoch, restore the state after it; for a checkpoint "
-        "at the end of an epoch, before it. Or give the DataLoader a generator of its own "
-        "(notebook 04, exercise 1)."
-    )

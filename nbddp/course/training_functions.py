@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from nbddp.course.grading import RIGHT, needs_ranks
+from nbddp.course.grading import judge, require, require_function
 from nbddp.train import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather
@@ -32,62 +32,49 @@ class _Samples(Dataset[Any]):
         return self.inputs[index], self.labels[index]
 
 
-@needs_ranks
-def train_on_all_ranks(train: Any) -> str:
-    """Check a function that trains for two epochs and counts the right test samples."""
+@judge("02.5", on_ranks=True)
+def train_on_all_ranks(train: Any) -> None:
+    """Judge a function that trains for two epochs and counts the right test samples."""
+    require_function(train)
     world_size, rank = this_rank.world_size(), this_rank.rank()
     train_set, test_set = _Samples(SHARE * world_size), _Samples(4 * world_size + 1)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rank)  # the models begin unequal
-        model = torch.nn.Linear(6, 2).to(communication_device())
+    torch.manual_seed(rank)  # the models begin unequal
+    model = torch.nn.Linear(6, 2).to(communication_device())
     before = [each.tolist() for each in model.parameters()]
     counts = all_gather(train(model, train_set, test_set))
     weights = all_gather([each.tolist() for each in model.parameters()])
-    if any(all_gather(weights[rank] == before)):
-        return "The model is as before. Train it: the DDP wrapper keeps its parameters."
-    if weights != [weights[0]] * world_size:
-        return "The models of the ranks differ: call the model that DDP has wrapped."
-    return _samples_hint(all_gather(train_set.asked)) or _count_hint(
-        counts, _number_right(model, test_set), sum(map(len, all_gather(test_set.asked)))
-    )
+    require(not any(all_gather(weights[rank] == before)), "02.5 not trained")
+    require(weights == [weights[0]] * world_size, "02.5 models differ")
+    _judge_samples(all_gather(train_set.asked))
+    with torch.no_grad():
+        right = int((model(test_set.inputs).argmax(1) == test_set.labels).sum())
+    _judge_counts(counts, right, sum(map(len, all_gather(test_set.asked))))
 
 
-def _samples_hint(asked: list[list[int]]) -> str:
-    """Return a hint if the samples that each rank trained on are not right."""
+def _judge_samples(asked: list[list[int]]) -> None:
+    """Judge which samples each rank has trained on."""
     number = SHARE * len(asked)
     for rank, samples in enumerate(asked):
-        if len(samples) == 2 * number:
-            return "Each rank trains on all samples: give the loader a sampler."
-        if len(samples) != 2 * SHARE:
-            return f"Rank {rank} uses {len(samples)} samples in two epochs, not {2 * SHARE}."
+        require(len(samples) != 2 * number, "02.5 all samples")
+        right = 2 * SHARE
+        require(len(samples) == right, "02.5 samples", rank=rank, got=len(samples), right=right)
     epochs = [[samples[at : at + SHARE] for samples in asked] for at in (0, SHARE)]
     drawn = [sorted(each for samples in epoch for each in samples) for epoch in epochs]
-    if drawn != [[*range(number)]] * 2:
-        return "In an epoch, ranks share samples and miss others: all must draw the same order."
-    if epochs[0] == epochs[1]:
-        return "Both epochs have the same order: tell the sampler the epoch."
-    return RIGHT
+    require(drawn == [[*range(number)]] * 2, "02.5 shared samples")
+    require(epochs[0] != epochs[1], "02.5 same order")
 
 
-def _number_right(model: torch.nn.Module, samples: _Samples) -> int:
-    with torch.no_grad():
-        return int((model(samples.inputs).argmax(1) == samples.labels).sum())
-
-
-def _count_hint(counts: list[Any], right: int, tested: int) -> str:
-    """Return a hint if the counts that the ranks return are not right."""
-    number = 4 * len(counts) + 1
+def _judge_counts(counts: list[Any], right: int, tested: int) -> None:
+    """Judge the counts that the ranks return; together they have tested so many samples."""
+    number, world_size = 4 * len(counts) + 1, len(counts)
     try:
         counts = [float(each) for each in counts]
     except (TypeError, ValueError):
-        return "The function has to return a number: how many test samples are right."
-    are_shares = tested == number and sum(counts) == right
-    if are_shares or counts != [counts[0]] * len(counts):
-        return "Each rank returns its own count: add up the counts of all ranks."
-    if number < tested < number * len(counts):
-        return "Some test samples are counted twice: `DistributedSampler` fills up the shares."
-    if counts[0] == right:
-        return RIGHT
-    if counts[0] == right * len(counts) and tested == number * len(counts):
-        return "Each rank counts all test samples: give each its own share of them."
-    return f"{right} of the {number} test samples are right. Count samples, not batches or shares."
+        counts = []
+    require(counts, "02.5 no number")
+    is_share = tested == number and sum(counts) == right
+    require(not is_share and counts == [counts[0]] * world_size, "02.5 own count")
+    require(not number < tested < number * world_size, "02.5 counted twice")
+    is_total = counts[0] == right * world_size and tested == number * world_size
+    require(not is_total or counts[0] == right, "02.5 all on each")
+    require(counts[0] == right, "02.5 other count", right=right, number=number)

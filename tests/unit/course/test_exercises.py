@@ -18,8 +18,16 @@ from syrupy.assertion import SnapshotAssertion
 from torch import nn
 
 import nbddp
-from nbddp.course.code_exercises import CODE_EXERCISES
-from nbddp.course.exercises import EXERCISES, VALUE_EXERCISES, Judgement, check_answer, value_names
+from nbddp.course import grading
+from nbddp.course.exercises import (
+    CODE_EXERCISES,
+    EXERCISES,
+    VALUE_EXERCISES,
+    Judgement,
+    check_answer,
+    value_names,
+)
+from nbddp.course.grading import HINTS
 from nbddp.errors import ArgumentError
 
 
@@ -302,6 +310,13 @@ def test_no_hint_contains_the_right_number() -> None:
             hints = [*value["wrong"].values(), value["otherwise"]]
             words = " ".join(hints).replace(",", "").replace(".", " ").split()
             assert str(value["right"]) not in words or value["right"] in (0, 1, 2, 3), exercise
+
+
+def test_each_hint_to_code_is_used_and_each_mistake_has_one() -> None:
+    sources = "".join(path.read_text() for path in Path(grading.__file__).parent.glob("*.py"))
+    named = {*re.findall(r'"((?:any|\d\d\.\d) [^"{]+)"', sources)}
+    computed = re.compile(r"10\.3 \d+|18\.1 (event|fault) \w+")
+    assert {each for each in HINTS if not computed.fullmatch(each)} <= named <= {*HINTS}
 
 
 def test_unknown_exercises_and_too_few_values_are_refused(

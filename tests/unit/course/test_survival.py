@@ -16,11 +16,11 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.course import survival
 from nbddp.course.exercises import check_answer
-from nbddp.course.grading import RIGHT
+from nbddp.course.grading import RIGHT, WrongError
 from nbddp.course.survival_reference import (
     BATCH_SIZE,
     given_training,
-    hint_to_changes,
+    judge_changes,
     make_dataset,
     make_net,
 )
@@ -34,13 +34,21 @@ from nbddp.course.survival_trace import (
     Save,
     TracedStep,
     first_step_of,
-    hint_to_resumed,
-    hint_to_saves,
-    hint_to_undisturbed,
+    judge_resumed,
+    judge_saves,
+    judge_steps,
     read_attempt,
 )
 
 HERE = Path("/folder")
+
+
+def hint_of(judge: Callable[..., object], *given: object) -> str:
+    try:
+        judge(*given)
+    except WrongError as wrong:
+        return str(wrong)
+    return RIGHT
 
 
 def step_of(rank: int, number: int) -> TracedStep:
@@ -152,11 +160,11 @@ def test_each_mistake_in_a_resumed_run_has_its_hint(
     mistake: str, snapshot: SnapshotAssertion
 ) -> None:
     attempt, resume = RESUMED[mistake]
-    assert hint_to_resumed(REFERENCE, attempt, resume) == snapshot
+    assert hint_of(judge_resumed, REFERENCE, attempt, resume) == snapshot
 
 
 def test_the_hints_to_a_resumed_run_are_all_different() -> None:
-    hints = {hint_to_resumed(REFERENCE, *case) for case in RESUMED.values()}
+    hints = {hint_of(judge_resumed, REFERENCE, *case) for case in RESUMED.values()}
     assert len(hints) == len(RESUMED)
     assert RIGHT not in hints
 
@@ -167,12 +175,12 @@ def test_the_hints_to_a_resumed_run_are_all_different() -> None:
 def test_a_run_that_continues_with_all_its_state_has_no_hint(begin: int, resume: Resume) -> None:
     attempt = resumed(begin)
     assert first_step_of(REFERENCE, attempt) == begin
-    assert hint_to_resumed(REFERENCE, attempt, resume) == RIGHT
+    assert hint_of(judge_resumed, REFERENCE, attempt, resume) == RIGHT
 
 
 def test_an_attempt_without_a_step_of_each_rank_is_not_judged_yet() -> None:
     attempt = [resumed(1)[0], RankTrace()]
-    assert hint_to_resumed(REFERENCE, attempt, DEATH) == RIGHT
+    assert hint_of(judge_resumed, REFERENCE, attempt, DEATH) == RIGHT
     assert first_step_of(REFERENCE, [RankTrace(), RankTrace()]) is None
 
 
@@ -221,15 +229,15 @@ def test_each_mistake_in_the_undisturbed_run_has_its_hint(
     mistake: str, snapshot: SnapshotAssertion
 ) -> None:
     attempt = UNDISTURBED[mistake]
-    hint = hint_to_undisturbed(attempt) or hint_to_saves(attempt, HERE)
+    hint = hint_of(judge_steps, attempt) or hint_of(judge_saves, attempt, HERE)
     assert hint != RIGHT
     assert hint == snapshot
 
 
 def test_the_undisturbed_run_has_no_hint_if_it_saves_often_enough() -> None:
     for attempt in (undisturbed(), with_saves(*range(1, 61)), with_saves(10, 20, 30, 40, 50)):
-        assert hint_to_undisturbed(attempt) == RIGHT
-        assert hint_to_saves(attempt, HERE) == RIGHT
+        judge_steps(attempt)
+        judge_saves(attempt, HERE)
 
 
 CHANGED: dict[str, dict[str, Any]] = {
@@ -247,7 +255,7 @@ def test_a_training_that_is_not_the_given_one_gets_a_hint(
 ) -> None:
     attempt = given_training()
     attempt[1].steps[0] = replace(attempt[1].steps[0], **CHANGED[mistake])
-    hint = hint_to_changes(attempt, given_training())
+    hint = hint_of(judge_changes, attempt, given_training())
     assert hint != RIGHT
     assert hint == snapshot
 
@@ -304,11 +312,20 @@ def failed_job(notes: Path, *logs: str, number: int = 0) -> survival._Job:
     return job
 
 
+FAULTS = survival._plan_for(0)
+
+
+def judge_events(
+    job: survival._Job, faults: Sequence[survival._PlannedFault] = FAULTS
+) -> list[str]:
+    return [*survival._events(job, REFERENCE, faults, has_failed=False)]
+
+
 def test_an_attempt_that_fails_by_itself_is_told_with_the_error_that_is_no_lost_connection(
     tmp_path: Path,
 ) -> None:
     job = failed_job(tmp_path, LOST, CAUSE)
-    hint = survival._JobProgress(REFERENCE, survival._plan_for(0)).check(job, has_failed=False)
+    hint = hint_of(judge_events, job)
     assert "In attempt 1" in hint
     assert "`KeyError: 7`, line 30, on rank 1" in hint
     assert "Connection" not in hint
@@ -325,8 +342,7 @@ def test_a_failed_start_after_a_death_in_a_save_is_blamed_on_the_file_if_it_cann
     died = {"event": "save", "path": "a.pt", "after": 2}, {"event": "fault"}
     (tmp_path / "0-0.jsonl").write_text("".join(json.dumps(each) + "\n" for each in died))
     job.look()
-    progress = survival._JobProgress(REFERENCE, [survival._PlannedFault("save", 0, 2)])
-    hint = progress.check(job, has_failed=False)
+    hint = hint_of(judge_events, job, [survival._PlannedFault("save", 0, 2)])
     assert f"`{error}`" in hint
     assert "in the middle of a save" in hint
     assert ("half written" in hint) == is_half
@@ -337,15 +353,13 @@ def test_an_attempt_whose_port_was_taken_or_that_aborts_at_its_end_is_no_fault_o
     logs: Sequence[str], tmp_path: Path
 ) -> None:
     job = failed_job(tmp_path, *logs)
-    progress = survival._JobProgress(REFERENCE, survival._plan_for(0))
-    assert progress.check(job, has_failed=False) == RIGHT
-    assert progress.n_fired == 0
+    assert judge_events(job) == []
+    assert job.n_fired == 0
 
 
 def test_an_abort_after_an_error_of_the_script_is_its_fault(tmp_path: Path) -> None:
     job = failed_job(tmp_path, f"Traceback\n{CAUSE}{ABORTED}", LOST)
-    hint = survival._JobProgress(REFERENCE, survival._plan_for(0)).check(job, has_failed=False)
-    assert "KeyError" in hint
+    assert "KeyError" in hint_of(judge_events, job)
 
 
 def test_the_undisturbed_run_is_the_attempt_that_has_trained(
@@ -359,7 +373,7 @@ def test_the_undisturbed_run_is_the_attempt_that_has_trained(
     trained[0].saves = [Save(str(tmp_path / "a.pt"), after) for after in range(10, 61, 10)]
     job.attempts = [trained, nothing_left]
     monkeypatch.setattr(job, "look", lambda: None)
-    assert "no file weights.pt" in survival._hint_to_first_job(job)
+    assert "no file weights.pt" in hint_of(survival._judge_undisturbed, job)
 
 
 def test_what_cannot_be_run_gets_a_hint(folder: Path, snapshot: SnapshotAssertion) -> None:
