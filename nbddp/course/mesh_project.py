@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 from nbddp.course.grading import judge, require, require_function, require_none
+from nbddp.course.own_classes import Traffic
 from nbddp.train import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather
@@ -153,9 +153,9 @@ def parallelize(parallelize: Any) -> None:
     _judge_shards(model)
     batches = _batches()
     mine = [texts.chunk(2)[mesh.get_local_rank("data")] for texts in batches]
-    with _CollectiveCounts() as forward:
+    with Traffic() as forward:
         loss = _loss_of(model, mine[0])
-    with _CollectiveCounts() as backward:
+    with Traffic() as backward:
         loss.backward()  # type: ignore[no-untyped-call]
     model.zero_grad()
     everyone = all_gather(_losses(model, mine, clips=False))
@@ -168,12 +168,12 @@ def parallelize(parallelize: Any) -> None:
     first = "19.1 heads" if is_confused else "19.1 first loss"
     _require_equal_losses(got[:1], right[:1], first)
     _require_equal_losses(got, right, "19.1 later loss")
-    parts = forward.gathered
+    parts = sum("c10d._allgather" in each.name for each in forward.sent)  # by FSDP
     require(parts > BLOCKS, "19.1 one unit", parts=parts)
-    is_cheap = forward.cost + backward.cost <= 8 * BLOCKS + 8
-    gathers = forward.all_gathered
+    is_cheap = _cost(forward) + _cost(backward) <= 8 * BLOCKS + 8
+    gathers = _count(forward, "all_gather")
     require(is_cheap or gathers <= 2 * BLOCKS + 2, "19.1 all-gathers", count=gathers)
-    require(is_cheap, "19.1 all-reduces", count=backward.all_reduced)
+    require(is_cheap, "19.1 all-reduces", count=_count(backward, "all_reduce"))
 
 
 def _judge_shards(model: Any) -> None:
@@ -215,35 +215,19 @@ def _require_solved(model: nn.Module) -> None:
     require(is_sharded, "19.1 unsolved")
 
 
-class _CollectiveCounts(CommDebugMode):
-    """Count the collectives of a forward or backward pass.
+def _count(traffic: Traffic, name: str) -> int:
+    """Count collectives of activations and their gradients; DTensor calls functional ones.
 
-    Attributes:
-        gathered: units that FSDP has gathered.
-        all_reduced, all_gathered, scattered: collectives of activations and their gradients. The
-            gradients of norms, which sequence parallelism all-reduces, are too small to count.
+    The gradients of norms, which sequence parallelism all-reduces, are too small to count.
     """
+    large = [each.name for each in traffic.sent if each.num_bytes >= SMALL_BYTES]
+    return sum(each.startswith(f"_c10d_functional.{name}") for each in large)
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.gathered = self.all_reduced = self.all_gathered = self.scattered = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # the base class is untyped
-        name = str(func)
-        if func.namespace == "c10d":  # FSDP calls c10d, DTensor the functional collectives
-            self.gathered += "allgather" in name
-        elif func.namespace == "_c10d_functional" and args[0].nbytes >= SMALL_BYTES:
-            self.all_reduced += "all_reduce" in name
-            self.all_gathered += "all_gather" in name
-            self.scattered += "reduce_scatter" in name
-        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-
-    @property
-    def cost(self) -> int:
-        """The messages of activations; an all-reduce is a reduce-scatter and an all-gather."""
-        return 2 * self.all_reduced + self.all_gathered + self.scattered
+def _cost(traffic: Traffic) -> int:
+    """Count messages; an all-reduce is a reduce-scatter and an all-gather."""
+    scattered, gathered = (_count(traffic, name) for name in ("reduce_scatter", "all_gather"))
+    return 2 * _count(traffic, "all_reduce") + scattered + gathered
 
 
 # ---- 19.2: train

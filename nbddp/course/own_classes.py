@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nbddp.course.grading import all_true, is_close, judge, require, require_class
@@ -21,26 +22,29 @@ WIDTH = 16
 LAYER_BYTES = 4 * WIDTH * WIDTH
 
 
-class _Sent(NamedTuple):
-    """A collective that the class has called."""
+class Sent(NamedTuple):
+    """A collective: torch's name for it, such as ``c10d._allgather_base_.default``."""
 
+    name: str
     num_bytes: int
     is_blocking: bool
 
 
-class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Record the collectives that are called inside it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.sent: list[_Sent] = []
+        self.sent: list[Sent] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:  # the base class is untyped
+        if DTensor in types:
+            return NotImplemented  # DTensor calls the collectives of its parts
         if func.namespace in ("c10d", "_c10d_functional") and "wait" not in str(func):
             is_blocking = len(args) > 3 and args[-1] is False  # async_op; left out if true
-            self.sent.append(_Sent(_bytes_of(args[0]), is_blocking))
+            self.sent.append(Sent(str(func), _bytes_of(args[0]), is_blocking))
         return func(*args, **(kwargs or {}))
 
 
@@ -109,7 +113,7 @@ class _DDPStep(NamedTuple):
     mean: Tensor
     got: Tensor
     early: int
-    sent: list[_Sent]
+    sent: list[Sent]
 
     @property
     def is_right(self) -> bool:
@@ -135,7 +139,7 @@ def _run_step(model: Any, inner: nn.Module, *call: Any) -> _DDPStep:
     own, early = _gradients(inner, call), 0
     parameters = list(inner.parameters())
     inner.zero_grad()
-    traffic = _Traffic()
+    traffic = Traffic()
 
     def note(_: object) -> None:
         nonlocal early
@@ -212,7 +216,7 @@ def _judge_accumulation(own: Any) -> None:
     model = own(inner, 2 * LAYER_BYTES)
     require(all_true(hasattr(model, "no_sync")), "16.1 no no_sync")
     expected = _mean(_gradients(inner, (_batch(4),), (_batch(5),)))
-    traffic = _Traffic()
+    traffic = Traffic()
     with model.no_sync(), traffic:
         model(_batch(4)).square().mean().backward()
     require(all_true(not traffic.sent), "16.1 sends in no_sync")
