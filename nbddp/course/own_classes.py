@@ -5,7 +5,8 @@ All ranks run the same tests and get the same hint, because each of them communi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -54,18 +55,12 @@ def _bytes_of(value: Any) -> int:
     return sum(map(_bytes_of, value)) if isinstance(value, list | tuple) else 0
 
 
-class _Tower(nn.Module):
-    """Four layers of equal size and a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
-        self.register_buffer("scale", torch.rand(1) + 0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return x * self.get_buffer("scale")
+def _tower() -> nn.Sequential:
+    """Return four layers of equal size and a buffer."""
+    layers = [(nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh()) for _ in range(4)]
+    model = nn.Sequential(*itertools.chain(*layers))
+    model.register_buffer("scale", torch.rand(1))
+    return model
 
 
 class _Heads(nn.Module):
@@ -80,9 +75,9 @@ class _Heads(nn.Module):
         return torch.as_tensor(self.heads[head](torch.tanh(self.trunk(x))))
 
 
-def _make(kind: type[nn.Module], seed: int = 0) -> nn.Module:
+def _make(model: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return kind().to(communication_device())
+    return model().to(communication_device())
 
 
 def _batch(step: int) -> Tensor:
@@ -167,7 +162,7 @@ def own_ddp(own: Any) -> None:
 
 def _judge_start(own: Any) -> None:
     """Require that all ranks begin with the state of rank 0."""
-    inner = _make(_Tower, this_rank.rank())
+    inner = _make(_tower, this_rank.rank())
     parameters, buffers = list(inner.parameters()), list(inner.buffers())
     first = all_gather((_flat(parameters), _flat(buffers)))[0]
     model = own(inner, 2 * LAYER_BYTES)
@@ -179,7 +174,7 @@ def _judge_start(own: Any) -> None:
 
 def _judge_means_and_buckets(own: Any) -> None:
     """Judge the gradients of two steps, and when and in which buckets they are sent."""
-    inner = _make(_Tower)
+    inner = _make(_tower)
     model = own(inner, 2 * LAYER_BYTES)
     first, second = (_run_step(model, inner, _batch(number)) for number in range(2))
     world_size = this_rank.world_size()
@@ -212,7 +207,7 @@ def _judge_unused_parameters(own: Any) -> None:
 
 def _judge_accumulation(own: Any) -> None:
     """Judge two micro-steps, the first one inside ``no_sync()``."""
-    inner = _make(_Tower)
+    inner = _make(_tower)
     model = own(inner, 2 * LAYER_BYTES)
     require(all_true(hasattr(model, "no_sync")), "16.1 no no_sync")
     expected = _mean(_gradients(inner, (_batch(4),), (_batch(5),)))
