@@ -24,7 +24,13 @@ from traceback import clear_frames
 from typing import TYPE_CHECKING
 
 from nbddp.errors import RequestError
-from nbddp.nodes.node_connection import BUFFER, FRAME_ERRORS, Frame, FrameConnection
+from nbddp.nodes.node_connection import (
+    BUFFER,
+    FRAME_ERRORS,
+    Frame,
+    FrameConnection,
+    accept_all,
+)
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -36,7 +42,6 @@ HANDSHAKE_TIMEOUT = 20.0  # seconds for TLS and the first frame
 MAX_PENDING_PER_ADDRESS = 64  # pending connections of one address
 MAX_PENDING = 512  # pending connections of all addresses
 BACKLOG = 512
-ACCEPT_RETRY_DELAY = 0.5  # seconds until the next attempt after ``accept`` failed
 
 
 class Handshake:
@@ -72,32 +77,19 @@ class Handshake:
         except OSError as error:
             where = f"{host}:{port}" if port else host
             raise RequestError(f"cannot listen on {where}: {error.strerror or error}") from error
-        self._listener.settimeout(0)
-        self._accepting = loop.create_task(self._accept(self._listener))
+        self._accepting = loop.create_task(accept_all(self._listener, self._start))
         name = self._listener.getsockname()
         return str(name[0]), int(name[1])
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, name = await loop.sock_accept(listener)
-            except OSError as error:  # the peer left, or there are no file descriptors left
-                logger.debug("no connection accepted: %s", error)
-                await asyncio.sleep(
-                    ACCEPT_RETRY_DELAY if not isinstance(error, ConnectionError) else 0
-                )
-                continue
-            address = str(name[0])
-            waiting = list(self._pending.values())
-            if len(waiting) >= MAX_PENDING or waiting.count(address) >= MAX_PENDING_PER_ADDRESS:
-                self.refused += 1
-                sock.close()
-            else:
-                task = loop.create_task(self._handshake(sock))
-                self._pending[task] = address
-                task.add_done_callback(self._pending.pop)
-            await asyncio.sleep(0)  # serve the nodes between two attempts
+    def _start(self, sock: socket.socket, address: str) -> None:
+        waiting = list(self._pending.values())
+        if len(waiting) >= MAX_PENDING or waiting.count(address) >= MAX_PENDING_PER_ADDRESS:
+            self.refused += 1
+            sock.close()
+        else:
+            task = asyncio.get_running_loop().create_task(self._handshake(sock))
+            self._pending[task] = address
+            task.add_done_callback(self._pending.pop)
 
     async def _handshake(self, sock: socket.socket) -> None:
         try:

@@ -13,7 +13,7 @@ import platform
 import re
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from nbddp.nodes.node_connection import (
     FrameType,
     decode_json,
     forward,
+    start_task,
 )
 from nbddp.nodes.rejoin import SurvivingRank, run_folder_of
 from nbddp.nodes.remote_start import start_facts
@@ -248,7 +249,7 @@ class NodeListener:
         keep = self._rejoin_ranks(node, facts.pop("living", []))
         connection.send_json(FrameType.WELCOME, node.number, keep=keep)
         self._connections = {**self._connections, node: connection}
-        self._start_task(self._tasks, self._read_frames(node, connection))
+        start_task(self._tasks, self._read_frames(node, connection))
         self._on_change(node)
 
     def _admit_store(self, connection: FrameConnection, number: int) -> None:
@@ -256,12 +257,7 @@ class NodeListener:
         if node is None:  # the node was lost a moment ago
             connection.abort()
             return
-        self._start_task(node.forwarding, self._forward(node, connection))
-
-    def _start_task(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        start_task(node.forwarding, self._forward(node, connection))
 
     async def _read_frames(self, node: Node, connection: FrameConnection) -> None:
         try:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 BUFFER = 1 << 20  # bytes that a stream reads ahead
 MAX_FRAME_BYTES = 16 << 20  # of one frame
 CHUNK_SIZE = 64 << 10  # bytes read at once
-RANK_RETRY_DELAY = 0.2  # seconds between two attempts to connect for a rank
+RETRY_DELAY = 0.2  # seconds between two attempts to accept a connection, or to connect
 # connections that one node opens at the same time; see handshake.MAX_PENDING_PER_ADDRESS
 MAX_DIALS = 8
 READ_ERRORS = (OSError, EOFError, ValueError, WireError)  # what FrameConnection.read raises
@@ -197,6 +197,33 @@ async def forward(
         remote.close()
 
 
+async def accept_all(
+    listener: socket.socket, on_accepted: Callable[[socket.socket, str], object]
+) -> None:
+    """Accept connections one by one, for ever; the callback gets each with the peer's address.
+
+    ``asyncio.start_server`` is not used: its ``close`` forgets a connection that is being accepted
+    (Python 3.11), and then the peer would wait for ever.
+    """
+    listener.settimeout(0)
+    while True:
+        try:
+            sock, name = await asyncio.get_running_loop().sock_accept(listener)
+        except OSError as error:  # the peer left, or there are no file descriptors left
+            logger.debug("no connection accepted: %s", error)
+            await asyncio.sleep(0 if isinstance(error, ConnectionError) else RETRY_DELAY)
+        else:
+            on_accepted(sock, str(name[0]))
+            await asyncio.sleep(0)  # serve the other connections between two of them
+
+
+def start_task(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+    """Start a task, and keep it in a set until it has ended."""
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
 class StoreForwarder:
     """Forwards the store connections of a node's ranks, as long as its control connection lasts.
 
@@ -223,36 +250,17 @@ class StoreForwarder:
 
     def serve(self, listener: socket.socket) -> None:
         """Accept connections of ranks on this socket, which stays open."""
-        listener.settimeout(0)
-        self._start(self._accept(listener))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _accept(self, listener: socket.socket) -> None:
-        """Accept connections one by one.
-
-        ``asyncio.start_server`` is not used: its ``close`` forgets a connection that is being
-        accepted (Python 3.11), and then the rank at the other end would wait for ever.
-        """
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(listener)
-            except OSError as error:  # the rank left, or there are no file descriptors left
-                logger.debug("no connection accepted: %s", error)
-                await asyncio.sleep(RANK_RETRY_DELAY)
-            else:
-                self._start(self._forward(sock))
+        start_task(
+            self._tasks,
+            accept_all(listener, lambda sock, _: start_task(self._tasks, self._forward(sock))),
+        )
 
     async def _forward(self, sock: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=sock)
         try:
             async with self._dials:
                 while (remote := await self._dial()) is None:
-                    await asyncio.sleep(RANK_RETRY_DELAY)
+                    await asyncio.sleep(RETRY_DELAY)
             remote.send(FrameType.STORE, self._number)
             await forward((reader, writer), remote, self._control, self._before)
         finally:
