@@ -9,41 +9,26 @@ from typing import Any
 
 import pytest
 import torch
+from sinks import Recorder, recording
 
 from nbddp.checks.facts import TrainerFacts
-from nbddp.train import log_and_track
-from nbddp.train.log_and_track import ProgressBar, Sink
 from nbddp.trainers import attach, reporting
 from nbddp.trainers.lightning_callback import NbddpCallback
 from nbddp.trainers.reporting import StepReporter, report
 
 
-class Recorder(Sink):
-    """A sink that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[int | None, dict[str, float]]] = []
-        self.bars: list[ProgressBar] = []
-
-    def log(self, step: int | None, values: dict[str, float]) -> None:
-        self.rows.append((step, values))
-
-    def open_bar(self, bar: ProgressBar) -> None:
-        self.bars.append(bar)
-
-    def close_bar(self, bar: ProgressBar) -> None:
-        bar.close()
-
-
 @pytest.fixture
 def sink() -> Iterator[Recorder]:
     """Return the sink of trainers that report."""
-    recorder = Recorder()
-    log_and_track.set_sink(recorder)
-    reporting.begin_cell(is_enabled=True)
-    yield recorder
-    reporting.begin_cell(is_enabled=False)
-    log_and_track.set_sink(Sink())
+    with recording() as recorder:
+        reporting.begin_cell(is_enabled=True)
+        yield recorder
+        reporting.begin_cell(is_enabled=False)
+
+
+def rows(sink: Recorder) -> list[Any]:
+    """Return the numbers that were logged, without the calls for bars."""
+    return [each for each in sink.calls if isinstance(each[1], dict)]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +37,7 @@ def sink() -> Iterator[Recorder]:
 def test_numbers_are_reported_with_their_step(sink: Recorder, step: Any, expected: int) -> None:
     values = {"loss": torch.tensor(0.5), "note": "x", "ok": True, "step": 7, "all": torch.ones(2)}
     report(values, step)
-    assert sink.rows == [(expected, {"loss": 0.5})]
+    assert rows(sink) == [(expected, {"loss": 0.5})]
 
 
 def test_nothing_is_reported_if_there_is_no_number_or_if_it_is_off(sink: Recorder) -> None:
@@ -60,7 +45,7 @@ def test_nothing_is_reported_if_there_is_no_number_or_if_it_is_off(sink: Recorde
     reporting.enable(False)
     report({"loss": 1.0}, 1)
     StepReporter("train", 10).end_step(1)
-    assert (sink.rows, sink.bars) == ([], [])
+    assert (rows(sink), sink.bars) == ([], [])
 
 
 def test_steps_of_a_resumed_training_fill_a_bar_of_the_remaining_steps(sink: Recorder) -> None:
@@ -68,7 +53,7 @@ def test_steps_of_a_resumed_training_fill_a_bar_of_the_remaining_steps(sink: Rec
     steps.end_step(7, {"loss": 2.0})
     [bar] = sink.bars
     assert (bar.label, bar.total, bar.done, bar.is_open) == ("train", 4, 1, True)
-    [(step, values)] = sink.rows
+    [(step, values)] = rows(sink)
     assert (step, values.keys()) == (7, {"samples_per_second", "loss"})
     steps.close()
     assert not bar.is_open
@@ -97,7 +82,7 @@ def test_calls_of_a_library_are_reported_and_return_what_they_did(sink: Recorder
     assert library.Accelerator().log({"loss": 0.5}, step=2) == "logged 1 at 2"
     with pytest.raises(ValueError, match="bad"):
         library.Accelerator().log({"bad": 1.0})
-    assert sink.rows == [(2, {"loss": 0.5})]
+    assert rows(sink) == [(2, {"loss": 0.5})]
 
 
 def test_trainer_without_the_group_warns_when_it_starts(
@@ -157,7 +142,7 @@ def test_tensorboard_is_reported_unless_a_trainer_writes_to_it(sink: Recorder) -
     attach._report_tensorboard(SimpleNamespace(SummaryWriter=SummaryWriter))
     SummaryWriter().add_scalar("loss", 0.5, global_step=3)
     exec("write('loss', 0.5, 4)", {"write": SummaryWriter().add_scalar, "__name__": "lightning.x"})
-    assert sink.rows == [(3, {"loss": 0.5})]
+    assert rows(sink) == [(3, {"loss": 0.5})]
 
 
 def test_lightning_metrics_are_reported_at_the_moments_at_which_they_are_new(
@@ -189,10 +174,10 @@ def test_lightning_metrics_are_reported_at_the_moments_at_which_they_are_new(
     trainer.callback_metrics |= {"loss_epoch": torch.tensor(0.75)}
     callback.on_train_epoch_end(trainer, None)
     callback.on_train_end(trainer, None)
-    for _, values in sink.rows:
+    for _, values in rows(sink):
         values.pop("samples_per_second", 0.0)
     training = {"learning_rate": 0.1, "epoch": 0.0, "loss": 0.5}
-    assert sink.rows == [
+    assert rows(sink) == [
         (1, training),
         (1, {"val_loss": 0.25}),
         (2, training),
@@ -214,4 +199,4 @@ def test_lightning_gets_a_callback_only_where_trainers_report(
     assert isinstance(callback, NbddpCallback)
     reporting.enable(False)
     assert lightning_callbacks() == []
-    assert sink.rows == []
+    assert rows(sink) == []
