@@ -6,15 +6,25 @@ from collections.abc import Callable
 
 from answers import assert_verdicts
 from drivers.ranks import Ranks
+from lessons import definitions
 from syrupy.assertion import SnapshotAssertion
 
-RANKS = 4
-PARTS = """
-import copy
+ANSWERS = """
 import math
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
+"""
+for number, name in {
+    "01": "name_of",
+    "02": "train_on_ranks",
+    "02b": "spread",
+    "04": "begin",
+    "05": "is_left_out",
+    "06": "shared",
+}.items():
+    ANSWERS += definitions(number, name)
+OTHERS = """
+import copy
 
 left, right = (rank - 1) % world_size, (rank + 1) % world_size
 
@@ -31,74 +41,21 @@ def ring(tensor, first=1, steps=world_size - 1):
         chunks[mine].add_(turn(chunks[(rank - step - first) % world_size]))
     return chunks[(rank + 1 - first) % world_size]
 
-def name_of(store, download):
-    if store.add("turn", 1) == 1:
-        store.set("name", download())
-    return store.get("name").decode()
-
-def checksum(model):
-    return sum(each.double().sum().item() for each in model.parameters())
-
-def spread(model):
-    mine = checksum(model)
-    return nbddp.all_reduce(mine, "max") - nbddp.all_reduce(mine, "min")
-
 def seen_by_the_last(model):
     return spread(model) and rank == world_size - 1
-
-def train(model, train_set, test_set, *, seed=0, shuffle=True, tell=True, wrap=True, share=True):
-    own = DistributedSampler(train_set, seed=seed) if share else None
-    loader = DataLoader(train_set, batch_size=4, sampler=own)
-    wrapped = DistributedDataParallel(model) if wrap else model
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(2):
-        if share and tell:
-            own.set_epoch(epoch)
-        for inputs, labels in loader:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(wrapped(inputs), labels).backward()
-            optimizer.step()
-    return count(model, Subset(test_set, range(rank, len(test_set), world_size)))
-
-def count(model, samples):
-    batches = DataLoader(samples, batch_size=4)
-    return sum((model(inputs).argmax(1) == labels).sum() for inputs, labels in batches)
-
-def right_on_all(*sets, **options):
-    total = torch.as_tensor(train(*sets, **options))
-    dist.all_reduce(total)
-    return total
-
-def all_on_each(model, *sets):
-    train(model, sets[0], [])
-    return count(model, sets[1])
-
-def padded(model, *sets):
-    train(model, sets[0], [])
-    total = count(model, Subset(sets[1], list(DistributedSampler(sets[1]))))
-    dist.all_reduce(total)
-    return total
-
-def begin(loader, state):
-    batches = iter(loader)
-    torch.set_rng_state(state)
-    return batches
-
-def is_left_out(loss):
-    return math.isnan(nbddp.all_reduce(loss.item(), "mean"))
-
-def shared(batches):
-    return batches[: nbddp.all_reduce(len(batches), "min")]
 """
+TRAINS, OWN = '"02.5", but("train_on_ranks"', "range(rank, len(test_set), world_size)"
+ALL_TESTS = f'"{OWN}", "range(len(test_set))"'
+NO_SUM, NO_EPOCH = '"dist.all_reduce(right)", "pass"', '"sampler.set_epoch(epoch)", "pass"'
 RIGHT = [
     '"01.1", turn',
     '"01.2", ring',
     '"01.4", name_of',
     '"02.2", spread',
     '"02.3", 12, 8, 3, 11',
-    '"02.5", right_on_all',
-    '"02.5", lambda *given: right_on_all(*given).item()',
-    '"02.5", all_on_each',
+    '"02.5", train_on_ranks',
+    '"02.5", lambda *given: train_on_ranks(*given).item()',
+    f"{TRAINS}, {ALL_TESTS}, {NO_SUM})",
     '"04.1", begin',
     '"05.3", is_left_out',
     '"06.1", shared',
@@ -127,17 +84,17 @@ WRONG = [
     '"02.2", lambda model: True',
     '"02.2", lambda model: False',
     '"02.2", seen_by_the_last',
-    '"02.5", train',
-    '"02.5", lambda *given: right_on_all(*given, share=False)',
-    '"02.5", lambda *given: right_on_all(*given, tell=False)',
-    '"02.5", lambda *given: right_on_all(*given, seed=rank)',
-    '"02.5", lambda *given: right_on_all(*given, wrap=False)',
-    '"02.5", lambda model, *sets: right_on_all(copy.deepcopy(model), *sets)',
-    '"02.5", lambda model, some, test: right_on_all(model, Subset(some, range(8)), test)',
-    '"02.5", lambda model, *sets: all_on_each(model, *sets) * world_size',
-    '"02.5", padded',
-    '"02.5", lambda *given: right_on_all(*given) / 17',
-    '"02.5", lambda *given: [right_on_all(*given)] * 2',
+    f"{TRAINS}, {NO_SUM})",
+    f'{TRAINS}, ", sampler=sampler", "", {NO_EPOCH})',
+    f"{TRAINS}, {NO_EPOCH})",
+    f'{TRAINS}, "Sampler(train_set", "Sampler(train_set, seed=rank")',
+    f'{TRAINS}, "DistributedDataParallel(model)", "model")',
+    '"02.5", lambda model, *sets: train_on_ranks(copy.deepcopy(model), *sets)',
+    '"02.5", lambda model, some, test: train_on_ranks(model, Subset(some, range(8)), test)',
+    f"{TRAINS}, {ALL_TESTS})",
+    f'{TRAINS}, "{OWN}", "list(DistributedSampler(test_set))")',
+    '"02.5", lambda *given: train_on_ranks(*given) / 17',
+    '"02.5", lambda *given: [train_on_ranks(*given)] * 2',
     '"05.3", lambda loss: loss.isnan()',
     '"05.3", lambda loss: is_left_out(loss) and rank == 2',
     '"05.3", lambda loss: True',
@@ -156,4 +113,149 @@ WRONG = [
 def test_check_answer_returns_the_same_verdict_on_all_ranks(
     make_group: Callable[..., Ranks], snapshot: SnapshotAssertion
 ) -> None:
-    assert_verdicts(make_group(RANKS), PARTS, RIGHT, WRONG, snapshot)
+    assert_verdicts(make_group(4), OTHERS, RIGHT, WRONG, snapshot, answers=ANSWERS)
+
+
+MESH_IMPORTS = """
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module
+)
+from torch.nn.functional import cross_entropy
+"""
+MESH_ANSWERS = MESH_IMPORTS + definitions(
+    "19", "loss_of", "parallelize", "clip", "train", "whole_state"
+)
+MESH_OTHERS = """
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+def in_sequence(model, mesh):
+    # the norms and the residual sums compute a part of the letters on each rank
+    part, whole = Shard(1), Replicate()
+    takes_part = PrepareModuleInput(input_layouts=part, desired_input_layouts=whole)
+    styles = {
+        "letter": RowwiseParallel(input_layouts=whole, output_layouts=part),
+        "place": RowwiseParallel(input_layouts=whole, output_layouts=part),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(input_layouts=part, output_layouts=whole),
+    }
+    model.place.forward = lambda places, inner=model.place.forward: inner(places[None])
+    parallelize_module(model, mesh["tensor"], styles)
+    model.head.weight = model.letter.weight
+    names = ("attention.query", "attention.key", "attention.value", "mlp.inner")
+    plan = {name: ColwiseParallel() for name in names}
+    plan |= {name: SequenceParallel() for name in ("norm_1", "norm_2")}
+    plan |= {"attention": takes_part, "mlp": takes_part}
+    for block in model.blocks:
+        by_rows = RowwiseParallel(output_layouts=part)
+        outputs = {"attention.out": by_rows, "mlp.outer": by_rows}
+        parallelize_module(block, mesh["tensor"], plan | outputs)
+        block.attention.heads //= 2
+        fully_shard(block, mesh=mesh["data"])
+    return fully_shard(model, mesh=mesh["data"])
+
+def turned(model, mesh):
+    return parallelize(model, {"tensor": mesh["data"], "data": mesh["tensor"]})
+
+def only_sharded(model, mesh):
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh["data"])
+    return fully_shard(model, mesh=mesh["data"])
+
+def add_spare(model):
+    model.blocks[0].spare = nn.Parameter(torch.zeros(64, 64).double())
+
+def summed(model, mesh):
+    parallelize(model, mesh)
+    for each in (model, *model.blocks):
+        each.set_gradient_divide_factor(1.0)
+    return model
+
+def clip_own(parameters, max_norm):
+    local = [each.grad.to_local() for each in parameters]
+    scale = min(1.0, max_norm / torch.cat([each.flatten() for each in local]).norm().item())
+    for each in local:
+        each *= scale
+
+def GatheringwiseParallel():
+    return ColwiseParallel(input_layouts=Shard(-1), output_layouts=Replicate())
+
+def of_torch(model):
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+
+def local(model):
+    return {name: each.to_local() for name, each in model.state_dict().items()}
+
+def named(model):
+    return {name: each.full_tensor() for name, each in model.named_parameters()}
+
+def zeros(model):
+    return {name: torch.zeros_like(each) for name, each in whole_state(model).items()}
+"""
+MESH, TRAIN = '"19.1", but("parallelize"', '"19.2", parallelize, but("train"'
+MINE = 'texts.chunk(2)[mesh.get_local_rank(\\"data\\")]'
+MESH_RIGHT = [
+    '"19.1", parallelize',
+    '"19.1", in_sequence',
+    '"19.2", parallelize, train',
+    f'{TRAIN}, "{MINE}", "texts[rank // 2 :: 2]")',
+    '"19.3", parallelize, of_torch',
+    '"19.3", parallelize, whole_state',
+]
+TIE = '"model.head.weight = model.letter.weight", "pass"'
+NOT_SHARDED = (
+    'but("parallelize", "        fully_shard(block, mesh=mesh[\\"data\\"])\\n", "",'
+    ' "return fully_shard(model, mesh=mesh[\\"data\\"])", "return model")'
+)
+MESH_WRONG = [
+    '"19.1", parallelize if rank else 3',
+    '"19.1", nn.Linear(2, 2)',
+    '"19.1", lambda model: model',
+    '"19.1", lambda model, mesh: None',
+    '"19.1", lambda model, mesh: model',
+    f'"19.1", {NOT_SHARDED}',
+    f'{MESH}, "return fully_shard(model, mesh=mesh[\\"data\\"])", "return model")',
+    '"19.1", turned',
+    '"19.1", only_sharded',
+    f'{MESH}, "\\"mlp.inner\\"", "#", "\\"mlp.outer\\"", "#")',
+    f'{MESH}, "\\"letter\\"", "#", {TIE})',
+    f'{MESH}, "parallelize_module(model, mesh[\\"tensor\\"], ends)", "pass")',
+    f"{MESH}, {TIE})",
+    f'{MESH}, "whole = Repl", "add_spare(model); whole = Repl")',
+    f'{MESH}, "block.attention.heads //= mesh[\\"tensor\\"].size()", "pass")',
+    f'{MESH}, "whole = Repl", "nn.init.normal_(model.place.weight); whole = Repl")',
+    '"19.1", summed',
+    f'{MESH}, "        fully_shard(block, mesh=mesh[\\"data\\"])\\n", "")',
+    f'{MESH}, "out\\": Row", "out\\": Gathering", "outer\\": Row", "outer\\": Gathering")',
+    f'{MESH}, "\\"attention\\"", "#")',
+    f'"19.2", {NOT_SHARDED}, train',
+    '"19.2", parallelize, lambda *_: None',
+    '"19.2", parallelize, lambda *_: [1.0, 1.0, 1.0, 1.0]',
+    f'{TRAIN}, "model(texts[:, :-1])", "model(texts[:, 1:])")',
+    f'{TRAIN}, "{MINE}", "texts")',
+    f'{TRAIN}, "mesh.get_local_rank(\\"data\\")", "rank % 2")',
+    f'{TRAIN}, "{MINE}", "texts[:4]")',
+    f'{TRAIN}, "{MINE}", "texts.chunk(4)[rank // 2]")',
+    f'{TRAIN}, "dist.all_reduce(mean, group=mesh.get_group(\\"data\\"))", "mean *= 2")',
+    f'{TRAIN}, "mean.item() / 2", "mean.item()")',
+    f'{TRAIN}, "clip(parameters, 0.1)", "pass")',
+    f'{TRAIN}, "optimizer.zero_grad()", "pass")',
+    f'{TRAIN}, "clip(parameters, 0.1)", "clip_own(parameters, 0.1)")',
+    f'{TRAIN}, "lr=0.5", "lr=0.1")',
+    f'"19.3", {NOT_SHARDED}, whole_state',
+    '"19.3", parallelize, lambda model: None',
+    '"19.3", parallelize, named',
+    '"19.3", parallelize, lambda model: whole_state(model) | {"more": torch.ones(1)}',
+    '"19.3", parallelize, lambda model: model.state_dict()',
+    '"19.3", parallelize, local',
+    '"19.3", parallelize, zeros',
+]
+
+
+def test_a_gpt_on_a_mesh_gets_a_verdict(
+    make_group: Callable[..., Ranks], snapshot: SnapshotAssertion
+) -> None:
+    assert_verdicts(
+        make_group(4), MESH_OTHERS, MESH_RIGHT, MESH_WRONG, snapshot, answers=MESH_ANSWERS
+    )
