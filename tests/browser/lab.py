@@ -220,6 +220,7 @@ class Lab:
 class LabNotebook:
     def __init__(self, page: Page) -> None:
         self.page = page
+        self._pictures = 0
         self.problems: list[str] = []
         page.on("pageerror", self._note_error)
         page.on("console", self._note)
@@ -267,6 +268,7 @@ class LabNotebook:
 
     def await_idle(self, timeout: float = 60) -> None:
         self.await_js(_IDLE, timeout)
+        self._take_picture()
 
     def await_kernel(self, timeout: float = 60) -> None:
         """Wait until the kernel is idle.
@@ -314,6 +316,7 @@ class LabNotebook:
 
         if not wait_until(is_shown, timeout=timeout):
             raise TimeoutError(f"{pattern!r} is not in:\n{self.text(cell)}")
+        self._take_picture()
         return found[0]
 
     def button(self, label: str) -> Locator:
@@ -352,7 +355,10 @@ class LabNotebook:
         if not wait_until(lambda: bool(self.js(condition)), timeout=timeout):
             raise TimeoutError(condition)
 
-    def picture(self, name: str) -> None:
+    def _take_picture(self) -> None:
         """Write a picture of the page to the folder ``PICTURES``, if the variable is set."""
         if "PICTURES" in os.environ:
-            self.page.screenshot(path=Path(os.environ["PICTURES"], f"{name}.png"))
+            self._pictures += 1
+            test = os.environ["PYTEST_CURRENT_TEST"].rpartition("::")[2].partition(" ")[0]
+            name = f"{test}-{self._pictures}.png"
+            self.page.screenshot(path=Path(os.environ["PICTURES"], name))

@@ -92,7 +92,6 @@ def test_charts_of_a_cell_react_to_pointer_and_controls(desk: Desk, notebook: La
     chart = chart_of(notebook)
     expect(chart).to_contain_text("mean of 2 ranks")
     points_at_values(notebook)
-    notebook.picture("chart-tip")
     lets_a_rank_stand_out(notebook)
     panel = notebook.code_cell(1)
     expect(chart.locator(".nbddp-name")).not_to_contain_text("log scale")
@@ -105,13 +104,11 @@ def test_charts_of_a_cell_react_to_pointer_and_controls(desk: Desk, notebook: La
     panel.get_by_label("Highlight").select_option("rank 1")
     expect(chart.locator(".nbddp-curve.nbddp-r0")).to_have_css("opacity", "0.15")
     expect(chart.locator(".nbddp-curve.nbddp-r1")).to_have_css("opacity", "1")
-    notebook.picture("chart-turned")
     assert chart_of(notebook, "m13").count() == 0
     notebook.button("Metrics").click()
     panel.locator("select[multiple]").select_option(["loss", "m13"])
     expect(chart_of(notebook, "m13")).to_be_visible()
     expect(chart_of(notebook, "m3")).to_be_hidden()
-    notebook.picture("chart-chosen")
     assert fill_a_row(panel.locator(".nbddp-shots"))
     (desk.notebooks / "enough").touch()
     notebook.await_idle()
@@ -135,10 +132,8 @@ def test_charts_of_a_record_react_without_a_kernel(notebook: LabNotebook) -> Non
     expect(chart.locator(".nbddp-smooth")).to_be_hidden()
     notebook.page.get_by_label("smooth").check()
     expect(chart.locator(".nbddp-smooth")).to_be_visible()
-    notebook.picture("chart-kept")
     chart.locator(".nbddp-key.nbddp-r1").click()
     notebook.page.mouse.move(0, 0)
-    notebook.picture("chart-focus")
 
 
 def test_untrusted_page_shows_curves_and_red_failures(desk: Desk, notebook: LabNotebook) -> None:
@@ -152,7 +147,6 @@ def test_untrusted_page_shows_curves_and_red_failures(desk: Desk, notebook: LabN
     with desk.open_alone("foreign.ipynb") as page:
         cell = page.code_cell(3)
         cell.locator(".nbddp").first.scroll_into_view_if_needed()
-        page.picture("untrusted")
         assert page.js("return panel.content.widgets[3].model.trusted") is False
         assert cell.locator(".nbddp style, .nbddp svg").count() == 0
         expect(cell.locator(".nbddp input").first).to_be_hidden()

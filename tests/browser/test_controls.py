@@ -48,7 +48,6 @@ def test_button_ends_the_cell_and_leaves_a_record(
     causes = text.partition("rank\tstate")[0]
     assert bool(re.search(r"\brank 1\b.*SIGKILL", causes)) == (button == "Kill")
     assert "SIGTERM" not in causes  # the user ended them: no failure
-    training.picture(button)
     training.run(3)
     training.await_text(3, next_cell)
 
@@ -64,7 +63,6 @@ def test_panel_header_stays_visible_while_scrolling(training: LabNotebook) -> No
         training.page.wait_for_timeout(50)
         if training.page.evaluate(f"{panel} < {top} - 150"):
             break
-    training.picture("scrolled")
     assert training.page.evaluate(f"{panel} < {top} - 150"), "it was scrolled"
     head = "document.querySelector('.nbddp-head').getBoundingClientRect().top"
     assert abs(training.page.evaluate(f"{head} - {top}")) < 3
@@ -77,7 +75,6 @@ def test_buttons_fit_in_a_narrow_page(training: LabNotebook) -> None:
     training.code_cell(1).locator(".nbddp-shots svg").nth(3).wait_for()
     training.page.set_viewport_size(NARROW)
     training.code_cell(1).locator(".nbddp-head").scroll_into_view_if_needed()
-    training.picture("narrow")
     rows = training.code_cell(1).locator(".nbddp-buttons, .nbddp-choice")
     assert rows.count() == 3
     assert rows.evaluate_all(CUT_OFF) == []
@@ -86,7 +83,6 @@ def test_buttons_fit_in_a_narrow_page(training: LabNotebook) -> None:
     training.await_text(1, "^failed on rank 0 · ")
     row = training.code_cell(1).locator(".nbddp-aftermath")
     row.scroll_into_view_if_needed()
-    training.picture("narrow-aftermath")
     assert row.evaluate_all(CUT_OFF) == []
 
 
@@ -134,10 +130,8 @@ def test_dead_rank_is_healed_by_a_button(desk: Desk) -> None:
             notebook.run(cell)
         notebook.await_text(2, "^failed on rank 1 · ")
         notebook.button("Heal").scroll_into_view_if_needed()
-        notebook.picture("died")
         notebook.button("Heal").click()
         notebook.await_text(2, r"^rank 1 .*rank 0 .*\d+\.\d\d s ")
-        notebook.picture("healed")
         expect(notebook.button("Heal")).to_be_hidden()
         is_whole = "it => it.scrollWidth <= it.clientWidth"
         assert notebook.button("Restart").evaluate(is_whole), "the message does not cut it off"
@@ -152,7 +146,6 @@ def test_restart_button_after_a_failure_restarts_the_ranks(desk: Desk) -> None:
         notebook.run(1)
         notebook.press_twice("Restart")
         notebook.await_text(1, r"^the ranks .* attempt \d+$")
-        notebook.picture("anew")
         notebook.save()
         notebook.run(2)
         assert "NameError" in notebook.text(2)
@@ -160,7 +153,6 @@ def test_restart_button_after_a_failure_restarts_the_ranks(desk: Desk) -> None:
     with desk.open("anew.ipynb") as notebook:  # saved with the buttons, without their kernel
         notebook.await_text(1, "^failed on ")
         notebook.page.wait_for_timeout(1000)
-        notebook.picture("anew-reopened")
         assert "model not found" not in notebook.code_cell(1).inner_text()
 
 
@@ -172,7 +164,6 @@ def test_panel_of_a_restarted_kernel_says_that_the_kernel_is_gone(desk: Desk) ->
         notebook.code_cell(1).locator(".nbddp-panel").wait_for()
         notebook.js("await panel.sessionContext.session.kernel.restart()")
         notebook.page.wait_for_selector(".nbddp-panel.jupyter-widgets-disconnected")
-        notebook.picture("kernel-gone")
         shown = notebook.page.evaluate(
             "[...document.querySelectorAll('.jupyter-widgets-disconnected')]"
             ".map(each => getComputedStyle(each, '::before'))"

@@ -38,11 +38,11 @@ THEMES = ("JupyterLab Light", "JupyterLab Dark")
 
 
 @pytest.fixture(params=THEMES, ids=["light", "dark"])
-def theme(notebook: LabNotebook, request: pytest.FixtureRequest) -> Iterator[str]:
+def theme(notebook: LabNotebook, request: pytest.FixtureRequest) -> Iterator[None]:
     """The page in a theme; then again in the one before, which the pages of other files open in."""
     before = notebook.page.evaluate("document.body.dataset.jpThemeName")
     change_theme(notebook, request.param)
-    yield str(request.param).rpartition(" ")[2].lower()
+    yield
     change_theme(notebook, before)
 
 
@@ -60,27 +60,26 @@ def found(notebook: LabNotebook, where: str) -> list[str]:
     return accessibility_problems(notebook.page, where, runOnly=TAGS)
 
 
-def test_running_panel_is_accessible(notebook: LabNotebook, theme: str) -> None:
+@pytest.mark.usefixtures("theme")
+def test_running_panel_is_accessible(notebook: LabNotebook) -> None:
     notebook.begin(1)
     notebook.await_text(1, r"step 20$")
     notebook.code_cell(1).locator(".nbddp-shots svg").first.wait_for()
-    notebook.picture(f"everybody-running-{theme}")
     notebook.button("Stop").click()
     assert found(notebook, ".nbddp-panel") == []
     notebook.await_text(1, "^no progress for|never came")
     expect(notebook.code_cell(1).locator("[role=alert]")).to_have_count(1)
     assert notebook.text(1).count("waiting in") == 1, "the log does not repeat the card"
-    notebook.picture(f"everybody-hang-{theme}")
     assert found(notebook, ".nbddp-panel") == []
     notebook.button("Interrupt").click()
     notebook.await_idle()
     assert notebook.code_cell(1).locator("[role=status]").inner_text() == "interrupted"
 
 
-def test_record_of_a_failure_is_accessible(notebook: LabNotebook, theme: str) -> None:
+@pytest.mark.usefixtures("theme")
+def test_record_of_a_failure_is_accessible(notebook: LabNotebook) -> None:
     notebook.run(2)
     notebook.button("Restart").wait_for()
-    notebook.picture(f"everybody-failed-{theme}")
     assert found(notebook, ".jp-CodeCell:nth-of-type(3) .nbddp") == []
     assert found(notebook, ".nbddp-aftermath") == []
     notebook.js("panel.content.activeCellIndex = 2")

@@ -31,7 +31,6 @@ def test_cell_moved_while_running_shows_its_record(desk: Desk, training: LabNote
     training.await_text(2, DONE)
     assert not re.search(GET, training.text(2))
     expect(training.code_cell(2).locator("svg[aria-label^='loss: ']").first).to_be_visible()
-    training.picture("moved")
 
 
 BRIEF = """%%ddp
@@ -63,7 +62,6 @@ def test_cleared_cell_shows_its_record_once(desk: Desk, seconds: float, is_open:
         assert text.count("done on ranks 0-1") == 1
         shown = notebook.code_cell(1).locator(".jp-OutputArea-child:visible")
         expect(shown).to_have_count(1)
-        notebook.picture(f"cleared-{seconds}")
 
 
 def test_reloaded_page_shows_the_record_and_its_command(desk: Desk, training: LabNotebook) -> None:
@@ -80,7 +78,6 @@ def test_reloaded_page_shows_the_record_and_its_command(desk: Desk, training: La
     training.reload()
     training.await_ready()
     show = training.await_text(1, GET).group().strip("`")
-    training.picture("reopened-without-its-kernel")
     training.js(
         "const cell = panel.content.widgets[2]; "
         f"cell.model.sharedModel.setSource('%load_ext nbddp\\n{show}')"
@@ -88,7 +85,6 @@ def test_reloaded_page_shows_the_record_and_its_command(desk: Desk, training: La
     training.run(2)
     training.await_text(2, r"^cell \d+ of run \S+ · done · ranks 0-1 · [\s\S]*\[rank 1\] step \d+$")
     expect(training.code_cell(2).locator("svg[aria-label^='loss: ']").first).to_be_visible()
-    training.picture("shown-again")
     assert all("widget model not found" in each for each in training.problems)
     training.problems.clear()  # the panel went with the kernel
 
@@ -112,7 +108,6 @@ def test_heal_button_works_on_a_reloaded_page(training: LabNotebook) -> None:
     assert " left" not in training.text(1)
     training.button("Heal").scroll_into_view_if_needed()
     assert cut_off(training.code_cell(1).locator(".nbddp-kept").last) == pytest.approx(0, abs=0.5)
-    training.picture("killed-after-reload")
     training.button("Heal").click()
     training.await_text(1, r"^rank 0 healed ")
     training.await_kernel()
@@ -139,7 +134,6 @@ def test_saved_notebook_shows_the_record_without_its_kernel(desk: Desk) -> None:
         expect(notebook.code_cell(1).locator(".jp-OutputArea-child:visible")).to_have_count(1)
         notebook.save()
     with desk.open_alone("saved.ipynb") as notebook:
-        notebook.picture("reopened")
         for cell, title in ((1, "done on ranks 0-1 · "), (2, "ready · 2 ranks · ")):
             assert title in notebook.text(cell)
             assert "[rank 1] green step 10" in notebook.text(cell)

@@ -107,7 +107,6 @@ def test_text_selection_survives_new_lines_and_the_times_button(printing: LabNot
     printing.button("Times").click()
     printing.await_text(1, r"^\d\d:\d\d:\d\d\.\d \[rank 1\] step")
     assert printing.page.evaluate(SELECTED) == before
-    printing.picture("log-times")
     printing.button("Times").click()
     log(printing).locator(".nbddp-time").first.wait_for(state="hidden")
 
@@ -149,4 +148,3 @@ def test_log_of_the_record_is_as_high_as_that_of_the_panel(notebook: LabNotebook
     assert last <= bottom + 1
     assert re.search(r"^\.nbddp/runs/\S+/rank\*\.log$", notebook.text(2), re.MULTILINE)
     assert "earlier lines in .nbddp/runs/" in notebook.text(2)
-    notebook.picture("log-record")

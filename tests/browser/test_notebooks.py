@@ -26,7 +26,6 @@ def test_run_all_shows_no_unexpected_error_or_console_message(lab: Lab, path: Pa
     shutil.copy(path, lab.notebooks)
     with lab.open(path.name) as notebook:
         notebook.run_all(timeout=200)
-        notebook.picture(path.stem)
         assert len(notebook.errors()) == len(meant), notebook.errors()
         assert notebook.page.evaluate(BROKEN_IMAGES) == 0
         assert notebook.problems == []

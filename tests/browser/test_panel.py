@@ -54,14 +54,12 @@ def test_lines_charts_and_progress_show_while_the_cell_runs(notebook: LabNoteboo
     assert output.locator(".ansi-green-fg").first.inner_text() == "green"
     assert output.locator("table.nbddp-ranks tbody tr").count() == 2
     notebook.await_text(1, r"time.sleep\(0.05\)|nbddp.log")
-    notebook.picture("running")
     notebook.button("Interrupt").click()
     notebook.await_idle()
     assert output.locator("button").count() == 0
     assert output.locator("svg[aria-label^='loss: ']:visible").count() == 1
     for line in (r"^\[rank 0\] green step 10$", r"interrupt requested$"):
         assert re.search(line, notebook.text(1), re.MULTILINE)
-    notebook.picture("interrupted")
 
 
 def test_buttons_work_for_a_cell_that_does_not_block(notebook: LabNotebook) -> None:
@@ -75,7 +73,6 @@ def test_output_and_names_of_ranks_are_escaped_as_text(notebook: LabNotebook) ->
     notebook.begin(2)
     output = notebook.code_cell(2).locator(".jp-Cell-outputArea")
     output.locator(".nbddp-shots svg").wait_for()
-    notebook.picture("hostile")
     notebook.await_idle()
     assert "[rank 1] <img src=x onerror='window.hacked = 1'>" in notebook.text(2)
     assert output.locator("img[src='x'], script, a[href]").count() == 0
@@ -86,7 +83,6 @@ def test_message_of_thousands_of_lines_scrolls(notebook: LabNotebook) -> None:
     notebook.run(4)
     notebook.await_text(4, "^failed on ranks 0-1 · ")
     notebook.button("Restart").scroll_into_view_if_needed()
-    notebook.picture("long-message")
     cell = notebook.code_cell(4)
     assert cell.locator(".jp-OutputArea").evaluate("it => it.offsetHeight") < 1200
     card = cell.locator(".nbddp-card").first

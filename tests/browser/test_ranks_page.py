@@ -56,7 +56,6 @@ def test_slow_rank_is_marked_and_memory_is_shown_as_curves(notebook: LabNotebook
     said = curves.first.get_attribute("aria-label") or ""
     assert re.fullmatch(f"memory: {SCALE}", said)
     assert output(notebook).locator("svg[aria-label^='steps per second: ']").count() == 4
-    notebook.picture("ranks-running")
     notebook.button("Interrupt").click()
     notebook.await_idle()
     kept = output(notebook).locator("details[open] .nbddp-ranks")
@@ -64,7 +63,6 @@ def test_slow_rank_is_marked_and_memory_is_shown_as_curves(notebook: LabNotebook
     assert kept.locator("svg[aria-label^='memory: ']:visible").count() == 4
     image = kept.locator("img[alt^='memory: ']").first
     expect(image).to_be_hidden()
-    notebook.picture("ranks-record")
     notebook.page.set_viewport_size({"width": 1010, "height": 1000})
     is_cut = "cells => cells.map(it => it.scrollWidth > it.clientWidth)"
     assert not any(kept.locator("td:has(svg)").evaluate_all(is_cut)), "their numbers are whole"
@@ -123,11 +121,9 @@ def test_many_ranks_are_one_expandable_line_and_the_record_is_short(notebook: La
     assert re.fullmatch(said, field.get_attribute("title") or "")
     assert output(notebook).locator(".nbddp-field").count() == 9
     assert opens.bounding_box() == before, "the same place closes it"
-    notebook.picture("ranks-grid")
     area = notebook.code_cell(1).locator(".jp-OutputArea")
     live = area.evaluate("it => it.offsetHeight")
     notebook.button("Interrupt").click()
     notebook.await_idle()
     notebook.await_text(1, "^9 interrupted$")
-    notebook.picture("ranks-grid-record")
     assert area.evaluate("it => it.offsetHeight") < live + 100

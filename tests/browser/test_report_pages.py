@@ -34,7 +34,6 @@ def test_trace_link_downloads_the_file_and_the_table_compares_ranks(desk: Desk) 
         table = cell.locator("table[aria-label='milliseconds in operators, by rank']")
         expect(table).to_contain_text(OUTSIDE_OPERATORS, timeout=30_000)
         expect(table).to_contain_text("gloo:all_reduce, with the waiting")
-        notebook.picture("trace")
         with notebook.page.expect_download() as downloaded:
             cell.get_by_role("link", name="download cell").click()
         data = Path(downloaded.value.path()).read_bytes()
@@ -78,7 +77,6 @@ def test_saved_notebook_shows_list_and_comparison_of_runs(desk: Desk, tmp_path: 
         differs = compared.locator("table[aria-label='differences between the runs']")
         expect(differs.locator("tbody tr")).to_have_text(["lr13"])
         expect(compared.locator(".nbddp-plot svg")).to_have_count(1)
-        notebook.picture("compare")
         notebook.save()
     page = desk.lab.browser().new_page()
     for theme in ("light", "dark"):
@@ -173,6 +171,5 @@ def test_reloaded_page_shows_the_progress_and_end_of_a_sweep(desk: Desk) -> None
         for lr in (2, 3):
             (desk.notebooks / f"go_on_{lr}").touch()
         expect(output).to_contain_text("sweep of 3: 3 ok")
-        notebook.picture("sweep-loaded-again")
         notebook.await_kernel()
         notebook.run(3)

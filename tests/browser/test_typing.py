@@ -72,7 +72,6 @@ def test_debugger_opens_at_a_breakpoint_and_continues(notebook: LabNotebook) -> 
     notebook.begin(BREAK)
     await_box(notebook, "[rank 1] ipdb>")
     notebook.await_text(BREAK, r"in the debugger\s+4 breakpoint")
-    notebook.picture("debugger")
     answer(notebook, "[rank 1] ipdb>", "p losses")
     notebook.await_text(BREAK, r"\[2\.0, 1\.5\]")
     notebook.await_text(BREAK, "waiting for the debugger")
@@ -80,7 +79,6 @@ def test_debugger_opens_at_a_breakpoint_and_continues(notebook: LabNotebook) -> 
     notebook.await_idle()
     assert "[2.0, 1.5, 0.5]" in notebook.text(BREAK)
     assert notebook.errors() == []
-    notebook.picture("debugger-record")
 
 
 def interrupt(notebook: LabNotebook) -> None:
