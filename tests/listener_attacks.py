@@ -8,107 +8,86 @@ They run in a separate process, so that their sockets and CPU time are not the n
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
+import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 from nbddp.nodes.handshake import node_context
-from nbddp.nodes.node_connection import READ_ERRORS, FrameConnection, FrameType
+from nbddp.nodes.node_connection import FrameType
 
 AT_ONCE = 200
 CLOSE_TIMEOUT = 60.0  # seconds in which the listener must close a connection
 HELLO = b'{"host": "forged", "nproc": 1}'
+HEAD = bytes([FrameType.HELLO]) + bytes(4)
 
 
-class Attackers:
-    """Each attack is a method; it returns when the listener has closed the connection."""
+def send(port: int, data: bytes, *, and_end: bool = False) -> bool:
+    """Send invalid bytes, and wait until the listener closes the connection."""
+    address = "127.0.0.1", port
+    # the listener may have closed the connection already
+    with suppress(ConnectionError), socket.create_connection(address, CLOSE_TIMEOUT) as connection:
+        connection.sendall(data)
+        if and_end:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)
+        while connection.recv(1 << 16):
+            pass
+    return False  # what it answers are TLS messages
 
-    def __init__(self, port: int, recorded: bytes) -> None:
-        self._port = port
-        self._recorded = recorded
-        self._random = random.Random(7)
-        self._wrong = node_context(b"w" * 32)
-        self._bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self._bare.check_hostname, self._bare.verify_mode = False, ssl.CERT_NONE
-        self.answered = 0  # attacks that got an answer other than TLS messages
 
-    async def send(self, data: bytes, *, and_end: bool = False) -> None:
-        """Send invalid bytes, and wait until the listener closes the connection."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        with suppress(OSError):  # the listener has closed the connection already
-            writer.write(data)
-            if and_end:
-                writer.write_eof()
-            await asyncio.wait_for(reader.read(-1), CLOSE_TIMEOUT)
-        writer.close()
+def present(port: int, context: ssl.SSLContext) -> bool:
+    """Connect as a node does, with an invalid certificate. Return whether there is an answer."""
+    with (
+        suppress(ssl.SSLError, ConnectionError),
+        socket.create_connection(("127.0.0.1", port), CLOSE_TIMEOUT) as connection,
+        context.wrap_socket(connection) as tls,
+    ):
+        # TLS 1.3: the refusal arrives after the client has finished
+        tls.sendall(HEAD + len(HELLO).to_bytes(8, "big") + HELLO)
+        return bool(tls.recv(1))
+    return False
 
-    async def present(self, context: ssl.SSLContext) -> None:
-        """Connect as a node does, with an invalid certificate."""
-        with suppress(*READ_ERRORS):
-            streams = await asyncio.open_connection("127.0.0.1", self._port, ssl=context)
-            connection = FrameConnection(*streams)
-            # TLS 1.3: the refusal arrives after the client has finished
-            connection.send(FrameType.HELLO, 0, HELLO)
-            await asyncio.wait_for(connection.read(), CLOSE_TIMEOUT)
-            self.answered += 1
 
-    async def another_key(self) -> None:
-        await self.present(self._wrong)
+def attacks(port: int, recorded: bytes) -> list[Callable[[], bool]]:
+    """Return calls that each attack the listener once."""
+    chance, bare = random.Random(7), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
+    wrong = node_context(b"w" * 32)
 
-    async def no_certificate(self) -> None:
-        await self.present(self._bare)
+    def garbage() -> bool:
+        return send(port, chance.randbytes(chance.randrange(1, 3000)), and_end=True)
 
-    async def garbage(self) -> None:
-        await self.send(self._random.randbytes(self._random.randrange(1, 3000)), and_end=True)
+    def truncated() -> bool:
+        return send(port, recorded[: chance.randrange(1, len(recorded))], and_end=True)
 
-    async def replayed(self) -> None:
-        await self.send(self._recorded)
-
-    async def truncated(self) -> None:
-        end = self._random.randrange(1, len(self._recorded))
-        await self.send(self._recorded[:end], and_end=True)
-
-    async def huge(self) -> None:
-        """Send a TLS record and a message in it with the largest length fields."""
-        await self.send(b"\x16\x03\x01\xff\xff\x01\xff\xff\xff" + bytes(70_000))
-
-    async def bare_frame(self) -> None:
-        """Send a frame with a large length field and without TLS."""
-        head = bytes([FrameType.HELLO]) + bytes(4) + b"\xff" * 8
-        await self.send(head + HELLO, and_end=True)
-
-    async def silent(self) -> None:
-        """Send nothing until the listener times out or needs the connection slot."""
-        await self.send(b"")
-
-    def attacks(self) -> list[Callable[[], Awaitable[None]]]:
-        cheap = [self.garbage, self.replayed, self.truncated, self.huge, self.bare_frame]
-        return [self.another_key, *cheap, self.no_certificate, *cheap, self.silent, *cheap]
-
-    async def run(self, count: int) -> None:
-        """Run this many attacks, ``AT_ONCE`` at the same time."""
-        attacks = self.attacks()
-        numbers = iter(range(count))
-
-        async def run_one_after_another() -> None:
-            for number in numbers:
-                await attacks[number % len(attacks)]()
-
-        await asyncio.gather(*(run_one_after_another() for _ in range(AT_ONCE)))
+    cheap = [
+        garbage,
+        lambda: send(port, recorded),  # replayed
+        truncated,
+        # a TLS record, and a message in it, with the largest length fields
+        lambda: send(port, b"\x16\x03\x01\xff\xff\x01\xff\xff\xff" + bytes(70_000)),
+        lambda: send(port, HEAD + b"\xff" * 8 + HELLO, and_end=True),  # without TLS
+    ]
+    return [
+        *(lambda: present(port, wrong), *cheap, lambda: present(port, bare), *cheap),
+        *(lambda: send(port, b""), *cheap),  # until the listener times out or needs the slot
+    ]
 
 
 def main() -> None:
-    """Run the attacks; print how many got an answer."""
+    """Run the attacks; print how many got an answer other than TLS messages."""
     port, count, recorded = sys.argv[1:]
     os.nice(5)  # the attackers share the machine with the notebook
-    attackers = Attackers(int(port), Path(recorded).read_bytes())
-    asyncio.run(attackers.run(int(count)))
-    sys.stdout.write(f"{attackers.answered}\n")
+    kinds = attacks(int(port), Path(recorded).read_bytes())
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        answered = threads.map(lambda number: kinds[number % len(kinds)](), range(int(count)))
+    sys.stdout.write(f"{sum(answered)}\n")
 
 
 if __name__ == "__main__":

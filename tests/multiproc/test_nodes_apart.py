@@ -5,12 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import listener_attacks
@@ -29,30 +27,12 @@ from nbddp.errors import RequestError
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]
 
-LISTENS = "0A"  # in Linux's tables
 
-
-def listening(pid: int) -> set[str]:
-    """Return the addresses on which a process listens for TCP connections, from ``/proc``."""
-    mine = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
-            if found := re.fullmatch(r"socket:\[(\d+)\]", str(descriptor.readlink())):
-                mine.add(found[1])
-    found_at = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            _, local, _, state, *rest = line.split()
-            if state == LISTENS and rest[5] in mine:
-                found_at.add(address(local.partition(":")[0]))
-    return found_at
-
-
-def address(text: str) -> str:
-    """Parse words of four bytes in the byte order of this machine."""
-    words = [bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8)]
-    family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
-    return socket.inet_ntop(family, b"".join(words))
+def listening(pid: int, *inside: str) -> set[str]:
+    """Return the addresses on which a process listens, seen from ``inside`` its network."""
+    said = subprocess.run([*inside, "ss", "-Hltnp"], check=True, capture_output=True, text=True)
+    mine = [line.split() for line in said.stdout.splitlines() if f"pid={pid}," in line]
+    return {words[3].rpartition(":")[0] for words in mine}
 
 
 if not has_namespaces():
@@ -76,10 +56,11 @@ def test_ranks_on_two_networks_connect_and_a_cut_cable_loses_one_node(
     )
     assert hosts == [(12.0, f"{NET}.2", "cable0")] * 4
     assert listening(os.getpid()) == {"127.0.0.1", f"{NET}.1"}
-    for node, ranks in zip(apart.nodes.listener.nodes, ((0, 1), (2, 3)), strict=True):
-        assert listening(node.facts["pid"]) == {"127.0.0.1"}
-        for rank in ranks:
-            assert listening(group.pids[rank]) <= {"127.0.0.1", node.address}
+    for node, space, first in zip(apart.nodes.listener.nodes, spaces, (0, 2), strict=True):
+        inside = apart.cables.inside(space)
+        assert listening(node.facts["pid"], *inside) == {"127.0.0.1"}
+        for rank in (first, first + 1):
+            assert listening(group.pids[rank], *inside) <= {"127.0.0.1", node.address}
     survivors = {rank: group.pids[rank] for rank in (0, 1)}
     when_cell_runs(group, lambda: apart.cables.cut(spaces[1]))
     with pytest.raises(CellFailedError, match=r"\b5 s\b"):
