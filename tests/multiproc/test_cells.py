@@ -44,16 +44,6 @@ def test_magics_commands_await_and_last_values_work(notebook: Notebook) -> None:
     assert notebook.run("%%ddp\n_ + 1").text == "Out [rank 0] 42\n"
 
 
-def test_figures_and_displays_reach_the_notebook(notebook: Notebook) -> None:
-    reply = notebook.run(
-        "%%ddp --nproc 2\nfrom IPython.display import HTML\ndisplay(HTML('<b>bold</b>'))\n"
-        "import matplotlib.pyplot as plt\n_ = plt.plot([1, 2])\nplt.show()"
-    )
-    assert reply.status == "ok"
-    assert sum("text/html" in data for data in reply.displays) == 2
-    assert sum(data.get("image/png", "").startswith("iVBOR") for data in reply.displays) == 2
-
-
 def test_a_traceback_shows_the_cells_own_lines_under_the_editors_numbers(
     notebook: Notebook,
 ) -> None:

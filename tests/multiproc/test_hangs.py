@@ -153,14 +153,9 @@ def test_full_disk_is_reported_once_per_cell_and_training_continues(
     text = capsys.readouterr().out
     assert [len(told_by(rank, text)) for rank in range(2)] == [1, 1]
     assert group.pull("x.item()") == [2.0, 2.0]
-    with pytest.raises(CellFailedError):
-        group.run("print('still too much')\n1/0")
+    group.run("print('still too much', end='')")
     text = capsys.readouterr().out
     assert [len(told_by(rank, text)) for rank in range(2)] == [1, 1]
-    for end in ("\\n", ""):
-        group.run(f"print('still too much', end='{end}')")
-        text = capsys.readouterr().out
-        assert [len(told_by(rank, text)) for rank in range(2)] == [1, 1]
 
 
 def test_unwritable_run_folder_is_reported_once_and_the_ranks_start(
@@ -171,17 +166,6 @@ def test_unwritable_run_folder_is_reported_once_and_the_ranks_start(
     told, *lines = capsys.readouterr().out.splitlines()
     assert re.match(f"nbddp: {folder} .*{tempfile.gettempdir()}", told)
     assert lines == ["[rank 0] works"]
-
-
-def test_closed_stdout_is_reported_as_lost_until_the_cell_ends(
-    group: Ranks, capsys: Capture
-) -> None:
-    group.run("import os\nif rank == 0: os.close(1)\nprint('not seen' if rank == 0 else 'seen')")
-    text = capsys.readouterr().out
-    assert [len(told_by(rank, text)) for rank in range(2)] == [1, 0]
-    assert ("[rank 1] seen" in text, "not seen" in text) == (True, False)
-    group.run("print('seen again')")
-    assert capsys.readouterr().out.count("seen again") == 2
 
 
 # ---- timeouts
@@ -330,19 +314,6 @@ def test_rank_with_a_slow_loader_is_not_reported_as_a_hang(
 ) -> None:
     sensitive_group.hang_after(7.0)  # torch looks for its workers every 5 s
     assert alarms_while(sensitive_group, LOADS, capsys) == []
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", QUICK)
-def test_long_work_is_not_reported_as_a_hang_for_minutes(
-    group: Ranks, capsys: Capture, name: str
-) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        group.run(waits_for(works(20.0)[name], 20.0), quiet=True)  # a hang takes ten seconds
-    assert "no progress" not in {each.kind for each in group.events()}
-    assert "%ddp kill" not in capsys.readouterr().out  # of a rank that gives no sign
 
 
 IDLE = "lock = threading.Lock()\nlock.acquire()\nlock.acquire()"

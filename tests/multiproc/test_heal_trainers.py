@@ -27,7 +27,6 @@ def make_arguments(folder): return library()[1](folder)
 model = torch.nn.Linear(1, 1)
 """
 ARGUMENTS = "args = make_arguments('out'); made = 'args'"
-TRAINER = "trainer = make_trainer(model, args)"
 DIES = """
 if rank == 1 and not os.path.exists('died'):
     open('died', 'w').close()
@@ -35,24 +34,11 @@ if rank == 1 and not os.path.exists('died'):
 """
 
 
-@pytest.mark.parametrize(
-    ("trainer", "use"),
-    [
-        (TRAINER, "trainer.train()"),
-        (f"{TRAINER}\ndef fit(): return trainer.train()", "fit()"),
-        (
-            f"{TRAINER}\nclass Run:\n    def go(self): return trainer.train()\nrun = Run()",
-            "run.go()",
-        ),
-    ],
-    ids=["by name", "in a function", "in a class"],
-)
-def test_automatic_heal_makes_what_the_trainer_needs_again(
-    group: Ranks, trainer: str, use: str, capsys: Capture
-) -> None:
+def test_automatic_heal_makes_what_the_trainer_needs_again(group: Ranks, capsys: Capture) -> None:
+    trainer = "trainer = make_trainer(model, args)\ndef fit(): return trainer.train()"
     for source in (LIBRARY, ARGUMENTS, trainer, "other = make_trainer(model, args)"):
         group.run(source, quiet=True)
-    assert group.evaluate(f"{DIES}\n{use}", heal=1) == ["out 0", "out 1"]
+    assert group.evaluate(f"{DIES}\nfit()", heal=1) == ["out 0", "out 1"]
     printed = capsys.readouterr().out
     assert "ran again: cells 2-3; " in printed
     assert "cell [2] makes it, and runs again now" in printed

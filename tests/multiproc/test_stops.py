@@ -232,7 +232,8 @@ slow = Slow()
 def test_interrupted_push_or_pull_reports_its_outcome(
     notebook: Notebook, snapshot: SnapshotAssertion, command: str
 ) -> None:
-    code = f"{marking(notebook)}.close() or __import__('time').sleep(5)"
+    seconds = 5 if command == "push slow" else 600  # an interrupt ends a pull on the ranks, too
+    code = f"{marking(notebook)}.close() or __import__('time').sleep({seconds})"
     notebook.run(f"{READY}\ndef slow(): return {code}")
     notebook.run(SLOW.format(code=code))
     reply = notebook.run_and_stop_at(f"%ddp {command}", *MARKS)
@@ -285,17 +286,6 @@ def test_replay_interrupted_in_its_restart_reports_the_skipped_cells(notebook: N
     assert notebook.run("%%ddp\nkept, words").text == (
         "Out [rank 0] (0, ['a'])\nOut [rank 1] (1, ['a'])\n"
     )
-
-
-def test_interrupt_ends_an_endless_pull_on_the_ranks(notebook: Notebook) -> None:
-    notebook.run(
-        f"{READY}\nimport time\ndef ever():\n    {marking(notebook)}.close()\n"
-        "    while True: time.sleep(0.1)"
-    )
-    reply = notebook.run_and_stop_at("%ddp pull ever()", *MARKS)
-    assert reply.error.startswith("CommandInterruptedError: `%ddp pull` ")
-    after = notebook.run("%%ddp\nprint(kept)")
-    assert [after.lines(rank) for rank in range(2)] == [["0"], ["1"]]
 
 
 def test_pull_that_calls_exit_keeps_all_names(notebook: Notebook) -> None:

@@ -370,3 +370,25 @@ def test_accelerator_in_mixed_precision_goes_on_after_a_heal(group: Ranks) -> No
     assert group.evaluate(f"from accelerate.state import PartialState\n{places}") == [
         (rank, rank, 2) for rank in range(2)
     ]
+
+
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        (
+            "metric = torchmetrics.classification.MulticlassAccuracy(3, average='micro')\n"
+            "metric.update(torch.tensor([rank, 1, 2]), torch.tensor([0, 1, 2]))",
+            5 / 6,
+        ),
+        (
+            "metric, values = torchmetrics.regression.SpearmanCorrCoef(), torch.arange(10.0)\n"
+            "values = values[6:] if rank else values[:6]\nmetric.update(values, -values)",
+            -1.0,
+        ),
+    ],
+    ids=["accuracy", "lists of different lengths"],
+)
+def test_a_metric_of_torchmetrics_covers_all_ranks(group: Ranks, source: str, value: float) -> None:
+    imports = "import torchmetrics.classification, torchmetrics.regression"
+    found = group.evaluate(f"{imports}\n{source}\nmetric.compute().item()")
+    assert found == [pytest.approx(value)] * 2
