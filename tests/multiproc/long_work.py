@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SETUP = """import hashlib, multiprocessing, os, queue, subprocess, sys, threading, time
+SETUP = """import hashlib, os, subprocess, sys, threading, time
 def turns_in(seconds, compute, turns):
     began = time.monotonic()
     compute(turns)
@@ -39,24 +39,10 @@ with open(write, "wb") as slow:
     torch.save({{"weights": torch.ones({floats})}}, slow)
 reader.join()
 """
-THREADS_MAKE = """done = queue.Queue()
-def make():
-    for each in range(5):
-        time.sleep({pause})
-        done.put(each)
-threading.Thread(target=make).start()
-for _ in range(5): done.get(timeout=900)
-"""
-CHILD_IS_ASKED = """forks = multiprocessing.get_context("fork")
-slow = forks.Process(target=time.sleep, args=({seconds},))
-slow.start()
-while slow.is_alive(): slow.join(timeout=0.5)
-"""
 
 
 def works(seconds: float) -> dict[str, str]:
     """Return pieces of work that each take about so many seconds; ``end`` is when they end."""
-    pause = seconds / 5
     loop = LOOP.format(pause=seconds / 10)  # shorter than the second between two samples of a rank
     computes = f"import time\nwhile time.process_time() < {seconds / 2}: pass"
     return {
@@ -64,24 +50,18 @@ def works(seconds: float) -> dict[str, str]:
             f"for i in nbddp.track(range(50)):\n    time.sleep({seconds / 50})\n"
             "    nbddp.log(step=i, loss=i)"
         ),
-        "prints": "while time.monotonic() < end:\n    time.sleep(.5)\n    print('.')",
         "Python": "while time.monotonic() < end: sum(range(1000))",
-        "a busy wait": "while time.monotonic() < end: pass",
         "short sleeps": "while time.monotonic() < end: time.sleep(.7)",
         "one call of C": f"grind({seconds})",
-        "many matmuls": "x = torch.ones(500, 500)\nwhile time.monotonic() < end: x @ x",
         "a thread": f"it = threading.Thread(target=grind, args=[{seconds}])\nit.start()\nit.join()",
         "a child": f"subprocess.run([sys.executable, '-c', {computes!r}], timeout=900, check=True)",
         "a thread that prints": THREAD_PRINTS,
         "a checkpoint": CHECKPOINT,
         "a slow pipe": SLOW_PIPE.format(floats=int(seconds * 1.4e6)),
         "a command that prints": f"!{loop}",
-        "a shell that writes": f"subprocess.run({f'({loop}) >written'!r}, shell=True, timeout=900)",
         "a shell that prints into a pipe": (
             f"subprocess.run({loop!r}, shell=True, capture_output=True, timeout=900)"
         ),
-        "threads that make something": THREADS_MAKE.format(pause=pause),
-        "a process that is asked": CHILD_IS_ASKED.format(seconds=seconds),
         "Python's lock": f"add_up(turns_in({seconds}, add_up, 20_000_000))",
         "torch.compile": COMPILES,
     }

@@ -184,18 +184,6 @@ def test_forkserver_that_is_starting_closes_at_once(monkeypatch: pytest.MonkeyPa
     assert time.monotonic() - began < 25
 
 
-def test_start_without_a_writable_run_folder_fails_and_a_later_start_works(
-    make_group: MakeRanks, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder / ".nbddp").write_text("a file in the way")
-    with monkeypatch.context() as patch:
-        patch.setattr("tempfile.tempdir", str(folder / ".nbddp"))
-        with pytest.raises(StartError, match="Not a directory"):
-            make_group(2)
-    (folder / ".nbddp").unlink()
-    assert make_group(2).state == "ready"
-
-
 def test_closed_groups_leave_no_thread_and_no_descriptor(make_group: MakeRanks) -> None:
     make_group(2).close()
     threads = {thread.name for thread in threading.enumerate()}

@@ -63,16 +63,6 @@ def test_a_group_traces_steps_without_a_notebook(folder: Path) -> None:
         assert "`group.heal()` replaces rank 1" in error.value.report  # rank 0 is alive
 
 
-def test_a_script_that_fails_in_a_cell_fails_with_the_ranks_traceback(folder: Path) -> None:
-    done = run_script(
-        folder, "import nbddp\nwith nbddp.WorkerGroup(nproc=2) as group:\n    group.run('1 / 0')\n"
-    )
-    assert done.returncode == 1
-    last = "nbddp.errors.CellFailedError: ranks 0-1: ZeroDivisionError: division by zero, line 1"
-    assert last in done.stderr.splitlines()
-    assert "----> 1 1 / 0" in done.stderr
-
-
 SWEEPS = """
 import json, nbddp
 with nbddp.WorkerGroup(nproc=2) as group:

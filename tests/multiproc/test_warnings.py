@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +20,7 @@ import sys
 import warnings
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 def probe():
     for level in range(1, 50):  # however many frames up a library names the caller
@@ -44,12 +43,6 @@ class Samples(Dataset):
     def __getitem__(self, place):
         probe()
         return float(place)
-
-class Stream(IterableDataset):
-    def __len__(self):
-        return 1
-    def __iter__(self):
-        return iter(range(4))
 
 class Number(float):
     def __float__(self):
@@ -113,16 +106,6 @@ def test_warnings_name_no_line_of_nbddp(group: Ranks, capsys: Capture) -> None:
         said = capsys.readouterr().out
         assert "Warning: probe" in said or "that is there" in name, name
         assert OURS not in said, name
-
-
-def test_warnings_name_the_line_of_the_cell(group: Ranks, capsys: Capture) -> None:
-    group.run(PROBE)
-    capsys.readouterr()
-    group.run(
-        "stream = DataLoader(Stream())\nassert len(stream) == 1\nfor each in stream:\n    pass"
-    )
-    first = capsys.readouterr().out.splitlines()[0]
-    assert re.match(r"\[rank \d\] <ipython-input-\d+.*>:3: UserWarning: Length of Iterable", first)
 
 
 # the number of frames up to the caller of the constructor is torch's own matter

@@ -220,26 +220,3 @@ def test_repeated_steps_and_events_after_a_restart_are_published(offline: Path, 
         assert status == "FAILED"
         [record] = offline.rglob("record.md")
         assert "restart: attempt 2" in record.read_text()
-
-
-def test_dead_rank_and_rerun_cell_are_published(offline: Path) -> None:
-    """On real ranks: W&B has all steps in one run, and TensorBoard shows each once."""
-    cell = (
-        "%%ddp --nproc 2 --max-restarts 1 --publish wandb --publish tensorboard\n"
-        "nbddp.faults.at(step=7, rank=1, kind='kill')\n"
-        f"{TRAINING.format(begin=0, end=12)}"
-    )
-    with Notebook(offline) as notebook:
-        assert not notebook.run(cell).error
-        notebook.run("%ddp stop")
-        folder = run_folder(offline)
-        for kind in ("wandb", "tensorboard"):
-            await_whole(folder, kind)
-    wanted = expected(folder)["loss"]
-    assert len(wanted) > 12
-    assert same(of_wandb(offline)[0]["loss"], wanted)
-    assert same(of_tensorboard(offline / "runs" / folder.name)[0]["loss"], wanted)
-    shown, texts = of_tensorboard(offline / "runs" / folder.name, hides=True)
-    assert [step for step, _ in shown["loss"]] == list(range(12))
-    assert texts["outcome"] == "ok"
-    assert "SIGKILL" in texts["record"]
