@@ -106,14 +106,16 @@ def free_port() -> int:
             return port
 
 
-def under_torchrun(*arguments: str | Path, nproc: int = 2, **options: Any) -> list[str]:
+def under_torchrun(
+    *arguments: str | Path, nproc: int = 2, timeout: float = 150.0, **options: Any
+) -> list[str]:
     """Return the lines that a script prints under torchrun."""
     agent = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [*agent, f"--nproc-per-node={nproc}", *arguments],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=timeout,
         **options,
     )
     assert done.returncode == 0 or GLOO_ABORTS in done.stderr, done.stderr

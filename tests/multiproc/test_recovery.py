@@ -7,11 +7,9 @@ import time
 from typing import Any
 
 import pytest
-from conditions import output_of_hang
 from drivers.ranks import Capture, MakeRanks, Ranks
 from golden.walks import KEEP, assert_ranks_work
 from notebook import Notebook
-from processes import wait_until
 
 from nbddp.controller.store_link import StoreLink
 
@@ -70,17 +68,6 @@ def test_cells_marked_once_and_cells_that_failed_are_not_replayed(notebook: Note
     assert "NameError" in notebook.run("%%ddp\nran").error
 
 
-def test_replay_does_not_rearm_a_fault_that_fired(notebook: Notebook) -> None:
-    notebook.run("%%ddp --nproc 2\nkept = rank")
-    notebook.run("%ddp fault kill --rank 1 --step 3")
-    train = "%%ddp\nfor step in range(5):\n    nbddp.log(step=step)\nkept"
-    assert "SIGKILL" in notebook.run(train).error
-    notebook.run("%ddp restart --replay")
-    assert notebook.run(train).text.endswith("Out [rank 0] 0\nOut [rank 1] 1\n")
-    notebook.run("%ddp fault kill --rank 1 --step 3")  # armed again: it fires again
-    assert "SIGKILL" in notebook.run(train).error
-
-
 # quick when it runs for the first time, stuck in a collective when it runs again
 STUCK_AGAIN = """
 import os
@@ -100,10 +87,7 @@ def test_interrupt_ends_a_replay_and_keeps_replayed_names(notebook: Notebook, ho
         (notebook.folder / name).unlink(missing_ok=True)
     notebook.run(f"%%ddp --nproc 2 --fresh\n{KEEP}")
     assert notebook.run(f"%%ddp{STUCK_AGAIN}").status == "ok"
-    request = notebook.begin(how)
-    assert wait_until((notebook.folder / "stuck").exists)
-    notebook.interrupt()
-    reply = notebook.finish(request)
+    reply = notebook.run_and_stop_at(how, "stuck")
     assert reply.error.startswith("CellInterruptedError"), reply.error
     assert "keeps only the variables" in reply.traceback
     assert_ranks_work(notebook)
@@ -170,18 +154,6 @@ def test_kill_fault_is_recorded_before_the_exit_even_if_the_reader_is_slow(
     assert_fired_once(group, "kill@rank=1,step=3")
     assert steps(group, 1) == [0, 1, 2, 3]
     assert group.pull("kept", rank=0) == 0
-
-
-def test_hang_fault_is_reported_and_an_interrupt_keeps_all_names(
-    group: Ranks, capsys: Capture
-) -> None:
-    said = output_of_hang(group, arm("hang") + LOOP, capsys)
-    assert re.search(r"^  rank 0 .*all_reduce #5 float \[1\], line 6$", said, re.MULTILINE)
-    assert re.search(r"^  rank 1 .*: line 7 in log\(\)$", said, re.MULTILINE)
-    assert_fired_once(group, "hang@rank=1,step=3")
-    assert group.pull("kept") == [0, 1]
-    group.run(LOOP)
-    assert_fired_once(group, "hang@rank=1,step=3")
 
 
 def test_manual_restart_rearms_faults(group: Ranks) -> None:

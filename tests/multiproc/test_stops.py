@@ -184,13 +184,17 @@ COMMANDS = [
     "view text",
     "help",
 ]
-IN_GATE = ("restart --replay", "stop", "push", "pull")
+IN_GATE = ("restart --replay", "stop", "push numbers", "pull kept")
 ONE_LINE = re.compile(r"`%ddp \w+` was interrupted; [^\n]+")
 
 
-@pytest.mark.gate_runs(*IN_GATE)
-@pytest.mark.parametrize("presses", [2, pytest.param(5, marks=pytest.mark.full)])
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("command", "presses"),
+    [
+        *((command, 2) for command in IN_GATE),
+        *(pytest.param(command, 5, marks=pytest.mark.full) for command in COMMANDS),
+    ],
+)
 def test_interrupt_at_a_random_moment_of_a_command_prints_one_line_at_most(
     notebook: Notebook, command: str, presses: int
 ) -> None:

@@ -36,7 +36,7 @@ def train_with_torchrun(source: str, folder: Path, threads: int) -> None:
 
 def run_torchrun(command: list[str], folder: Path, threads: int) -> list[str]:
     env = {**os.environ, "OMP_NUM_THREADS": str(threads), "ACCELERATE_USE_CPU": "true"}
-    return under_torchrun(*command, cwd=folder, env=env)
+    return under_torchrun(*command, cwd=folder, env=env, timeout=250)
 
 
 @pytest.mark.parametrize("name", CELLS)
