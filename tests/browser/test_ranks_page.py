@@ -96,7 +96,7 @@ def test_table_of_ranks_fits_a_narrow_page(
     )
     table = blocks_html(rank_blocks([rank, replace(rank, rank=1)]))
     page = lab.browser().new_page(viewport={"width": width, "height": 500})
-    page.set_content(f'<body>{STYLE_SHEET}<div class="nbddp">{table}</div></body>')
+    page.set_content(f'<body>{STYLE_SHEET}<div class="nbddp" role="region">{table}</div></body>')
     ranks = page.locator(".nbddp")
     assert ranks.evaluate("it => it.scrollWidth <= it.clientWidth"), "it does not scroll"
     code = page.locator(".nbddp-clip:has(code)").first
