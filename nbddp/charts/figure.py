@@ -198,7 +198,7 @@ def draw_timeline(timeline: Timeline, ranks: Sequence[int]) -> Figure:
             "computing, communicating": Patch(**COMPUTE),
             "waiting for the last rank": Patch(**WAIT),
             "waiting for data": Patch(**DATA),
-            "the last one comes, the others go on": Line2D([], [], color=INK, linewidth=0.8),
+            "the last one comes, the others go on": Line2D([], [], color=INK, ls="", marker="|"),
         }
         if timeline.died:
             keys["died"] = Line2D([], [], color=ALERT, marker="x", linestyle="")
