@@ -39,6 +39,9 @@ def test_examples_of_the_python_page_run(folder: Path) -> None:
     done = run(folder, "train.py")  # which needs no main guard
     assert done.returncode == 0, done.stderr
     assert re.search(r"-train\n\[\d\S+, \d\S+\]\n\{\(", done.stdout), done.stdout
+    [shown] = re.findall(r"```python\n# division.*?```\n```\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    done = run(folder, "division.py")
+    assert (done.stdout, done.stderr) == (shown, "")
     done = run(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0")
     assert "3 passed" in done.stdout, done.stdout + done.stderr
 
