@@ -15,7 +15,7 @@ from nbddp.archive.stored_run import UNREADABLE
 from nbddp.archive.summary import summarize
 from nbddp.errors import RequestError
 from nbddp.publish.step_aggregator import AggregatedStep, StepAggregator
-from nbddp.publish.tracker import PublishError, RunIdentity, RunOutcome, Tracker
+from nbddp.publish.tracker import RunIdentity, RunOutcome, Tracker
 from nbddp.record.event_log import RunEvent
 from nbddp.record.json_lines import JsonLinesReader, Row
 from nbddp.record.run_folder import RunJson, read_facts, write_atomic
@@ -204,13 +204,7 @@ class Publisher:
 
     def _call_tracker(self, what: str, method: Callable[..., Any], *arguments: object) -> Any:
         with self.limit(what):
-            try:
-                return method(*arguments)
-            except PublishError:
-                raise
-            except Exception as error:
-                text = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
-                raise PublishError(text) from error
+            return method(*arguments)
 
 
 def _describe_event(event: RunEvent) -> str:

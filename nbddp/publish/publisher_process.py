@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -37,11 +37,10 @@ class ReportSender:
     def __init__(self) -> None:
         self._fd = os.dup(1)
         os.dup2(2, 1)
-        self._lock = threading.Lock()
 
     def send(self, **facts: Any) -> None:
         """Send a report as a line of JSON; ignore errors, because the notebook may have ended."""
-        with self._lock, suppress(OSError):
+        with suppress(OSError):  # one write: the threads' reports do not mix
             os.write(self._fd, f"{json.dumps(facts)}\n".encode())
 
 
@@ -67,7 +66,7 @@ def _start_timer(seconds: float, act: Callable[[], object]) -> threading.Timer:
     return timer
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Publish a run, and report to the notebook in lines of JSON.
 
     A report is a ``notice`` for the user, or the last one: the reason why publishing ``failed``, or
@@ -79,15 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("name")
     parser.add_argument("--live", type=int, default=0, metavar="PID", help="of the notebook")
     parser.add_argument("--patience", type=float, default=ANSWER_TIMEOUT)
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     reports = ReportSender()
     try:
         _publish(args, reports)
     except Exception as error:  # noqa: BLE001 - the notebook shows any error
-        is_reported = isinstance(error, PublishError)
-        reports.send(failed=str(error) if is_reported else f"{type(error).__name__}: {error}")
-        if error.__cause__ is not None or not is_reported:
-            sys.excepthook(type(error), error, error.__traceback__)
+        kind = "" if isinstance(error, PublishError) else f"{type(error).__name__}: "
+        reports.send(failed=f"{kind}{error}".strip().partition("\n")[0])
+        sys.excepthook(type(error), error, error.__traceback__)
         return 1
     finally:
         _start_timer(EXIT_TIMEOUT, partial(os._exit, 1))

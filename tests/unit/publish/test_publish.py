@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from console import ddp, refused
 from drivers.inside import imported
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +29,6 @@ from runs_on_disk import BEGAN, events_of, lines, make_run, rows_of
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
-from nbddp.magics.line_magic import run_command
 from nbddp.magics.parser import CELL, COMMANDS, parse_line
 from nbddp.magics.publishing import LivePublishing
 from nbddp.publish.publication import Publication
@@ -236,9 +236,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Non
 def test_publish_records_and_prints_its_result(folder: Path, fake: Callable[[str], None]) -> None:
     fake("well")
     path = make_run(folder)
-    notebook = Mock(current_run=None)
-    run_command(notebook, "publish wandb:my-digits digits")
-    [said] = notebook.presenter.print_line.call_args.args
+    said = ddp("publish wandb:my-digits digits")
     assert "60 steps" in said
     noted = read_published(path, "wandb")
     assert (noted["steps"], noted["late"], noted["is_whole"]) == (60, 0, True)
@@ -247,7 +245,7 @@ def test_publish_records_and_prints_its_result(folder: Path, fake: Callable[[str
     log = (path / "publish-wandb.log").read_text().splitlines()
     assert (log[0], log[-1]) == ("noise", "finished 0")
     assert json.loads(log[1])["step"] == 0
-    assert "--again" in refusal(UsageError, run_command, notebook, "publish wandb digits")
+    assert "--again" in refused("publish wandb digits")
 
 
 def test_a_tracker_error_is_reported_in_one_line(
@@ -325,11 +323,10 @@ def test_the_publish_option_and_command_accept_installed_trackers() -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_publishing_an_active_run_starts_live_publishing(folder: Path) -> None:
-    notebook = Mock(current_run=make_run(folder, is_stopped=False))
-    run_command(notebook, "publish wandb")
-    session, run = notebook.group.scripts.active_session, notebook.current_run
-    start = notebook.publishing.start
-    start.assert_called_once_with(session, run, Target("wandb"), is_again=False)
+    run, group, publishing = make_run(folder, is_stopped=False), Mock(), Mock()
+    ddp("publish wandb", current_run=run, group=group, publishing=publishing)
+    session = group.scripts.active_session
+    publishing.start.assert_called_once_with(session, run, Target("wandb"), is_again=False)
 
 
 @pytest.mark.usefixtures("installed")
@@ -337,8 +334,7 @@ def test_another_kernels_active_run_is_refused(folder: Path, snapshot: SnapshotA
     path = make_run(folder, is_stopped=False)
     mine = {"host": platform.node(), "pid": os.getpid(), "nproc": 2}
     (path / "run.json").write_text(json.dumps(mine))
-    notebook = Mock(current_run=None)
-    assert refusal(UsageError, run_command, notebook, "publish wandb") == snapshot
+    assert refused("publish wandb") == snapshot
 
 
 def test_a_running_run_is_published_once_for_several_cells(
