@@ -91,7 +91,7 @@ def test_magics_become_python_or_comments_with_the_reason(snapshot: SnapshotAsse
 
 
 def parts(text: str) -> list[tuple[bool, str]]:
-    return list(split_by_guard(text, {"torch", "rank_free"}))
+    return list(split_by_guard(text, {"torch"}))
 
 
 OUTSIDE = {
@@ -110,9 +110,8 @@ OUTSIDE = {
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_definitions_that_need_no_guarded_name_stay_outside_the_main_guard(name: str) -> None:
-    [*outside, last] = parts(f"{OUTSIDE[name]}\nlater = []")
-    assert outside == [(False, OUTSIDE[name])]
-    assert last == (True, "later = []")
+    text = OUTSIDE[name]
+    assert parts(f"{text}\nlater = []") == [(False, text), (True, "later = []")]
 
 
 INSIDE = (
@@ -216,15 +215,13 @@ mine
 def test_a_cell_may_rebind_print_and_the_names_of_the_script(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    text = export(cell(PRINTS), PulledValue("mine * 2")).text
-    functions = [each for each in ast.parse(text).body if isinstance(each, ast.FunctionDef)]
+    script = export(cell(PRINTS), PulledValue("mine * 2"))
+    functions = [each for each in ast.parse(script.text).body if isinstance(each, ast.FunctionDef)]
     shown = [each for each in functions if each.name in ("_print_value", "display")]
     start = ast.unparse(ast.Module(shown, []))
-    cells = text[text.index("# %%") : text.rindex("# %%")]
-    exec(f"_RANK = 1\n{start}\n{cells}", {"__name__": "__main__"})
-    assert capsys.readouterr().out == (
-        "'mine'\n[rank 1] Out 'mine'\n[rank 1] mine * 2 'minemine'\n"
-    )
+    exec(f"_RANK = 1\n{start}\n{cells_of(script)}", {"__name__": "__main__"})
+    out = "'mine'\n[rank 1] Out 'mine'\n[rank 1] mine * 2 'minemine'\n"
+    assert capsys.readouterr().out == out
 
 
 # ---- the whole
@@ -316,12 +313,10 @@ def test_pushed_values_are_exported_as_code() -> None:
 
 def test_a_value_that_is_pushed_again_is_still_an_option() -> None:
     again = [{"a": 1, "b": 1, "c": None}, {"a": 1, "b": 2, "c": None}, {"a": True, "b": 1}]
-    text = export(*(PushedValues(values) for values in again), cell("a, b, c")).text
-    assert re.findall(r" ([abc]) = (.+)", text) == [
-        *[("a", "_args.a"), ("b", "_args.b"), ("c", "None")],
-        *[("a", "_args.a"), ("b", "2"), ("c", "None")],
-        *[("a", "True"), ("b", "_args.b")],
-    ]
+    text = export(*map(PushedValues, again), cell("a, b, c")).text
+    found = " ".join(re.findall(r" ([abc] = .+)", text))
+    first, second = "a = _args.a b = _args.b c = None", "a = _args.a b = 2 c = None"
+    assert found == f"{first} {second} a = True b = _args.b"
 
 
 def test_an_exported_script_has_nbddp_and_settings_of_trainers_only_if_used(
@@ -340,11 +335,10 @@ def test_an_exported_script_has_nbddp_and_settings_of_trainers_only_if_used(
 
 
 def test_the_sbatch_file_is_valid_shell(tmp_path: Path) -> None:
-    text = script_job("train", "train.py", nnodes=2, nproc=4, has_gpus=True)
-    assert f"\nsrun {AGENT} \\\n" in text
-    assert "#SBATCH --gpus-per-node=4" in text
-    text = script_job("train", "train.py", nnodes=2, nproc=4, has_gpus=False)
-    assert "#SBATCH --cpus-per-task=4" in text
+    for has_gpus, wants in ((True, "--gpus-per-node=4"), (False, "--cpus-per-task=4")):
+        text = script_job("train", "train.py", nnodes=2, nproc=4, has_gpus=has_gpus)
+        assert f"\nsrun {AGENT} \\\n" in text
+        assert f"#SBATCH {wants}" in text
     path = tmp_path / "job"
     path.write_text(text)
     subprocess.run(["bash", "-n", path], check=True)

@@ -57,9 +57,11 @@ def test_reports_of_ranks_are_merged_by_step(snapshot: SnapshotAssertion) -> Non
     assert said == snapshot
 
 
-def two_ranks() -> StepAggregator:
+def of_ranks(count: int, *rows: Row) -> StepAggregator:
     steps = StepAggregator()
-    steps.ranks = frozenset({0, 1})
+    steps.ranks = frozenset(range(count))
+    for each in rows:
+        steps.add(each, 0.0)
     return steps
 
 
@@ -68,9 +70,7 @@ def losses(points: Iterable[AggregatedStep]) -> list[float]:
 
 
 def test_a_step_waits_until_all_ranks_have_reported_a_later_one() -> None:
-    steps = two_ranks()
-    for step, rank, loss in ((0, 0, 1.0), (1, 0, 1.0), (0, 1, 3.0)):
-        steps.add(row(step, rank, loss=loss), 0.0)
+    steps = of_ranks(2, row(0, loss=1.0), row(1, loss=1.0), row(0, 1, loss=3.0))
     assert steps.pop_complete(0.0) == []
     steps.add(row(1, 1, loss=5.0), 0.0)
     assert losses(steps.pop_complete(0.0)) == [2.0]
@@ -78,10 +78,7 @@ def test_a_step_waits_until_all_ranks_have_reported_a_later_one() -> None:
 
 
 def test_a_step_waits_for_its_own_metrics_only() -> None:
-    steps = two_ranks()
-    for rank in (0, 1):
-        for step in (0, 1, 2):
-            steps.add(row(step, rank, loss=1.0), 0.0)
+    steps = of_ranks(2, *(row(step, rank, loss=1.0) for rank in (0, 1) for step in (0, 1, 2)))
     assert len(steps.pop_complete(0.0)) == 2
     steps.add(row(0, 0, accuracy=0.0), 0.0)
     assert len(steps.pop_complete(0.0)) == 0
@@ -91,8 +88,7 @@ def test_a_step_waits_for_its_own_metrics_only() -> None:
 
 
 def test_a_step_waits_no_longer_than_five_seconds_and_later_values_are_counted() -> None:
-    steps = two_ranks()
-    steps.add(row(0, 0, loss=1.0), 0.0)
+    steps = of_ranks(2, row(0, 0, loss=1.0))
     steps.add(row(1, 0, loss=1.0), 1.0)
     assert steps.pop_complete(STEP_TIMEOUT) == []
     assert [each.step for each in steps.pop_complete(STEP_TIMEOUT + 0.5)] == [0]
@@ -103,7 +99,7 @@ def test_a_step_waits_no_longer_than_five_seconds_and_later_values_are_counted()
 
 
 def test_the_next_cell_completes_the_steps_of_the_previous_cell() -> None:
-    steps = two_ranks()
+    steps = of_ranks(2)
     steps.begin_cell(0.0, is_again=False)
     steps.add(row(0, 0, loss=1.0), 0.0)
     steps.begin_cell(10.0, is_again=True)
@@ -121,14 +117,11 @@ def test_live_and_later_publication_give_the_same_points(seed: int) -> None:
     chance, rows = random.Random(seed), []
     at = [0, 0, 0]
     while min(at) < 40:
-        rank = chance.choice(
-            [each for each in range(3) if at[each] <= min(at) + 2 and at[each] < 40]
-        )
+        rank = chance.choice([each for each in range(3) if at[each] < min(min(at) + 3, 40)])
         if rank == 0 or at[rank] % 2:
             rows.append(row(at[rank] % 25, rank, loss=chance.random()))
         at[rank] += 1
-    steps, live = StepAggregator(), []
-    steps.ranks = frozenset(range(3))
+    steps, live = of_ranks(3), []
     for number, each in enumerate(rows):
         steps.add(each, number / 5)
         if chance.random() < 0.3:
@@ -139,8 +132,7 @@ def test_live_and_later_publication_give_the_same_points(seed: int) -> None:
 
 
 def test_the_step_aggregator_keeps_bounded_state_in_a_long_run() -> None:
-    steps = StepAggregator()
-    steps.ranks = frozenset({0})
+    steps = of_ranks(1)
     for step in range(1000):
         steps.add(row(step, loss=1.0), 0.0)
         steps.pop_complete(0.0)
