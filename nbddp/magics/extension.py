@@ -39,12 +39,12 @@ class _Extension:
             # IPython calls these if `%%ddp` or `%%local` is below the first line
             ("line", "%ddp"): _refuse_below_first_line,
             ("line", "%local"): _refuse_below_first_line,
+            ("line", "load_ext"): self._load_ext_again,
         }
+        self._load_ext = shell.magics_manager.magics["line"]["load_ext"]
         for (kind, name), function in self._magics.items():
             shell.magics_manager.register_function(function, kind, name)
         shell.events.register("post_run_cell", _explain_missing_cell_magic)
-        self._load_ext = shell.magics_manager.magics["line"]["load_ext"]
-        shell.magics_manager.register_function(self._load_ext_again, "line", "load_ext")
         self._debugger: Any = shell.debugger
         shell.debugger = self._debug  # type: ignore[method-assign]
         shell.input_transformers_cleanup.append(self.notebook.auto)

@@ -121,9 +121,11 @@ def _publish(args: argparse.Namespace, reports: ReportSender) -> None:
     )
     with warnings.catch_warnings():
         warnings.showwarning = partial(_warn, kind, reports, [])
-        while args.live and os.getppid() == args.live:
-            if not publisher.publish_new() and publisher.has_stopped:
-                break
+        is_over = not args.live
+        while not is_over and os.getppid() == args.live:
+            had_stopped = publisher.has_stopped
+            publisher.publish_new()
+            is_over = had_stopped and publisher.has_stopped  # a restart would have begun
             time.sleep(POLL_INTERVAL)
         outcome = publisher.finish()
     late = publisher.aggregator.late
