@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from drivers.inside import imported
+from runs_on_disk import make_run
 
 import nbddp
 from nbddp.publish.publication import Publication
@@ -51,6 +52,9 @@ def test_public_names_are_sorted_importable_and_complete_and_others_are_refused(
 PAGE = {"IPython", "ipywidgets", "ipykernel"}
 STAGES = {  # statements of a fresh Python, and the modules that each must not load
     "import nbddp": {"torch", "numpy", "psutil", *PAGE},
+    "run = nbddp.runs()[0]; run.metrics(), run.cells, run.events, run.config": {
+        *("torch", "numpy", "matplotlib", *PAGE)
+    },
     imported(queues, payloads, rank_start): {"torch", *PAGE},  # what every rank needs
     "nbddp.sonnets()": {"torch"},
     "import nbddp.magics.extension, nbddp.group": {"torch", "numpy"},
@@ -65,6 +69,7 @@ STAGES = {  # statements of a fresh Python, and the modules that each must not l
 
 @pytest.mark.process
 def test_modules_are_imported_lazily(tmp_path: Path) -> None:
+    make_run(tmp_path)
     show = "print(*{name.split('.')[0] for name in sys.modules})"
     program = "\n".join(["import sys", *(f"{stage}\n{show}" for stage in STAGES)])
     done = subprocess.run(

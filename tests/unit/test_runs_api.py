@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import math
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,21 +119,3 @@ def test_runs_logs_damaged_folders_and_lists_the_other_runs(
     assert "a-file" not in caplog.text
     with pytest.raises(RequestError, match="no-facts is damaged"):
         nbddp.Run("no-facts")
-
-
-@pytest.mark.process
-def test_the_runs_api_needs_neither_torch_nor_a_kernel(folder: Path) -> None:
-    path = make_run(folder)
-    program = (
-        "import sys, json, nbddp\n"
-        "run = nbddp.runs()[0]\n"
-        "table = run.metrics()\n"
-        "run.cells, run.events, run.config\n"
-        "print(json.dumps([run.name, sorted({each.split('.')[0] for each in sys.modules})]))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=folder
-    )
-    name, loaded = json.loads(done.stdout)
-    assert name == path.name
-    assert not {"torch", "IPython", "ipykernel", "ipywidgets", "matplotlib", "numpy"} & {*loaded}
