@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from nbddp.train import log_and_track
 from nbddp.wire.messages import InterruptAcknowledged, RunCell
 from nbddp.wire.trace_messages import SendTrace, TraceSent, TraceSteps, format_steps
 from nbddp.worker.output.outbox import Outbox
+from nbddp.worker.wrapping import wrap
 
 Interval = tuple[float, float]
 
@@ -127,12 +129,14 @@ class CellProfiler:
             return
         self._is_tracing, self._started_at = True, time.monotonic()
         self._first = self._current = step
-        self._restore = _call_before_next_profiler(self._yield_to_cell)
+        module, name = torch.autograd.profiler, "_prepare_profiler"
+        self._restore = partial(setattr, module, name, wrap(module, name, self._yield_to_cell))
 
-    def _yield_to_cell(self) -> None:
+    def _yield_to_cell(self, prepare: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Stop, because the cell starts its own profiler and torch would end this one silently."""
         self._stop()
         self._profile, self._reason = None, OWN_PROFILER
+        return prepare(*args, **options)
 
     def _stop(self) -> None:
         if not self._is_tracing:
@@ -290,23 +294,6 @@ def _covered_time(intervals: Iterable[Interval]) -> float:
         length += max(0.0, last - max(begin, end))
         end = max(end, last)
     return length
-
-
-def _call_before_next_profiler(action: Callable[[], None]) -> Callable[[], None]:
-    """Call ``action`` before torch's profiler starts again. Return a function that cancels it."""
-    module: Any = torch.autograd.profiler
-    prepare = module._prepare_profiler
-
-    def restore() -> None:
-        module._prepare_profiler = prepare
-
-    def prepare_after(*args: Any, **kwargs: Any) -> Any:
-        restore()
-        action()
-        return prepare(*args, **kwargs)
-
-    module._prepare_profiler = prepare_after
-    return restore
 
 
 def begin_profile(command: RunCell) -> CellProfiler | None:
