@@ -205,7 +205,9 @@ class Executor(ControllerState):
                 gone = [each.rank for each in self.life.ranks if not each.is_alive]
                 text = details or self.event_log.final_output(gone)
                 self.keep_start_error(StartError(reason, details=text))
-                self.event_log.record("start failed", reason=str(self.start_error))
+                self.event_log.record(
+                    "start failed", reason=str(self.start_error), interrupted=False
+                )
             case ev.RejoinRanks() if self.surviving_group is not None:
                 return self._rejoin(self.surviving_group)
             case ev.StartReplacements(ranks=ranks) if (
@@ -368,11 +370,15 @@ class Executor(ControllerState):
             self.replay_log.add(self.cell.replay_entry())
 
     def _on_group_stopped(self) -> None:
+        is_over = not self.life.state.is_live  # else a restart follows at once
+        if is_over and self.start_error is None and self.futures.is_pending("start"):
+            self.start_error = StartError("stopped while it started")
+            self.event_log.record("start failed", reason=str(self.start_error), interrupted=True)
         self.event_log.record("stopped", attempt=self.life.run_attempt)
         self._write_run_json()
-        if not self.life.state.is_live:  # else a restart follows at once
-            error = self.start_error or StartError("stopped while it started")
-            self.futures.reject(error, "start")
+        if is_over:
+            if self.start_error is not None:
+                self.futures.reject(self.start_error, "start")
             self.event_log.close()
             self.rank_monitor.reset_totals()
         self._reject_heal("the group was stopped")

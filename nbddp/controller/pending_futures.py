@@ -29,6 +29,10 @@ class PendingFutures:
         self._open.setdefault(key, []).append(future)
         return future
 
+    def is_pending(self, *key: str | int) -> bool:
+        """Return whether a future with this key is not resolved."""
+        return key in self._open
+
     def resolve(self, *key: str | int, value: object = None) -> None:
         """Resolve all futures with this key."""
         for future in self._open.pop(key, ()):

@@ -51,7 +51,9 @@ class RunJson:
                 facts.pop("ended", None)
             case "start failed":
                 reason = str(event.get("reason", "")).partition("\n")[0]
-                facts |= {"outcome": f"start failed: {reason}", "interrupted": False}
+                is_interrupted = event.get("interrupted", False)
+                outcome = reason if is_interrupted else f"start failed: {reason}"
+                facts |= {"outcome": outcome, "interrupted": is_interrupted}
             case "cell ended":
                 outcome, is_interrupted = event.get("outcome", ""), event.get("interrupted", False)
                 facts |= {"outcome": outcome, "interrupted": is_interrupted}

@@ -111,5 +111,5 @@ def describe_outcome(run: Summary) -> str:
     how = run.why if has_whole_text else ": ".join(filter(None, [run.outcome, run.why]))
     lost = f"{format_seconds(run.seconds_lost)} lost to failures" if run.seconds_lost else ""
     is_idle = run.is_live and run.outcome != "running"
-    parts = [how[:90], lost, "not stopped" if is_idle else "", run.note]
+    parts = [how[:90], lost, "ranks still running" if is_idle else "", run.note]
     return " · ".join(filter(None, parts))

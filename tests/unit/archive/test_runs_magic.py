@@ -110,7 +110,8 @@ def test_the_summary_of_a_run_without_an_end_says_whether_its_kernel_is_alive(fo
 
 def test_a_running_run_shows_the_outcome_of_its_last_cell(folder: Path) -> None:
     death = "rank 1 was killed by SIGSEGV"
-    said = {("ok",): "ok · not stopped", (death,): f"failed: {death} · not stopped"}
+    said = {("ok",): "ok · ranks still running"}
+    said |= {(death,): f"failed: {death} · ranks still running"}
     other = make_run(folder, "20270115-090000-other")
     for number, (outcomes, text) in enumerate((said | {(death, ""): "running"}).items()):
         cells = [("train()", outcome) for outcome in outcomes]

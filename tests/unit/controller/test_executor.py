@@ -24,6 +24,7 @@ from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.archive.stored_run import StoredRun
+from nbddp.archive.summary import summarize
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
@@ -341,6 +342,9 @@ def test_a_start_that_ends_while_the_launcher_imports_starts_no_rank_later(
     assert str(started.exception()) == empty.words
     assert empty.state is GroupState.OFF
     assert ends_by != "stop" or stopped.result() is None
+    path = empty.executor.event_log.path
+    assert path is not None
+    assert summarize(path).outcome == ("interrupted" if ends_by == "stop" else "failed")
     empty.handle_all_events()
     assert not empty.launcher.handles
 

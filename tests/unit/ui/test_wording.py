@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,15 @@ import pytest
 
 import nbddp
 from nbddp.lifecycle.group_state import GroupState
-from nbddp.lifecycle.retries import AttemptFailure, RecoveryRecord
+from nbddp.lifecycle.retries import AttemptFailure
 from nbddp.record.event_log import RunEvent
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui import wording
 
 SETBACK = AttemptFailure(what="it failed", at=0.0, step=34)
-RESTART = RecoveryRecord(
-    failure=SETBACK, facts={"detected": 0.2, "restarted": 0.1, "replayed": 0.35, "cells": 2}
-)
-HEAL = RecoveryRecord(failure=SETBACK, facts={"detected": 0.02, "healed": 0.31})
+RESTART = replace(SETBACK, facts={"detected": 0.2, "restarted": 0.1, "replayed": 0.35, "cells": 2})
+HEAL = replace(SETBACK, facts={"detected": 0.02, "healed": 0.31})
 HEALED = {
     "ranks": [1],
     "donor": 0,
@@ -39,7 +38,7 @@ HEALED = {
 RECORDED: list[tuple[str, dict[str, Any]]] = [
     ("start", {"attempt": 1, "world_size": 2}),
     ("start", {"attempt": 3, "world_size": 2}),
-    ("start failed", {"reason": "no GPU"}),
+    ("start failed", {"reason": "no GPU", "interrupted": False}),
     ("ready", {"attempt": 1}),
     ("cell", {"number": 1}),
     ("cell ended", {"outcome": "ok"}),
