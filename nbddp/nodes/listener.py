@@ -109,8 +109,22 @@ class RemoteRankHandle:
         self.exit_reason = ""
         self.cpu_sample = 0.0, 0.0  # a time on the node, and the CPU seconds used until then
         self.log_receiver = LogReceiver(folder, listener.on_copy_failed)
-        self.sentinel, self._writer = os.pipe()
+        self._pipe: tuple[int, int] | None = None
+        self._lock = threading.Lock()
         self._has_ended = threading.Event()
+
+    @property
+    def sentinel(self) -> int:
+        """A file descriptor that becomes readable when the process ends.
+
+        It is opened when it is first needed: a rejoin that fails watches no process.
+        """
+        with self._lock:
+            if self._pipe is None:
+                self._pipe = os.pipe()
+                if self._has_ended.is_set():
+                    os.close(self._pipe[1])
+            return self._pipe[0]
 
     def is_stopped(self) -> bool:
         """Return False: the node does not report it."""
@@ -125,9 +139,10 @@ class RemoteRankHandle:
     def join(self) -> None:
         """Wait until the process has exited, and close the descriptor."""
         self._has_ended.wait()
-        if self.sentinel >= 0:
-            os.close(self.sentinel)
-            self.sentinel = -1
+        with self._lock:
+            if self._pipe is not None:
+                os.close(self._pipe[0])
+                self._pipe = None
 
     def interrupt(self) -> None:
         """Send SIGINT."""
@@ -143,11 +158,14 @@ class RemoteRankHandle:
 
     def set_exited(self, exitcode: int | None, reason: str = "") -> None:
         """Mark the process as exited, or as lost with its node."""
-        if not self._has_ended.is_set():
+        with self._lock:
+            if self._has_ended.is_set():
+                return
             self.exitcode, self.exit_reason = exitcode, reason
             self._has_ended.set()
             self.log_receiver.close()
-            os.close(self._writer)
+            if self._pipe is not None:
+                os.close(self._pipe[1])
 
 
 class NodeListener:
