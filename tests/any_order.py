@@ -154,7 +154,7 @@ class AnyOrder(RuleBasedStateMachine):
             actor.run_next()
 
     def is_open(self) -> bool:
-        return self.session._executor.runtime is not None
+        return self.session.runtime is not None
 
     @precondition(lambda self: self.is_open() and (self.actor.inbox or self.actor.urgent_inbox))
     @rule()
@@ -388,7 +388,7 @@ class AnyOrder(RuleBasedStateMachine):
     def a_message_arrives(self, number: int, is_first: bool) -> None:
         envelope = self.mail.pop(number % len(self.mail))
         tell = self.actor.submit_urgent if is_first else self.actor.submit
-        tell(self.session._executor.messages.handle, envelope)
+        tell(self.session.messages.handle, envelope)
 
     @rule()
     def ranks_work_normally(self) -> None:
@@ -402,7 +402,7 @@ class AnyOrder(RuleBasedStateMachine):
                 while rank.is_free:
                     self.take_command(rank)
             while self.is_open() and self.mail:
-                self.actor.submit(self.session._executor.messages.handle, self.mail.pop(0))
+                self.actor.submit(self.session.messages.handle, self.mail.pop(0))
 
     def handle_all_events(self) -> None:
         while self.is_open() and any(self.turn_threads()):

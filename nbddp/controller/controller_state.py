@@ -6,7 +6,6 @@ import itertools
 from typing import TYPE_CHECKING
 
 from nbddp.controller.pending_futures import PendingFutures
-from nbddp.controller.rank_processes import RankProcesses
 from nbddp.controller.threads import Runtime
 from nbddp.errors import RequestError, StartError
 from nbddp.launch.local_launcher import Launcher
@@ -16,10 +15,13 @@ from nbddp.record.cell import CellHandle, NoticeRouter
 from nbddp.record.event_log import EventLog
 from nbddp.record.rank_monitor import RankMonitor
 from nbddp.record.replay_log import ReplayLog
-from nbddp.wire.messages import InputReply
+from nbddp.sigint import Future
+from nbddp.wire.messages import InputReply, Ready
+from nbddp.wire.request_messages import Answer, Request
 
 if TYPE_CHECKING:
     from nbddp.controller.group_spec import GroupSpec
+    from nbddp.lifecycle.retries import AttemptFailure
 
 
 class ControllerState:
@@ -30,23 +32,29 @@ class ControllerState:
         launcher: starts the ranks of the next start.
         spec, cell: the spec of the last start; the cell that runs, or the last one.
         replay_log: the cells and pushes of this attempt.
+        ready: the ``Ready`` message of each rank.
+        recovery: the recovery that this attempt began with, until its first step is reported.
+        fired_faults: the faults that have fired since the last start that was not a recovery.
+        armed_faults: the faults that are armed in each rank.
+        newest_cell: the highest number of a cell that these ranks have had.
         numbers: the numbers of requests to ranks.
     """
 
-    def __init__(self, launcher: Launcher) -> None:
+    def __init__(self, launcher: Launcher, rank_monitor: RankMonitor) -> None:
         self.life = Life()
         self.launcher = launcher
         self.spec: GroupSpec | None = None
         self.cell: CellHandle | None = None
         self.runtime: Runtime | None = None
-        self.ranks: RankProcesses | None = None
+        self.ready: dict[int, Ready] = {}
+        self.recovery: AttemptFailure | None = None
+        self.fired_faults: set[str] = set()
+        self.armed_faults: dict[int, list[str]] = {}
+        self.newest_cell = 0
         self.replay_log = ReplayLog()
         self.router = NoticeRouter(lambda: self.cell)
         self.event_log = EventLog(self.router.notify)
-        self.rank_monitor = RankMonitor(
-            lambda rank: self.ranks is not None and self.ranks.is_stopped(rank),
-            lambda rank: self.ranks is not None and self.ranks.is_working(rank),
-        )
+        self.rank_monitor = rank_monitor
         self.futures = PendingFutures()
         self.numbers = itertools.count(1)
         self.start_error: StartError | None = None
@@ -62,23 +70,12 @@ class ControllerState:
             raise RequestError(NO_GROUP)
         return self.runtime
 
-    def drop_runtime(self) -> None:
-        """Drop the connection and the threads after all processes have exited."""
-        self.runtime = self.ranks = self.cell = None
+    def request(self, rank: int, request: Request) -> Future[Answer]:
+        """Send a numbered request to a rank. Return a future for its answer."""
+        self.active_runtime.link.send(rank, request)
+        return self.futures.new("answer", rank, request.request)
 
-    def process_ids(self) -> dict[int, int]:
-        """Return the process id of each rank that is alive."""
-        return self.ranks.pids(self.life.alive) if self.ranks else {}
-
-    def stopped_ranks(self) -> tuple[tuple[int, int], ...]:
-        """Return the ranks that are stopped by SIGSTOP, with their process ids."""
-        return self.ranks.stopped_ranks(self.life.alive) if self.ranks else ()
-
-    def exiting_ranks(self) -> list[int]:
-        """Return the ranks whose process was killed but has not exited yet."""
-        return self.ranks.exiting_ranks(self.life.alive) if self.ranks else []
-
-    def answer(self, rank: int, answer: InputReply) -> None:
+    def send_answer(self, rank: int, answer: InputReply) -> None:
         """Send a rank the answer to its question, if the rank is still alive."""
         if self.life.is_alive(rank):
             self.active_runtime.link.send(rank, answer)

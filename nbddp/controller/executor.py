@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from nbddp.lifecycle.heal_steps import KILLED
 from nbddp.lifecycle.transitions import advance
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.log_reader import log_name
-from nbddp.record.rank_monitor import CHECK_PERIOD
+from nbddp.record.rank_monitor import CHECK_PERIOD, RankMonitor
 from nbddp.sigint import import_interruptibly, sigint_deferred
 from nbddp.train.faults.kinds import FAULTS_VARIABLE
 from nbddp.wire import messages as msg
@@ -41,22 +41,30 @@ logger = logging.getLogger(__name__)
 
 
 class Executor(ControllerState):
-    """Carries out the actions of the lifecycle; used on the session's thread.
+    """Carries out the actions of the lifecycle; its methods run on the session's thread.
 
     Attributes:
         messages: handles the messages of the ranks.
         faults_to_arm: faults to arm in each rank at its start.
-        surviving_group: the ranks of an earlier notebook, for a rejoin.
     """
 
     def __init__(self, launcher: Launcher, *, colors: str) -> None:
-        super().__init__(launcher)
-        self.colors = colors
-        self.faults_to_arm: tuple[str, ...] = ()
-        self.surviving_group: SurvivingGroup | None = None
-        self.messages = MessageHandler(self, self.step)
+        rank_monitor = RankMonitor(
+            lambda rank: self.ranks.is_stopped(rank), lambda rank: self.ranks.is_working(rank)
+        )
+        super().__init__(launcher, rank_monitor)
+        self._colors = colors
+        self.faults_to_arm: Sequence[str] = ()
+        self._heal: HealRequests | None = None  # the running heal, or the last one
+        self._surviving_group: SurvivingGroup | None = None  # of an earlier notebook
+        self.messages = MessageHandler(self, self._step)
 
-    def open_runtime(self, make: Callable[[], Runtime]) -> None:
+    @property
+    def ranks(self) -> RankProcesses:
+        """The processes of the last start; there are none before."""
+        return self.messages.ranks
+
+    def _open_runtime(self, make: Callable[[], Runtime]) -> None:
         """Open the connection to the ranks and the threads.
 
         Raises:
@@ -68,12 +76,17 @@ class Executor(ControllerState):
                 runtime = make()
             except (OSError, RuntimeError) as error:  # of the store, a socket or a thread
                 raise start_error("the link to the ranks", error) from error
-            runtime.start_readers(self.messages.handle, self.on_link_lost)
+            runtime.start_readers(self.messages.handle, self._on_link_lost)
             self.runtime = runtime
+
+    def _drop_runtime(self) -> None:
+        """Drop the connection, the threads and the ranks, after all processes have exited."""
+        self.runtime = self.cell = None
+        self.messages.ranks = RankProcesses(self, self.messages)
 
     # ---- while a cell runs
 
-    def watch_cell(self, handle: CellHandle) -> None:
+    def _watch_cell(self, handle: CellHandle) -> None:
         """Check the progress of a cell at intervals until it ends."""
         purpose, now = handle.request.purpose, time.monotonic()
         self.rank_monitor.reset_for_cell(handle.ranks, now, cell=handle.number, purpose=purpose)
@@ -94,7 +107,7 @@ class Executor(ControllerState):
             self.router.notify(text)
             self.event_log.record("no progress", text=text)
 
-    def on_link_lost(self, error: Exception) -> None:
+    def _on_link_lost(self, error: Exception) -> None:
         """Kill all ranks, because their messages cannot be read any more."""
         self.keep_start_error(start_error("the ranks", error))
         self.router.notify(f"killed all ranks: cannot read their messages ({short_error(error)})")
@@ -103,7 +116,7 @@ class Executor(ControllerState):
 
     # ---- lifecycle events and actions
 
-    def step(self, event: ev.Event) -> str:
+    def _step(self, event: ev.Event) -> str:
         """Feed an event to the lifecycle and carry out its actions.
 
         Return why the lifecycle refuses the event; empty if it does not.
@@ -151,7 +164,7 @@ class Executor(ControllerState):
                 event = ev.NamespaceSent(
                     attempt=self.life.attempt, generation=generation, reason=text
                 )
-                self.active_runtime.event_thread.submit(self.step, event)
+                self.active_runtime.event_thread.submit(self._step, event)
                 return
             case ev.StartReplacements():
                 self.active_runtime.event_thread.submit(
@@ -160,11 +173,11 @@ class Executor(ControllerState):
                 return
             case ev.StartRanks():
                 self.keep_start_error(start_error("the ranks", error))
-            case ev.RejoinRanks() if self.ranks is None:
+            case ev.RejoinRanks() if not self.ranks.handles:
                 cause = start_error("the ranks", error, verb="rejoined")
                 text = f"{cause}; the ranks still run, and `%ddp nodes --rejoin` tries again"
                 self.keep_start_error(StartError(text))
-            case _ if self.ranks is not None and rank in self.ranks.handles:
+            case _ if rank in self.ranks.handles:
                 failed = {ev.Kill: "killed: it counts as dead", ev.RejoinRanks: "watched: killed"}
                 cannot = failed.get(type(action), "reached: killed")
                 text = f"rank {rank} cannot be {cannot} ({short_error(error)})"
@@ -174,7 +187,7 @@ class Executor(ControllerState):
         self._abandon_rank(rank)
 
     def _abandon_rank(self, rank: int) -> None:
-        if self.ranks is None or not self.ranks.abandon(rank):
+        if not self.ranks.abandon(rank):
             attempt, incarnation = self.life.attempt, self.life.incarnation(rank)
             self.active_runtime.event_thread.submit(
                 self._report_abandoned, attempt, rank, incarnation
@@ -208,26 +221,17 @@ class Executor(ControllerState):
                 self.event_log.record(
                     "start failed", reason=str(self.start_error), interrupted=False
                 )
-            case ev.RejoinRanks() if self.surviving_group is not None:
-                return self._rejoin(self.surviving_group)
-            case ev.StartReplacements(ranks=ranks) if (
-                self.ranks is not None and self.life.heal is not None
-            ):
-                self.messages.heal = HealRequests(self, self.life.heal)
-                incarnations = {rank: self.life.incarnation(rank) for rank in ranks}
-                self.ranks.forget_dead(incarnations)  # first: the rest may fail
-                starts = self._rank_starts()
-                self.ranks.start_replacements(
-                    [
-                        replace(starts[rank], incarnation=number, joins_group=False)
-                        for rank, number in incarnations.items()
-                    ]
-                )
+            case ev.RejoinRanks() if self._surviving_group is not None:
+                return self._rejoin(self._surviving_group)
+            case ev.StartReplacements(ranks=ranks) if self.life.heal is not None:
+                self._heal = HealRequests(self, self.life.heal, self._step)
+                self.ranks.forget(ranks)  # first: the rest may fail
+                self.ranks.launch(self._rank_starts(ranks))
             case ev.HealFailed(reason=reason):
                 self.event_log.record("not healed", reason=reason)
-                if self.messages.heal is not None:
-                    self.messages.heal.close()
-                    for rank in self.messages.heal.ranks:  # they are all dead
+                if self._heal is not None:
+                    self._heal.close()
+                    for rank in self._heal.ranks:  # they are all dead
                         self.messages.end_waits(rank, KILLED)
                 self._reject_heal(reason)
             case (
@@ -236,49 +240,48 @@ class Executor(ControllerState):
                 | ev.RequestJoin()
                 | ev.CancelJoin()
                 | ev.HealFinished()
-            ) if self.messages.heal is not None:
-                return self.messages.heal.perform(action)
+            ) if self._heal is not None:
+                return self._heal.perform(action)
             case ev.CellFinished(is_outgrown=is_outgrown):
                 self._finish_cell(is_outgrown=is_outgrown)
             case ev.GroupStopped():
                 self._on_group_stopped()
-            case _ if self.ranks is not None:
-                return self.ranks.perform(action, cell=self.cell)
+            case _:
+                return self.ranks.perform(action)
         return {}
 
     def _reject_heal(self, why: str) -> None:
         self.futures.reject(RequestError(f"{refusals.NOT_HEALED}: {why}"), "heal")
 
     def _on_deadline(self, event: ev.DeadlinePassed) -> None:
-        working = self.ranks.working_ranks(self.life.alive) if self.ranks else ()
-        self.step(replace(event, stopped=self.stopped_ranks(), working=working))
+        working = self.ranks.working_ranks(self.life.alive)
+        self._step(replace(event, stopped=self.ranks.stopped_ranks(), working=working))
 
     def _forget_earlier_ranks(self) -> None:
-        self.start_error = self.ranks = None
-        self.messages.ready = {}
+        self.start_error = None
+        self.messages.ranks = RankProcesses(self, self.messages)
+        self.ready = {}
         self.rank_monitor.clear_ranks()
         self.router.pending.drop_rank_output()  # the logs have it
 
     def _start_ranks(self) -> None:
-        attempt, world_size = self.life.attempt, len(self.life.ranks)
+        world_size = len(self.life.ranks)
         self._forget_earlier_ranks()
         self.replay_log.clear()
-        self.ranks = RankProcesses(attempt, self.active_runtime, self.launcher, self.messages)
         self.launcher.assign(world_size)
-        starts = [each for each in self._rank_starts() if self.life.is_alive(each.topology.rank)]
+        starts = self._rank_starts(self.life.alive)
         self.event_log.record("start", attempt=self.life.run_attempt, world_size=world_size)
-        self.ranks.launch(starts, world_size)
+        self.active_runtime.link.open_attempt(self.life.attempt, world_size)
+        self.ranks.launch(starts)
 
     def _rejoin(self, survivors: SurvivingGroup) -> FailedRanks:
         """Take over ranks. If this raises an error, they keep running, for another rejoin."""
         self._forget_earlier_ranks()
-        attempt, runtime = survivors.attempt, self.active_runtime
         self.event_log.resume(survivors.folder)
-        folder = self._open_folder()
-        runtime.link.use_secret(survivors.secret)
-        ranks = RankProcesses(attempt, runtime, self.launcher, self.messages)
-        failed = ranks.rejoin(survivors, folder)
-        self.ranks = ranks
+        folder, link = self._open_folder(), self.active_runtime.link
+        link.use_secret(survivors.secret)
+        link.open_attempt(survivors.attempt, survivors.world_size)
+        failed = self.ranks.rejoin(survivors, folder)
         self.replay_log.set_pending((), clears_entries=True)
         self.event_log.record(
             "taken back",
@@ -300,10 +303,10 @@ class Executor(ControllerState):
         spec = self._started_spec
         return self.event_log.open(spec.cwd(), spec.name, spec.facts())
 
-    def _rank_starts(self) -> list[RankStart]:
-        """Return the start parameters of each rank."""
+    def _rank_starts(self, ranks: Sequence[int]) -> list[RankStart]:
+        """Return the start parameters of these ranks."""
         spec, link, folder = self._started_spec, self.active_runtime.link, self._open_folder()
-        fault_variables = {"NBDDP_STRUCK": ";".join(sorted(self.messages.fired_faults))}
+        fault_variables = {"NBDDP_STRUCK": ";".join(sorted(self.fired_faults))}
         if self.faults_to_arm:
             fault_variables[FAULTS_VARIABLE] = ";".join(self.faults_to_arm)
         return [
@@ -323,20 +326,22 @@ class Executor(ControllerState):
                 timeout=spec.timeout,
                 threads=spec.threads
                 or max(1, self.launcher.cores(place) // place.local_world_size),
-                joins_group=spec.joins_group,
+                joins_group=spec.joins_group and self.life.heal is None,
+                incarnation=self.life.incarnation(place.rank),
                 run_id=folder.name,
-                colors=self.colors,
+                colors=self._colors,
             )
             for place in self.launcher.topologies(spec.nproc, master_port=link.reserved_port)
+            if place.rank in ranks
         ]
 
-    def on_node_event(self, event: ev.NodeEvent) -> None:
+    def _on_node_event(self, event: ev.NodeEvent) -> None:
         """Feed a node's event to the lifecycle. Report free capacity if a new node adds some."""
         if isinstance(event, ev.NodeJoined) and self.launcher.has_free_capacity():
-            self.step(replace(event, adds_capacity=True))
-            self.step(ev.CapacityChanged())
+            self._step(replace(event, adds_capacity=True))
+            self._step(ev.CapacityChanged())
         else:
-            self.step(event)
+            self._step(event)
 
     # ---- results
 
@@ -358,7 +363,7 @@ class Executor(ControllerState):
         if self.event_log.seconds_since_written() < min_interval:
             return
         try:
-            facts = known_facts(self.messages.ready, self.rank_monitor, self.cell)
+            facts = known_facts(self.ready, self.rank_monitor, self.cell)
             self.event_log.add_facts(facts)
         except Exception:
             logger.exception("nbddp could not write the facts of the run")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nbddp.controller.controller_state import ControllerState
@@ -10,6 +12,7 @@ from nbddp.controller.rank_processes import FailedRanks, try_each
 from nbddp.lifecycle import events as ev
 from nbddp.record.heal.heal_report import MAX_SHOWN_PLACES, MAX_SHOWN_VALUES, Healed
 from nbddp.record.replay_log import cell_that_assigned, root_name
+from nbddp.sigint import Future
 from nbddp.wire.messages import CancelRequest
 from nbddp.wire.request_messages import Answer, JoinGroup, SendNamespace
 
@@ -24,14 +27,17 @@ class HealRequests:
     Args:
         state: the state of the worker group.
         heal: names the donor and the ranks that get a replacement.
+        step: feeds an event to the lifecycle.
     """
 
-    def __init__(self, state: ControllerState, heal: HealLife) -> None:
+    def __init__(
+        self, state: ControllerState, heal: HealLife, step: Callable[[ev.Event], str]
+    ) -> None:
         self._state = state
+        self._step = step
         self.ranks = heal.replacements
         self._donor = heal.donor
-        self._namespace_requests: dict[int, int] = {}  # request number -> generation
-        self._join_requests: dict[int, tuple[int, int]] = {}  # request number -> rank, generation
+        self._join_requests: dict[int, int] = {}  # the number of the newest request to each rank
         self._pickled_names: Answer | None = None
         self._is_closed = False
         self._not_loaded: dict[str, str] = {}
@@ -61,21 +67,21 @@ class HealRequests:
 
     def _request_namespace(self, action: ev.RequestNamespace) -> None:
         self._discard()
-        number = next(self._state.numbers)
-        self._namespace_requests[number] = action.generation
-        exclude, replacements = [*action.exclude], [*action.replacements]
-        command = SendNamespace(request=number, exclude=exclude, replacements=replacements)
-        self._state.active_runtime.link.send(self._donor, command)
+        request = SendNamespace(
+            request=next(self._state.numbers),
+            exclude=[*action.exclude],
+            replacements=[*action.replacements],
+        )
+        answer = self._state.request(self._donor, request)
+        answer.add_done_callback(partial(self._on_pickled, action.generation))
 
     def _request_join(self, action: ev.RequestJoin, rank: int) -> None:
         if self._pickled_names is None:
             raise RuntimeError("ranks were asked to join before the names were pickled")
         if not self._own_values:
             self._find_own_values()
-        number = next(self._state.numbers)
-        self._join_requests[number] = rank, action.generation
-        command = JoinGroup(
-            request=number,
+        request = JoinGroup(
+            request=next(self._state.numbers),
             generation=action.generation,
             donor=self._donor,
             replacements=[*self.ranks],
@@ -83,12 +89,13 @@ class HealRequests:
             storages=self._pickled_names.content["storages"],
             own_values=dict(self._own_values[rank].own) if rank in self._own_values else {},
         )
-        self._state.active_runtime.link.send(rank, command)
+        self._join_requests[rank] = request.request
+        answer = self._state.request(rank, request)
+        answer.add_done_callback(partial(self._on_joined, action.generation, rank))
 
     def _cancel_join(self, rank: int) -> None:
-        for number, (asked, _) in self._join_requests.items():
-            if asked == rank:
-                self._state.active_runtime.link.send(rank, CancelRequest(request=number))
+        cancel = CancelRequest(request=self._join_requests[rank])
+        self._state.active_runtime.link.send(rank, cancel)
 
     def _find_own_values(self) -> None:
         """Find the values that the replacements must have instead of the donor's."""
@@ -102,30 +109,34 @@ class HealRequests:
             for rank in self.ranks
         }
 
-    def event_from(self, answer: Answer) -> ev.NamespaceSent | ev.GroupJoined | None:
-        """Return the event that an answer causes; None if the answer is to another request."""
+    def _on_pickled(self, generation: int, future: Future[Answer]) -> None:
+        if future.exception() is not None:
+            return  # the donor died, and the lifecycle knows it
+        answer = future.result()
+        self._pickled_names = None if answer.error else answer
+        if self._is_closed:
+            self._discard()
+        reason = f"rank {self._donor}: {answer.error}" if answer.error else ""
         attempt = self._state.life.attempt
-        if (generation := self._namespace_requests.pop(answer.request, None)) is not None:
-            self._pickled_names = None if answer.error else answer
-            if self._is_closed:
-                self._discard()
-            reason = f"rank {self._donor}: {answer.error}" if answer.error else ""
-            return ev.NamespaceSent(attempt=attempt, generation=generation, reason=reason)
-        if (joined := self._join_requests.pop(answer.request, None)) is None:
-            return None
-        (rank, generation), content = joined, answer.content
+        self._step(ev.NamespaceSent(attempt=attempt, generation=generation, reason=reason))
+
+    def _on_joined(self, generation: int, rank: int, future: Future[Answer]) -> None:
+        if future.exception() is not None:
+            return  # this rank died, and the lifecycle knows it
+        answer, content = future.result(), future.result().content
         for kind, known in self._reported.items():
             known += [path for path in content.get(kind, ()) if path not in known]
         not_loaded = content.get("unopened", {})
         self._not_loaded |= not_loaded
-        return ev.GroupJoined(
-            attempt=attempt,
+        joined = ev.GroupJoined(
+            attempt=self._state.life.attempt,
             generation=generation,
             rank=rank,
             reason=f"rank {rank}: {answer.error}" if answer.error else "",
             is_consequence=content.get("was_left", False),
             not_loaded=tuple(not_loaded),
         )
+        self._step(joined)
 
     def close(self) -> None:
         """End the heal, and delete the pickled variables."""

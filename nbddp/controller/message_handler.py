@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nbddp.controller.controller_state import ControllerState
-from nbddp.controller.heal_requests import HealRequests
-from nbddp.controller.rank_processes import short_error
+from nbddp.controller.rank_processes import RankProcesses, short_error
 from nbddp.errors import RequestError
 from nbddp.formatting import describe_exit
 from nbddp.launch.local_launcher import RankHandle
@@ -22,7 +21,6 @@ from nbddp.wire.request_messages import Answer
 from nbddp.wire.timing_messages import CollectiveArrivals
 
 if TYPE_CHECKING:
-    from nbddp.lifecycle.retries import RecoveryRecord
     from nbddp.wire.envelope import Envelope
 
 
@@ -30,12 +28,7 @@ class MessageHandler:
     """Handles the messages and exits of the ranks; used on the session's thread.
 
     Attributes:
-        ready: the ``Ready`` message of each rank.
-        recovery: the recovery that this attempt began with, until its first step is reported.
-        fired_faults: faults that have fired.
-        armed_faults: faults that are armed in each rank.
-        newest_cell: the highest number of a cell that these ranks have had.
-        heal: the requests of the running heal, or of the last one.
+        ranks: the processes of the last start; it has none before.
 
     Args:
         state: the state of the worker group.
@@ -45,38 +38,29 @@ class MessageHandler:
     def __init__(self, state: ControllerState, step: Callable[[ev.Event], str]) -> None:
         self._state = state
         self._step = step
-        self.heal: HealRequests | None = None
-        self.ready: dict[int, msg.Ready] = {}
-        self.recovery: RecoveryRecord | None = None
-        self.fired_faults: set[str] = set()
-        self.armed_faults: dict[int, list[str]] = {}
-        self.newest_cell = 0
+        self.ranks = RankProcesses(state, self)
         self._memory = MemoryWatch()
 
     def handle(self, envelope: Envelope) -> None:  # noqa: C901 - one or two lines per case
         """Handle a message of a rank."""
         state = self._state
-        if state.ranks is None or not state.ranks.accepts(envelope):
+        if not self.ranks.accepts(envelope):
             return
         rank, attempt = envelope.sender, envelope.attempt
         match envelope.message:
             case msg.Output() as output:
-                state.router.publish(state.ranks.unseen_output(rank, output))
+                state.router.publish(self.ranks.unseen_output(rank, output))
             case msg.InputRequested(question=question) if not state.router.has_reader:
-                state.answer(rank, msg.InputReply(question=question, is_end=True))
+                state.send_answer(rank, msg.InputReply(question=question, is_end=True))
             case msg.Display() | msg.InputRequested() | msg.InputCancelled() as message:
                 state.router.publish(notice_of(rank, message))
             case Answer() as answer:
-                state.rank_monitor.values.add(rank, self.newest_cell, answer.content.get("values"))
-                event = self.heal.event_from(answer) if self.heal else None
-                if event is None:
-                    state.futures.resolve("answer", rank, answer.request, value=answer)
-                else:
-                    self._step(event)
+                state.rank_monitor.values.add(rank, state.newest_cell, answer.content.get("values"))
+                state.futures.resolve("answer", rank, answer.request, value=answer)
             case msg.Ready() as ready:
-                self.ready[rank] = ready
-                self.armed_faults.pop(rank, None)
-                self.newest_cell = max(self.newest_cell, ready.cell)
+                state.ready[rank] = ready
+                state.armed_faults.pop(rank, None)
+                state.newest_cell = max(state.newest_cell, ready.cell)
                 self._step(ev.RankReady(attempt=attempt, rank=rank))
             case msg.StartFailed(reason=reason, traceback=traceback):
                 failed = ev.RankStartFailed(
@@ -92,7 +76,7 @@ class MessageHandler:
             case msg.EventReported(kind=kind, facts=facts):
                 state.event_log.record_reported(rank, kind, facts)
                 if kind == "fault":
-                    self.fired_faults.add(str(facts.get("fault")))
+                    state.fired_faults.add(str(facts.get("fault")))
             case msg.InterruptAcknowledged(cell=cell):
                 self._step(ev.RankAcknowledged(attempt=attempt, rank=rank, cell=cell))
             case msg.CellEnded() as report:
@@ -100,15 +84,15 @@ class MessageHandler:
 
     def _record_recovery(self) -> None:
         """Record the cost of a failure when the first step after it is reported."""
-        recovery, step = self.recovery, self._state.rank_monitor.first_step
-        if recovery is not None and step is not None:
-            self.recovery = None
-            self._state.event_log.record("resumed", **recovery.resumed(step, time.time()))
+        state, step = self._state, self._state.rank_monitor.first_step
+        if state.recovery is not None and step is not None:
+            state.event_log.record("resumed", **state.recovery.resumed(step, time.time()))
+            state.recovery = None
 
     def on_cell_ended(self, rank: int, attempt: int, report: msg.CellEnded) -> None:
         """Handle the end of a cell on a rank."""
         state = self._state
-        self.armed_faults[rank] = report.armed
+        state.armed_faults[rank] = report.armed
         try:
             if state.cell is not None and state.cell.number == report.cell:
                 state.cell.add_report(rank, report)
@@ -146,7 +130,7 @@ class MessageHandler:
     def on_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
         """Handle the exit of a rank's process."""
         state = self._state
-        is_current = state.ranks is not None and state.ranks.handles.get(rank) is handle
+        is_current = self.ranks.handles.get(rank) is handle
         try:
             reason = handle.exit_reason
             handle.join()  # returns at once, and frees the pipes of multiprocessing
@@ -184,10 +168,10 @@ class MessageHandler:
         self._state.futures.reject(RequestError(reason), "answer", rank)
 
     def _read_final_output(self, rank: int, exitcode: int | None, reason: str) -> None:
-        state, ranks = self._state, self._state.ranks
+        state, ranks = self._state, self.ranks
         final_output, hint = "", reason
         try:
-            if ranks is not None and rank in ranks.handles:
+            if rank in ranks.handles:
                 state.router.publish_to_running(ranks.logs[rank].remaining())
                 final_output = ranks.logs[rank].final_output()
                 if not reason and exitcode == -signal.SIGKILL and rank not in ranks.killed:
@@ -195,14 +179,3 @@ class MessageHandler:
         finally:
             if state.cell is not None:
                 state.cell.add_exit(rank, exitcode, final_output=final_output, hint=hint)
-
-    def add_fired_faults(self, faults: Set[str]) -> None:
-        """Add faults that fired in a script's ranks, so that they do not fire again here."""
-        self.fired_faults |= faults
-        for rank, armed in self.armed_faults.items():
-            self.armed_faults[rank] = [each for each in armed if each not in faults]
-
-    def next_cell_number(self) -> int:
-        """Return a number that no cell of these ranks has had."""
-        self.newest_cell += 1
-        return self.newest_cell

@@ -6,7 +6,7 @@ is abandoned: it counts as exited, so that nothing waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Protocol
 from nbddp.errors import RequestError, StartError
 from nbddp.launch.local_launcher import Launcher, RankHandle
 from nbddp.lifecycle import events as ev
-from nbddp.record.cell import CellHandle
 from nbddp.record.log_reader import LogReader, LogSpan, log_name
 from nbddp.record.notices import OutputText
 from nbddp.wire.messages import Interrupt, MessageToRank, Output
 from nbddp.wire.rank_start import RankStart
 
 if TYPE_CHECKING:
+    from nbddp.controller.controller_state import ControllerState
     from nbddp.controller.threads import Runtime
     from nbddp.nodes.rejoin import SurvivingGroup
     from nbddp.wire.envelope import Envelope
@@ -45,7 +45,7 @@ class RankOwner(Protocol):
 
 
 class RankProcesses:
-    """All ranks of one attempt, each with its process, its queues and its log.
+    """The ranks of the newest attempt, each with its process, its queues and its log.
 
     Attributes:
         handles: the newest process of each rank that was launched.
@@ -53,19 +53,14 @@ class RankProcesses:
         killed: the ranks that got SIGKILL from the controller.
 
     Args:
-        attempt: the number of the attempt.
-        runtime: the connection to the ranks, and the threads.
-        launcher: starts the processes.
-        owner: handles their messages and exits, on the session's thread.
+        state: the state of the worker group.
+        owner: handles their messages and exits.
     """
 
-    def __init__(
-        self, attempt: int, runtime: Runtime, launcher: Launcher, owner: RankOwner
-    ) -> None:
-        self.attempt = attempt
-        self._runtime = runtime
-        self._launcher = launcher
+    def __init__(self, state: ControllerState, owner: RankOwner) -> None:
+        self._state = state
         self._owner = owner
+        self._attempt = state.life.attempt
         self.handles: dict[int, RankHandle] = {}
         self.logs: dict[int, LogReader] = {}
         self._early_envelopes: dict[int, list[Envelope]] = {}
@@ -73,37 +68,27 @@ class RankProcesses:
         self._abandoned: set[int] = set()
         # sample time, CPU time, whether it worked
         self._cpu: dict[int, tuple[float, float, bool]] = {}
-        self._incarnations: dict[int, int] = {}  # of replacements, by rank
 
     # ---- start
 
-    def launch(self, starts: Sequence[RankStart], world_size: int) -> None:
+    def forget(self, ranks: Sequence[int]) -> None:
+        """Forget the processes of dead ranks, which get replacements."""
+        self.killed.difference_update(ranks)
+        self._abandoned.difference_update(ranks)
+        for rank in ranks:
+            for known in (self.handles, self._cpu, self._early_envelopes):
+                known.pop(rank, None)
+
+    def launch(self, starts: Sequence[RankStart]) -> None:
         """Start a process for each rank. The launch thread may have to wait for the forkserver."""
-        self._runtime.link.open_attempt(self.attempt, world_size)
+        runtime = self._state.active_runtime
         for start in starts:
             rank = start.topology.rank
+            if start.incarnation:
+                runtime.link.open_incarnation(start.attempt, rank, start.incarnation)
             self.logs[rank] = LogReader(Path(start.log_path), rank)
         for start in starts:
-            self._runtime.launch_thread.submit(self._launch, start)
-
-    def forget_dead(self, incarnations: Mapping[int, int]) -> None:
-        """Forget the processes of dead ranks, which get replacements of these incarnations."""
-        self._incarnations |= incarnations
-        self.killed.difference_update(incarnations)
-        self._abandoned.difference_update(incarnations)
-        for rank in incarnations:
-            self.handles.pop(rank, None)
-            self._cpu.pop(rank, None)
-            self._early_envelopes.pop(rank, None)
-
-    def start_replacements(self, starts: Sequence[RankStart]) -> None:
-        """Start new processes for dead ranks."""
-        for start in starts:
-            rank = start.topology.rank
-            self._runtime.link.open_incarnation(self.attempt, rank, start.incarnation)
-            self.logs[rank] = LogReader(Path(start.log_path), rank)
-        for start in starts:
-            self._runtime.launch_thread.submit(self._launch, start)
+            runtime.launch_thread.submit(self._launch, start, self._state.launcher, runtime)
 
     def rejoin(self, survivors: SurvivingGroup, folder: Path) -> FailedRanks:
         """Connect to the running processes of an earlier notebook, and read their logs.
@@ -111,29 +96,28 @@ class RankProcesses:
         If this raises an error, the processes are as before. Return the ranks that cannot be
         watched, with the errors.
         """
-        self._runtime.link.open_attempt(self.attempt, survivors.world_size)
+        link = self._state.active_runtime.link
         for rank in range(survivors.world_size):
             self.logs[rank] = LogReader(folder / log_name(rank), rank)
         for rank, each in survivors.ranks.items():
             if each.incarnation:
-                self._incarnations[rank] = each.incarnation
-                self._runtime.link.open_incarnation(self.attempt, rank, each.incarnation)
-        survivors.set_store_port(self._runtime.link.port)  # now they connect
+                link.open_incarnation(survivors.attempt, rank, each.incarnation)
+        survivors.set_store_port(link.port)  # now they connect
         self.handles = {rank: each.handle for rank, each in survivors.ranks.items()}
         failed = try_each([*self.handles], lambda rank: self._watch_exit(rank, self.handles[rank]))
         self._abandoned.update(failed)
         return failed
 
     def _watch_exit(self, rank: int, handle: RankHandle) -> None:
-        on_exit = partial(self._owner.on_exit, self.attempt, rank, handle)
-        self._runtime.event_thread.watch(handle, on_exit)
+        on_exit = partial(self._owner.on_exit, self._attempt, rank, handle)
+        self._state.active_runtime.event_thread.watch(handle, on_exit)
 
-    def _launch(self, start: RankStart) -> None:
-        rank, submit = start.topology.rank, self._runtime.event_thread.submit
-        if rank in self._abandoned or self._is_superseded(start):
+    def _launch(self, start: RankStart, launcher: Launcher, runtime: Runtime) -> None:
+        if start.topology.rank in self._abandoned or self._is_superseded(start):
             return
+        submit = runtime.event_thread.submit
         try:
-            handle = self._launcher.launch(start)
+            handle = launcher.launch(start)
         except Exception as error:  # noqa: BLE001 - any error must end the wait for this rank
             submit(self._report_launch_failure, start, error)
             return
@@ -143,11 +127,13 @@ class RankProcesses:
 
     def _report_launch_failure(self, start: RankStart, error: Exception) -> None:
         if not self._is_superseded(start):
-            self._owner.on_launch_failed(self.attempt, start.topology.rank, error)
+            self._owner.on_launch_failed(start.attempt, start.topology.rank, error)
 
     def _is_superseded(self, start: RankStart) -> bool:
-        """Return whether a newer process of this rank was started meanwhile."""
-        return start.incarnation != self._incarnations.get(start.topology.rank, 0)
+        """Return whether this process is not the newest one of its rank any more."""
+        life = self._state.life
+        newest = life.attempt, life.incarnation(start.topology.rank)
+        return (start.attempt, start.incarnation) != newest
 
     def _add_process(self, start: RankStart, handle: RankHandle) -> None:
         rank, is_superseded = start.topology.rank, self._is_superseded(start)
@@ -168,25 +154,25 @@ class RankProcesses:
 
     def accepts(self, envelope: Envelope) -> bool:
         """Return whether to handle an envelope now. Keep it if its sender is not registered yet."""
-        is_newest = envelope.incarnation == self._incarnations.get(envelope.sender, 0)
-        if envelope.attempt != self.attempt or not is_newest:
+        life, rank = self._state.life, envelope.sender
+        if (envelope.attempt, envelope.incarnation) != (life.attempt, life.incarnation(rank)):
             return False
-        if envelope.sender not in self.handles:
-            self._early_envelopes.setdefault(envelope.sender, []).append(envelope)
+        if rank not in self.handles:
+            self._early_envelopes.setdefault(rank, []).append(envelope)
             return False
         return True
 
     # ---- actions
 
-    def perform(self, action: ev.Action, *, cell: CellHandle | None) -> FailedRanks:
+    def perform(self, action: ev.Action) -> FailedRanks:
         """Carry out an action. Return the ranks on which it failed, with the errors."""
         match action:
             case ev.Send(ranks=ranks, message=message):
                 return self._send(ranks, message)
-            case ev.SendCell(ranks=ranks) if cell is not None:
+            case ev.SendCell(ranks=ranks) if self._state.cell is not None:
                 for rank in ranks:
                     self.logs[rank].mark_cell_start()
-                return self._send(ranks, cell.run_message())
+                return self._send(ranks, self._state.cell.run_message())
             case ev.SendInterrupt(cell=number, ranks=ranks, rank_died=rank_died):
                 self.working_ranks(ranks)  # measure their CPU time from here on
                 return self._interrupt(ranks, Interrupt(cell=number, rank_died=rank_died))
@@ -199,7 +185,8 @@ class RankProcesses:
                 raise RuntimeError(f"not an action for ranks: {action}")
 
     def _send(self, ranks: Sequence[int], command: MessageToRank) -> FailedRanks:
-        return try_each(ranks, lambda rank: self._runtime.link.send(rank, command))
+        link = self._state.active_runtime.link
+        return try_each(ranks, lambda rank: link.send(rank, command))
 
     def _interrupt(self, ranks: Sequence[int], command: Interrupt) -> FailedRanks:
         """Send a signal before the message: C code that holds the GIL would delay the message.
@@ -209,7 +196,7 @@ class RankProcesses:
 
         def interrupt(rank: int) -> None:
             self.handles[rank].interrupt()
-            self._runtime.link.send(rank, command)
+            self._state.active_runtime.link.send(rank, command)
 
         return try_each(ranks, interrupt)
 
@@ -226,9 +213,9 @@ class RankProcesses:
         """Return whether the rank is stopped by SIGSTOP."""
         return rank in self.handles and self.handles[rank].is_stopped()
 
-    def exiting_ranks(self, ranks: Sequence[int]) -> list[int]:
+    def exiting_ranks(self) -> list[int]:
         """Return the ranks whose process was killed but has not exited yet."""
-        return [r for r in ranks if r in self.handles and self.handles[r].is_ending()]
+        return [rank for rank in self.pids() if self.handles[rank].is_ending()]
 
     def is_working(self, rank: int) -> bool:
         """Return whether the rank has used the CPU since the last call; True at the first call."""
@@ -245,13 +232,14 @@ class RankProcesses:
         """Return the ranks that have used the CPU since the last call."""
         return tuple(rank for rank in ranks if self.is_working(rank))
 
-    def stopped_ranks(self, ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    def stopped_ranks(self) -> tuple[tuple[int, int], ...]:
         """Return the ranks that are stopped by SIGSTOP, with their process ids."""
-        return tuple(self.pids([rank for rank in ranks if self.is_stopped(rank)]).items())
+        return tuple((rank, pid) for rank, pid in self.pids().items() if self.is_stopped(rank))
 
-    def pids(self, ranks: Sequence[int]) -> dict[int, int]:
-        """Return the process ids of these ranks."""
-        return {rank: self.handles[rank].pid or 0 for rank in ranks if rank in self.handles}
+    def pids(self) -> dict[int, int]:
+        """Return the process id of each rank that is alive."""
+        alive = self._state.life.alive
+        return {rank: self.handles[rank].pid or 0 for rank in alive if rank in self.handles}
 
     def unseen_output(self, rank: int, output: Output) -> OutputText | LogSpan | None:
         """Return the part of an output message that was not shown yet."""

@@ -23,12 +23,14 @@ def resolve_ranks(session: Session, ranks: Sequence[int] | None) -> list[int]:
         RequestError: there are no ranks, or all are dead.
     """
     life = session.life
+    if not life.state.is_live:
+        raise RequestError(NO_GROUP)
     if ranks is not None and not ranks:
         raise ArgumentError("choose at least one rank to send values to")
     check_ranks(session, ranks)
     chosen = life.alive if ranks is None else list(ranks)
     if not chosen:
-        raise RequestError(ALL_GONE if life.state.is_live else NO_GROUP)
+        raise RequestError(ALL_GONE)
     return chosen
 
 
@@ -42,17 +44,6 @@ def check_ranks(session: Session, ranks: Sequence[int] | None) -> None:
     for rank in (ranks or ()) if known else ():
         if not 0 <= rank < known:
             raise ArgumentError(unknown_rank(rank, known))
-
-
-def check_idle(session: Session) -> None:
-    """Refuse a request while a cell runs.
-
-    Raises:
-        RequestError: a cell is running, or there are no ranks yet.
-    """
-    state = session.life.state
-    if not state.is_ready:
-        raise RequestError(f"the worker group is {state.value}")
 
 
 def ask_all(

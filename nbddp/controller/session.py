@@ -18,18 +18,17 @@ from nbddp.controller.gpu_monitor import GpuMonitor
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.rank_processes import short_error
 from nbddp.controller.run_facts import start_git_query
-from nbddp.controller.threads import ClosedError, Runtime, on_thread, open_runtime
+from nbddp.controller.threads import Runtime, on_thread, open_runtime
 from nbddp.errors import RequestError, StartError
 from nbddp.launch.local_launcher import Launcher, LocalLauncher
 from nbddp.lifecycle import events as ev
-from nbddp.lifecycle.group_state import GroupState, Life
+from nbddp.lifecycle.group_state import GroupState
 from nbddp.lifecycle.refusals import NO_GROUP, rank_not_running
-from nbddp.lifecycle.retries import RecoveryRecord
+from nbddp.lifecycle.retries import AttemptFailure
 from nbddp.nodes.rejoin import SurvivingGroup
 from nbddp.record.cell import CellHandle, CellRequest, ReplayEntry
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.push_store import PushRecord, PushStore
-from nbddp.record.replay_log import ReplayLog
 from nbddp.record.snapshot import Snapshot, build_snapshot
 from nbddp.sigint import Future, InterruptCount, sigint_handler, wait_for_result
 from nbddp.wire.messages import CancelRequest, InputReply
@@ -43,12 +42,10 @@ R = TypeVar("R", bound=Request)
 T = TypeVar("T")
 
 
-class Session:
+class Session(Executor):
     """One worker group of a kernel, through all its attempts; any thread may call any method.
 
     Attributes:
-        rank_monitor: the newest status of the ranks.
-        event_log: the events of the run.
         end_requests: how often the user interrupted, stopped or restarted the group. A caller that
             does several things in turn, such as a replay, ends if this number changes.
         last_healed: the result of the last heal.
@@ -60,27 +57,16 @@ class Session:
         *,
         colors: str = "",
         make_runtime: Callable[[], Runtime] = open_runtime,
+        owns_launcher: bool = True,
     ) -> None:
+        super().__init__(launcher or LocalLauncher(), colors=colors)
         self._make_runtime = make_runtime
-        self._executor = Executor(launcher or LocalLauncher(), colors=colors)
-        self.rank_monitor, self.event_log = self._executor.rank_monitor, self._executor.event_log
+        self._owns_launcher = owns_launcher
         self._opening = threading.Lock()
         self.end_requests = 0
         self.last_healed: Healed | None = None
         self._push_store = PushStore()
         self._gpus = GpuMonitor()
-
-    @property
-    def launcher(self) -> Launcher:
-        return self._executor.launcher
-
-    @property
-    def life(self) -> Life:
-        return self._executor.life
-
-    @property
-    def spec(self) -> GroupSpec | None:
-        return self._executor.spec
 
     def create_sibling(self) -> Session:
         """Return a session for other ranks: those of a script, or of one of several runs.
@@ -92,30 +78,31 @@ class Session:
         link = self.require_link()
         return Session(
             self.launcher.share(),
-            colors=self._executor.colors,
+            colors=self._colors,
             make_runtime=partial(open_runtime, link.create_sibling),
+            owns_launcher=False,
         )
 
     def use_launcher(self, launcher: Launcher) -> None:
         """Use another launcher from the next start on; no rank may be running."""
-        self._executor.launcher = launcher
+        self.launcher = launcher
 
     def on_node_event(self, event: ev.NodeEvent) -> None:
         """Report that a node joined or was lost, if this session has had ranks."""
-        runtime = self._executor.runtime
+        runtime = self.runtime
         if runtime is not None:
-            runtime.event_thread.submit(self._executor.on_node_event, event)
+            runtime.event_thread.submit(self._on_node_event, event)
 
     def snapshot(self, cell: CellHandle | None = None) -> Snapshot:
         """Return the state of the group now, and the result of a cell."""
         return build_snapshot(
             self.life,
-            cell=cell or self._executor.cell,
+            cell=cell or self.cell,
             rank_monitor=self.rank_monitor,
             event_log=self.event_log,
-            ready=self._executor.messages.ready,
+            ready=self.ready,
             is_for_cell=cell is not None,
-            rejected_messages=self._executor.runtime.link.refused if self._executor.runtime else 0,
+            rejected_messages=self.runtime.link.refused if self.runtime else 0,
             sample_gpus=self._gpus.sample,
             nodes=self.launcher.nodes(),
         )
@@ -124,16 +111,6 @@ class Session:
     def version(self) -> tuple[object, ...]:
         """A value that changes whenever a snapshot would change, except for elapsed times."""
         return self.rank_monitor.version, self.life
-
-    @property
-    def replay_log(self) -> ReplayLog:
-        """The cells and pushes of this attempt, and those that an incomplete replay did not run."""
-        return self._executor.replay_log
-
-    @property
-    def replay_entries(self) -> tuple[ReplayEntry, ...]:
-        """The entries of a replay: those of this attempt, and the pending ones."""
-        return self.replay_log.all_entries
 
     @on_thread
     def set_pending(self, entries: Sequence[ReplayEntry], *, is_all: bool = False) -> None:
@@ -150,39 +127,24 @@ class Session:
     def record_push(self, pushed: PushRecord) -> None:
         """Add a push to the replay log, and show its notice."""
         self.replay_log.add(pushed)
-        self._executor.router.notify(pushed.notice)
+        self.router.notify(pushed.notice)
 
     @on_thread
-    def record_recovery(self, recovery: RecoveryRecord) -> None:
+    def record_recovery(self, recovery: AttemptFailure) -> None:
         """Record a recovery; its cost is known at the next step that a rank reports."""
-        self._executor.messages.recovery = recovery
+        self.recovery = recovery
         self.event_log.record("recovery", attempt=self.life.run_attempt, **recovery.facts)
 
-    @property
-    def fired_faults(self) -> Set[str]:
-        """The faults that have fired since the last start that was not a recovery."""
-        return self._executor.messages.fired_faults
-
-    @property
-    def armed_faults(self) -> Sequence[str]:
-        """The faults that are armed in the ranks."""
-        armed = tuple(self._executor.messages.armed_faults.values())
-        return [fault for faults in armed for fault in faults]
-
-    def set_faults_to_arm(self, faults: Sequence[str]) -> None:
-        """Arm these faults in the ranks of the next starts."""
-        self._executor.faults_to_arm = tuple(faults)
-
+    @on_thread
     def add_fired_faults(self, faults: Set[str]) -> None:
         """Add faults that fired in a script's ranks; a recovery or replay does not arm them."""
-        self.call(self._executor.messages.add_fired_faults, faults)
-
-    def process_ids(self) -> dict[int, int]:
-        return self._executor.process_ids()
+        self.fired_faults |= faults
+        for rank, armed in self.armed_faults.items():
+            self.armed_faults[rank] = [each for each in armed if each not in faults]
 
     def require_link(self) -> StoreLink:
         """Return the link to the ranks; raise RequestError if no group was started."""
-        return self._executor.active_runtime.link
+        return self.active_runtime.link
 
     def start(self, spec: GroupSpec, survivors: SurvivingGroup | None = None) -> None:
         """Start a group, or rejoin the ranks of an earlier notebook; wait until all are ready.
@@ -191,7 +153,7 @@ class Session:
             RequestError: a group is running, or the spec cannot be met.
             StartError: a rank could not start.
         """
-        self._executor.surviving_group = survivors
+        self._surviving_group = survivors
         event = survivors.rejoin_event() if survivors else spec.start_event()
         with self._stop_on_interrupt():
             wait_for_result(self._request_start(spec, event))
@@ -208,7 +170,7 @@ class Session:
         self, spec: GroupSpec | None = None, *, is_recovery: bool = False
     ) -> Future[None]:
         """Like :meth:`restart`, but do not wait until the ranks are ready."""
-        spec = spec or self._executor.spec
+        spec = spec or self.spec
         if spec is None:
             raise RequestError(NO_GROUP)
         self.end_requests += not is_recovery
@@ -235,33 +197,33 @@ class Session:
 
     @on_thread
     def _submit_start(self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool) -> Future[None]:
-        before, self._executor.spec = self._executor.spec, spec
+        before, self.spec = self.spec, spec
         if not is_recovery:
-            self._executor.messages.fired_faults.clear()
+            self.fired_faults.clear()
         if isinstance(event, ev.RestartAsked):  # a start is refused while a cell runs
             self._mark_cell_ended("restart")
         is_new = self.event_log.folder is None
         try:
             self._submit_event(event)
         except RequestError:
-            self._executor.spec = before
+            self.spec = before
             raise
         if is_new:
-            submit = self._executor.active_runtime.event_thread.submit
+            submit = self.active_runtime.event_thread.submit
             add_facts = self.event_log.add_facts
             start_git_query(spec.cwd(), lambda origin: submit(add_facts, {"git": origin}))
-        self._executor.futures.reject(StartError("restarted before it was ready"), "start")
-        return self._executor.futures.new("start")
+        self.futures.reject(StartError("restarted before it was ready"), "start")
+        return self.futures.new("start")
 
     def _submit_event(self, event: ev.Event) -> None:
-        refusal = self._executor.step(event)
+        refusal = self._step(event)
         if refusal:
             raise RequestError(refusal)
 
     def _mark_cell_ended(self, how: str) -> None:
         """Mark the running cell as ended by the user, so that its ranks do not count as failed."""
-        if self._executor.cell is not None and self.life.state.is_busy:
-            self._executor.cell.set_ended_by(how)
+        if self.cell is not None and self.life.state.is_busy:
+            self.cell.set_ended_by(how)
             self.event_log.record(f"{how} asked")
 
     @contextmanager
@@ -278,14 +240,11 @@ class Session:
         Raises:
             RequestError: there is no group, or it was closed meanwhile.
         """
-        try:
-            return self._executor.active_runtime.event_thread.run(act, *args, **kwargs)
-        except ClosedError:
-            raise RequestError(NO_GROUP) from None
+        return self.active_runtime.event_thread.run(act, *args, **kwargs)
 
     def wait_for_pending_start(self) -> None:
         """Wait for a start or stop that was only requested, for example by a button."""
-        if self._executor.runtime is not None:
+        if self.runtime is not None:
             for future in self._pending_start_or_stop():  # an interrupt here must not stop ranks
                 with self._stop_on_interrupt():
                     wait_for_result(future)
@@ -296,7 +255,7 @@ class Session:
         is_starting = self.life.state is GroupState.STARTING or self.life.next_start
         is_stopping = self.life.state is GroupState.STOPPING
         key = "start" if is_starting else "stop"
-        return [self._executor.futures.new(key)] if is_starting or is_stopping else []
+        return [self.futures.new(key)] if is_starting or is_stopping else []
 
     @on_thread
     def submit(self, request: CellRequest, *, is_elastic: bool = False) -> CellHandle:
@@ -310,10 +269,11 @@ class Session:
         if not self.life.state.is_live:
             raise RequestError(NO_GROUP)
         ranks = self.life.all_ranks if request.ranks is None else request.ranks
-        before = self._executor.cell
+        before = self.cell
         logs = self.event_log.log_sizes(ranks)  # before the ranks write
-        self._executor.cell = handle = CellHandle(
-            self._executor.messages.next_cell_number(),
+        self.newest_cell += 1
+        self.cell = handle = CellHandle(
+            self.newest_cell,
             request,
             ranks,
             self.require_link().load_payload,
@@ -331,31 +291,31 @@ class Session:
         try:
             self._submit_event(event)
         except RequestError:
-            self._executor.cell = before
+            self.cell = before
             raise
         self.event_log.record("cell", **handle.facts(), logs=logs)
-        self._executor.watch_cell(handle)
+        self._watch_cell(handle)
         if is_elastic and self.launcher.has_free_capacity():  # a node joined just now
-            self._executor.step(ev.CapacityChanged())
+            self._step(ev.CapacityChanged())
         return handle
 
     def interrupt(self, *, by_user: bool = True) -> None:
         """Interrupt the cell, and keep variables. The second time, kill unresponsive ranks."""
-        runtime = self._executor.runtime
+        runtime = self.runtime
         if runtime is not None:
             self.end_requests += by_user
-            runtime.event_thread.submit_urgent(self._executor.step, ev.InterruptAsked())
+            runtime.event_thread.submit_urgent(self._step, ev.InterruptAsked())
 
     @on_thread
     def interrupt_once(self) -> None:
         """Interrupt the running cell, unless it was interrupted before."""
-        self._executor.messages.interrupt_once()
+        self.messages.interrupt_once()
 
     @on_thread
     def answer(self, rank: int, answer: InputReply) -> None:
-        if self._executor.cell is not None:
-            self._executor.cell.record_answer(rank, answer)
-        self._executor.answer(rank, answer)
+        if self.cell is not None:
+            self.cell.record_answer(rank, answer)
+        self.send_answer(rank, answer)
 
     @contextmanager
     def forward_interrupts(self) -> Iterator[InterruptCount]:
@@ -386,7 +346,7 @@ class Session:
         """Kill one rank, and do not wait."""
         self._submit_event(ev.KillAsked(rank=rank))
         self.event_log.record("kill asked", rank=rank)
-        return self._executor.futures.new("kill", rank)
+        return self.futures.new("kill", rank)
 
     def heal(self, ranks: Sequence[int] = (), donor: int | None = None) -> Healed:
         """Replace dead ranks by new processes; the other ranks keep running.
@@ -416,14 +376,14 @@ class Session:
     @on_thread
     def _pending_exits(self) -> list[Future[None]]:
         """Return a future for each process that was killed but has not exited yet."""
-        return [self._executor.futures.new("kill", rank) for rank in self._executor.exiting_ranks()]
+        return [self.futures.new("kill", rank) for rank in self.ranks.exiting_ranks()]
 
     @on_thread
     def request_heal(self, ranks: Sequence[int] = (), donor: int | None = None) -> Future[Healed]:
         """Like :meth:`heal`, but do not wait."""
         chosen = tuple(sorted({*ranks})) or self.life.gone
         source = min(self.life.alive, default=0) if donor is None else donor
-        for rank, pid in self._executor.stopped_ranks():
+        for rank, pid in self.ranks.stopped_ranks():
             raise RequestError(
                 f"rank {rank} is stopped (SIGSTOP) and cannot join the others: "
                 f"`kill -CONT {pid}` resumes it, `%ddp kill {rank}` ends it"
@@ -431,27 +391,27 @@ class Session:
         self.launcher.reassign(chosen)
         # no check if the user chose the donor
         self._submit_event(ev.HealAsked(ranks=chosen, donor=source, checks=donor is None))
-        return self._executor.futures.new("heal")
+        return self.futures.new("heal")
 
     def stop(self) -> None:
         """Stop all ranks, and wait until their processes have exited."""
-        if self._executor.runtime is not None:
+        if self.runtime is not None:
             wait_for_result(self.request_stop())
 
     @on_thread
     def request_stop(self) -> Future[None]:
         """Stop all ranks, and do not wait."""
         self.end_requests += 1
-        future = self._executor.futures.new("stop")
+        future = self.futures.new("stop")
         self._mark_cell_ended("stop")
-        self._executor.step(ev.StopAsked())
+        self._step(ev.StopAsked())
         if not self.life.state.is_live:
-            self._executor.futures.resolve("stop")
+            self.futures.resolve("stop")
         return future
 
     def numbered(self, request: R) -> R:
         """Return a request with a new number."""
-        return replace(request, request=next(self._executor.numbers))
+        return replace(request, request=next(self.numbers))
 
     @on_thread
     def send_request(self, rank: int, request: Request) -> Future[Answer]:
@@ -461,39 +421,39 @@ class Session:
         if not self.life.is_alive(rank):
             raise RequestError(rank_not_running(self.life, rank))
         try:
-            self.require_link().send(rank, request)
+            return self.request(rank, request)
         except Exception as error:  # any error of the store
             raise RequestError(f"rank {rank} cannot be reached: {short_error(error)}") from error
-        return self._executor.futures.new("answer", rank, request.request)
 
     def cancel_request(self, rank: int, number: int) -> None:
         """Cancel a request whose answer is not needed any more."""
-        runtime = self._executor.runtime
+        runtime = self.runtime
         if runtime is not None:
             runtime.event_thread.submit(runtime.link.send, rank, CancelRequest(request=number))
 
     def close(self) -> None:
         """Stop the group and end all threads and helper processes; a later start opens it again."""
         with self._opening:
-            runtime = self._executor.runtime
+            runtime = self.runtime
             if runtime is not None:
                 self.stop()
             try:
-                self.launcher.close()  # ends a wait for a forkserver that still imports
+                if self._owns_launcher:
+                    self.launcher.close()  # ends a wait for a forkserver that still imports
             finally:
                 if runtime is not None:
                     runtime.close()
-                    self._executor.drop_runtime()
+                    self._drop_runtime()
                 self.replay_log.set_pending((), clears_entries=True)  # it refers to the pushes
                 self._push_store.free()
 
     def _ensure_runtime(self) -> None:
         """Open the link and the threads, unless they are open and working."""
         with self._opening:
-            runtime = self._executor.runtime
+            runtime = self.runtime
             if runtime is not None and not all(each.is_alive() for each in runtime.readers):
                 self.stop()  # the link failed, so the ranks are lost
                 runtime.close()
-                self._executor.drop_runtime()
-            if self._executor.runtime is None:
-                self._executor.open_runtime(self._make_runtime)
+                self._drop_runtime()
+            if self.runtime is None:
+                self._open_runtime(self._make_runtime)

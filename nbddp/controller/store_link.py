@@ -6,7 +6,6 @@ import itertools
 import secrets
 import socket
 import threading
-from collections import deque
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -68,8 +67,9 @@ class StoreLink:
         self._last_command: MessageToRank | None = None
         self._encoded = b""
         self._queues: dict[int, _RankQueues] = {}
-        self._incarnations: dict[tuple[int, int], int] = {}  # of replacements
-        self._attempts: deque[tuple[int, int]] = deque()  # the last one may be running
+        # rank, attempt and incarnation of the processes of this attempt and of the one before
+        self._processes: list[tuple[int, int, int]] = []
+        self._earlier_processes: list[tuple[int, int, int]] = []
 
     def create_sibling(self) -> StoreLink:
         """Return a link to other ranks over the same store, with its own secret."""
@@ -97,11 +97,16 @@ class StoreLink:
             reader.secret = secret
 
     def open_attempt(self, attempt: int, world_size: int) -> None:
-        """Open the queues to the ranks of an attempt, and delete those of the previous one."""
+        """Open the queues to the ranks of an attempt, and delete those of the previous one.
+
+        Also delete messages that ranks of the attempt before that one left incomplete.
+        """
         for rank in self._queues:
             self._discard_unread(rank)
-        self._delete_old_messages()
-        self._attempts.append((attempt, world_size))
+        for process in self._earlier_processes:
+            for reader in (self._reader, self._urgent):
+                reader.discard_unfinished(self._sender, *process)
+        self._earlier_processes, self._processes = self._processes, []
         self._queues.clear()
         for rank in range(world_size):
             self._open_queues(attempt, rank, 0)
@@ -109,10 +114,10 @@ class StoreLink:
     def open_incarnation(self, attempt: int, rank: int, incarnation: int) -> None:
         """Open the queues to a rank's new process; discard unread messages to the old one."""
         self._discard_unread(rank)
-        self._incarnations[attempt, rank] = incarnation
         self._open_queues(attempt, rank, incarnation)
 
     def _open_queues(self, attempt: int, rank: int, incarnation: int) -> None:
+        self._processes.append((rank, attempt, incarnation))
         self._queues[rank] = _RankQueues(
             command=self._writer(command_queue(attempt, rank, incarnation), attempt),
             control=self._writer(control_queue(attempt, rank, incarnation), attempt),
@@ -121,15 +126,6 @@ class StoreLink:
     def _discard_unread(self, rank: int) -> None:
         for queue in self._queues[rank]:
             queue.discard_unread()
-
-    def _delete_old_messages(self) -> None:
-        """Delete messages that ranks of earlier attempts left incomplete when they exited."""
-        while len(self._attempts) > 1:
-            attempt, world_size = self._attempts.popleft()
-            for rank in range(world_size):
-                for incarnation in range(self._incarnations.pop((attempt, rank), 0) + 1):
-                    for reader in (self._reader, self._urgent):
-                        reader.discard_unfinished(self._sender, rank, attempt, incarnation)
 
     def _writer(self, queue: str, attempt: int) -> QueueWriter:
         return QueueWriter(

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from nbddp.errors import RequestError
 from nbddp.launch.local_launcher import RankHandle
+from nbddp.lifecycle.refusals import NO_GROUP
 from nbddp.sigint import Future, wait_for_result
 
 if TYPE_CHECKING:
@@ -28,10 +30,6 @@ P = ParamSpec("P")
 S = TypeVar("S", bound=Any)  # a session
 T = TypeVar("T")
 Work = Callable[[], Any]
-
-
-class ClosedError(RuntimeError):
-    """The event thread was closed, so it runs nothing any more."""
 
 
 class EventThread:
@@ -60,13 +58,13 @@ class EventThread:
         """Run a function on the thread. Return its result or raise its error.
 
         Raises:
-            ClosedError: the thread was closed.
+            RequestError: the thread was closed with its group.
         """
         if threading.current_thread() is self._thread:
             return act(*args, **kwargs)  # waiting here would be a deadlock
         done: Future[T] = Future()
         if not self.submit(done.complete_with, lambda: act(*args, **kwargs)):
-            raise ClosedError("this thread was closed")
+            raise RequestError(NO_GROUP)
         return wait_for_result(done)
 
     def submit(self, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> bool:

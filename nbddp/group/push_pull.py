@@ -6,8 +6,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nbddp.controller.rank_requests import ask_all, check_idle, resolve_ranks
+from nbddp.controller.rank_requests import ask_all, resolve_ranks
 from nbddp.controller.session import Session
+from nbddp.errors import RequestError
 from nbddp.record.push_store import PushRecord, pickle_values
 from nbddp.ui.frontend import StreamTarget
 from nbddp.wire.request_messages import Pull, Push
@@ -20,9 +21,10 @@ def push(session: Session, values: Mapping[str, Any], ranks: Sequence[int] | Non
         ArgumentError: a rank does not exist.
         RequestError: a value cannot be pickled, or the ranks are not idle.
     """
-    check_idle(session)
     # before pickling, so that the death of a rank from here on is an error
     chosen = resolve_ranks(session, ranks)
+    if not session.life.state.is_ready:
+        raise RequestError(f"the worker group is {session.life.state.value}")
     data = pickle_values(values, prompt_numbers())
     _send(session, session.store_push(tuple(values), ranks, data), data, chosen)
 

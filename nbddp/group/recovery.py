@@ -16,7 +16,6 @@ from nbddp.lifecycle.refusals import NOT_HEALED
 from nbddp.lifecycle.retries import (
     AttemptFailure,
     RecoveryMethod,
-    RecoveryRecord,
     Retries,
     describe_recoveries,
     describe_recovery,
@@ -241,7 +240,7 @@ class Recovery:
     def _restart_and_replay(self, failure: AttemptFailure | None = None) -> CellResult | None:
         """Restart with all joined nodes, and replay. Return the result of a failed cell."""
         found = time.time()
-        before, entries = len(self._session.life.ranks), self._session.replay_entries
+        before, entries = len(self._session.life.ranks), self._session.replay_log.all_entries
         began = time.monotonic()
         with self._reporting_unreplayed(entries):
             self._session.restart(is_recovery=True)
@@ -261,7 +260,7 @@ class Recovery:
 
     def _record_recovery(self, failure: AttemptFailure, **facts: float) -> None:
         rounded = {name: round(value, 3) for name, value in facts.items()}
-        recovery = RecoveryRecord(failure=failure, facts=rounded)
+        recovery = replace(failure, facts=rounded)
         self._session.record_recovery(recovery)
         self._seconds_lost += recovery.seconds
         self._display.show_notice(describe_recovery(recovery.facts))

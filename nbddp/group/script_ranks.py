@@ -45,11 +45,6 @@ class ScriptRanks:
         return self.last_session if self.last_session.life.state.is_live else self._cell_session
 
     @property
-    def end_requests(self) -> int:
-        """How often the user ended something while no rank of a script was running."""
-        return self._cell_session.end_requests
-
-    @property
     def are_kept(self) -> bool:
         """Whether ranks of a failed script still run."""
         return self._script_session is not None and self._script_session.life.state.is_ready
@@ -79,7 +74,8 @@ class ScriptRanks:
             StartError: a rank failed to start.
         """
         session = self.last_session
-        session.set_faults_to_arm(self._cell_session.armed_faults)
+        armed = tuple(self._cell_session.armed_faults.values())
+        session.faults_to_arm = [fault for faults in armed for fault in faults]
         try:
             more = {"started_by": Path(script.name).name} if script else {}
             session.start(replace(spec, joins_group=False, more=more))

@@ -67,7 +67,7 @@ class TrialRunner:
     _end_requests: int = 0  # the number of requests when the trials started
 
     def __post_init__(self) -> None:
-        self.replay_entries = () if self.fresh else self.group.session.replay_entries
+        self.replay_entries = () if self.fresh else self.group.session.replay_log.all_entries
         self._replayed = describe_entries(self.replay_entries) if self.replay_entries else ""
 
     def run_all(
@@ -89,7 +89,7 @@ class TrialRunner:
         Raises:
             RequestError: a cell or a script is running.
         """
-        self._end_requests = self.group.scripts.end_requests
+        self._end_requests = self.group.session.end_requests
         self.group.close_at_exit()
         self.group.scripts.end_previous()
         self._rows, self._what = rows, what
@@ -105,7 +105,7 @@ class TrialRunner:
                 run_one(row)
                 if row.state is not SweepState.RUNNING and not self.display.has_table:
                     self.display.print_unless_quiet(f"{row.trial}: {describe(row)}")
-                if self._is_ended or self.group.scripts.end_requests > self._end_requests:
+                if self._is_ended or self.group.session.end_requests > self._end_requests:
                     self._is_ended = True
                     break
         except KeyboardInterrupt:
@@ -204,7 +204,7 @@ class TrialRunner:
             raise KeyboardInterrupt
 
     def _was_interrupted(self, session: Session) -> bool:
-        return session.end_requests > 0 or self.group.scripts.end_requests > self._end_requests
+        return session.end_requests > 0 or self.group.session.end_requests > self._end_requests
 
     def report_outcome(self, *, next_step: str) -> None:
         """Print the failures; raise an error if the user ended the trials or if none succeeded.

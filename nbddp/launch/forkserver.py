@@ -49,29 +49,35 @@ class CudaUsedError(RuntimeError):
     """The forkserver has used CUDA, so processes forked from it cannot."""
 
 
-class Forkserver:
-    """The helper process that ranks are forked from.
+class Forkserver(forkserver.ForkServer):
+    """The helper process that ranks are forked from; it cannot be used again after ``close``.
 
     After the start it imports modules that only DDP needs, one part at a time. In a rank they would
     take 1.3 s and 100 MB (torch 2.13); a rank that is forked afterwards needs neither.
+
+    Attributes:
+        rank_pids: the process ids of its ranks, each added before the rank runs any code.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        super().__init__()
+        self.set_forkserver_preload(PRELOADED_MODULES)
+        self.rank_pids: set[int] = set()
+        self._folder = ""
+        self._use_lock = threading.Lock()
         self._preload_lock = threading.Lock()
-        self._server = _Server()
-        self._is_preloaded = False
+        self._is_preloaded = self._is_closing = False
 
     @property
     def pid(self) -> int | None:
         """The forkserver's process id; None if it is not running."""
-        pid: int | None = self._server._forkserver_pid  # type: ignore[attr-defined]
+        pid: int | None = self._forkserver_pid  # type: ignore[attr-defined]
         return pid
 
     def start(self) -> None:
         """Start the forkserver if it is not running; return before its imports are done."""
-        with self._lock:
-            self._ensure_running()
+        with self._use_lock:
+            self.ensure_running()
 
     def wait_until_ready(self) -> None:
         """Start the forkserver if it is not running. Wait until ranks can be forked from it.
@@ -79,8 +85,7 @@ class Forkserver:
         Raises:
             EOFError: the forkserver was closed during the wait, or has ended.
         """
-        with self._lock:
-            self._ensure_running()
+        with self._use_lock:
             self._wait_until_serving()
 
     def preload_more(self) -> None:
@@ -89,13 +94,9 @@ class Forkserver:
         Between two parts of the imports it can start ranks.
         """
         with self._preload_lock:
-            server = self._server
             for _ in range(0 if self._is_preloaded else PRELOAD_PARTS):
-                with self._lock:
-                    if self._server is not server:
-                        return  # closed by another thread
+                with self._use_lock:
                     try:
-                        self._ensure_running()
                         self._wait_until_serving()  # else the signal may kill it
                         if self.pid is not None:
                             os.kill(self.pid, PRELOAD_SIGNAL)
@@ -103,7 +104,7 @@ class Forkserver:
                     except CudaUsedError:
                         return  # the first rank reports it
                     except (EOFError, OSError):
-                        if server.is_closing:
+                        if self._is_closing:
                             return
                         raise
             self._is_preloaded = True
@@ -114,23 +115,26 @@ class Forkserver:
         Raises:
             CudaUsedError: a forked process could not use a GPU.
         """
-        with self._lock:
-            self._ensure_running()
+        with self._use_lock:
             with self._own_socket_folder():  # the rank and its workers inherit it
-                child = ForkedProcess(self._server, target, argument, name)
+                child = ForkedProcess(self, target, argument, name)
             child.start()
         # nbddp watches and ends ranks itself: no other forked process may poll this one
         process._children.discard(child)  # type: ignore[attr-defined]
         return child
 
+    def has_used_cuda(self) -> bool:
+        """Return whether the forkserver's imports have used CUDA. Valid as soon as it serves."""
+        return (Path(self._folder) / CUDA_USED).exists()
+
     def orphans(self) -> list[psutil.Process]:
         """Return the orphans of ranks that have ended. On Linux the forkserver inherits them."""
-        helper, ranks = self.pid, self._server.rank_pids
+        helper = self.pid
         if helper is None:
             return []
         roots = [each for each in find_children(helper) if _has_own_session(each.pid, helper)]
         # compare with the current set: ranks may have started since the processes were listed
-        roots = [each for each in roots if each.pid not in ranks]
+        roots = [each for each in roots if each.pid not in self.rank_pids]
         return [each for root in roots for each in (root, *find_descendants(root.pid))]
 
     def close(self) -> None:
@@ -138,23 +142,39 @@ class Forkserver:
 
         The forkserver holds no state, and an orderly exit would take half a second, for torch.
         """
-        self._server.is_closing = True
+        self._is_closing = True
         self._kill()  # a thread that waits for the forkserver then releases the lock
-        with self._lock:
+        with self._use_lock:
             self._kill()  # it may have been starting
             with suppress(FileNotFoundError):  # the forkserver has deleted its folder
-                self._server._stop()  # type: ignore[attr-defined]
-            self._server.remove_folder()
-            self._server, self._is_preloaded = _Server(), False
+                self._stop()  # type: ignore[attr-defined]
+            if self._folder:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def _kill(self) -> None:
         if self.pid is not None:
             os.kill(self.pid, signal.SIGKILL)
 
     def _wait_until_serving(self) -> None:
-        child = ForkedProcess(self._server, _do_nothing, None, "nbddp-ready")
+        child = ForkedProcess(self, _do_nothing, None, "nbddp-ready")
         child.start()  # returns after the forkserver has forked
         child.join()
+
+    def ensure_running(self) -> None:
+        """Start the forkserver if it is not running; also called before each fork.
+
+        Raises:
+            EOFError: the forkserver is being closed.
+        """
+        with sigint_blocked(), self._own_socket_folder():
+            restore_main_spec()
+            start_detached_resource_tracker()
+            super().ensure_running()
+        self._check_open()  # close() may not have seen the process that was just started
+
+    def _check_open(self) -> None:
+        if self._is_closing:
+            raise EOFError("the forkserver is being closed")
 
     @contextmanager
     def _own_socket_folder(self) -> Iterator[None]:
@@ -162,56 +182,18 @@ class Forkserver:
 
         The default folders are deleted by the process that made them; if it is killed, they stay.
         """
-        folder = self._server.ensure_folder()
+        self._check_open()
+        if not os.path.isdir(self._folder):  # noqa: PTH112 - the path may be empty
+            self._folder = tempfile.mkdtemp(prefix="nbddp_", dir=_short_folder())
         config: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined]
         with _tempdir_lock:
             before = config.get("tempdir")
-            config["tempdir"] = os.environ[SOCKET_FOLDER_VARIABLE] = folder
+            config["tempdir"] = os.environ[SOCKET_FOLDER_VARIABLE] = self._folder
             try:
                 yield
             finally:
                 config["tempdir"] = before
                 del os.environ[SOCKET_FOLDER_VARIABLE]
-
-    def _ensure_running(self) -> None:
-        with sigint_blocked(), self._own_socket_folder():
-            restore_main_spec()
-            start_detached_resource_tracker()
-            self._server.ensure_running()
-
-
-class _Server(forkserver.ForkServer):
-    """One forkserver process; while it is being closed, it cannot be started again."""
-
-    is_closing = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.set_forkserver_preload(PRELOADED_MODULES)
-        self.rank_pids: set[int] = set()  # process ids, added before the rank runs any code
-        self._folder = ""
-
-    def has_used_cuda(self) -> bool:
-        """Return whether the forkserver's imports have used CUDA. Valid as soon as it serves."""
-        return (Path(self._folder) / CUDA_USED).exists()
-
-    def ensure_folder(self) -> str:
-        """Create the folder of its sockets if it does not exist, and return the path."""
-        if not os.path.isdir(self._folder):  # noqa: PTH112 - the path may be empty
-            self._folder = tempfile.mkdtemp(prefix="nbddp_", dir=_short_folder())
-        return self._folder
-
-    def remove_folder(self) -> None:
-        """Delete the folder and ignore errors."""
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def ensure_running(self) -> None:
-        """Start the forkserver if it is not running."""
-        if not self.is_closing:
-            super().ensure_running()
-        if self.is_closing:  # close() may not have seen the process that was just started
-            raise EOFError("the forkserver is being closed")
 
 
 class LocalRank(process.BaseProcess):
@@ -253,13 +235,13 @@ class ForkedProcess(LocalRank):
 
     def __init__(
         self,
-        server: _Server,
+        server: Forkserver,
         target: Callable[[Any], None],
         argument: Any,
         name: str,
     ) -> None:
         super().__init__(target=target, args=(argument,), name=name, daemon=False)
-        self.server: _Server | None = server
+        self.server: Forkserver | None = server
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "server": None}

@@ -144,8 +144,8 @@ class Launcher:
         """Kill the processes that a dead rank has left behind."""
 
     def share(self) -> Launcher:
-        """Return a launcher for a second worker group; closing it does not affect this one."""
-        raise NotImplementedError
+        """Return a launcher for a second worker group, which does not close it."""
+        return self
 
     def close(self) -> None:
         """Release all resources. Called when no rank runs any more."""
@@ -216,24 +216,11 @@ class LocalLauncher(Launcher):
 
         kill_all(remaining)
 
-    def share(self) -> Launcher:
-        """Return a launcher that uses the same forkserver and does not close it."""
-        return SharedLauncher(self)
-
     def close(self) -> None:
         """Close the forkserver."""
         if self.forkserver is not None:
             self.forkserver.close()
-
-
-class SharedLauncher(LocalLauncher):
-    """Starts ranks from the forkserver of another launcher."""
-
-    def __init__(self, owner: LocalLauncher) -> None:
-        self.method, self.forkserver = owner.method, owner.forkserver
-
-    def close(self) -> None:
-        """Do nothing: the forkserver belongs to the other launcher."""
+            self.forkserver = Forkserver()  # for a later start
 
 
 class SpawnedRank(LocalRank, SpawnProcess):

@@ -141,7 +141,7 @@ class Life:
 
     def incarnation(self, rank: int) -> int:
         """Return how many processes this rank had before this one; -1 if there is no such rank."""
-        return next((each.incarnation for each in self.ranks if each.rank == rank), -1)
+        return self.ranks[rank].incarnation if 0 <= rank < len(self.ranks) else -1
 
     def is_alive(self, rank: int) -> bool:
         """Return whether there is such a rank and its process is running."""

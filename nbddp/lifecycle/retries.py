@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -42,7 +42,7 @@ class Retries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFailure:
-    """A failure that ended an attempt.
+    """A failure that ended an attempt, and the cost of the recovery.
 
     Attributes:
         what: the first cause, in one line.
@@ -50,6 +50,9 @@ class AttemptFailure:
         step: the last step that any rank had reported; None if there was none.
         is_death: whether a rank died, so that a heal can replace it.
         method: how the cell was run again.
+        facts: seconds of the recovery, by what they were needed for: ``detected`` until the end of
+            the cell, ``healed``, ``restarted`` until all ranks were ready again, ``replayed``.
+            ``cells`` is the number of replayed cells.
     """
 
     what: str
@@ -57,21 +60,7 @@ class AttemptFailure:
     step: float | None
     is_death: bool = False
     method: RecoveryMethod = RecoveryMethod.RESTART
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryRecord:
-    """The cost of a recovery.
-
-    Attributes:
-        failure: the failure.
-        facts: seconds, by what they were needed for: ``detected`` until the end of the cell,
-            ``healed``, ``restarted`` until all ranks were ready again, ``replayed``. ``cells`` is
-            the number of replayed cells.
-    """
-
-    failure: AttemptFailure
-    facts: Mapping[str, float]
+    facts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -80,14 +69,14 @@ class RecoveryRecord:
 
     def resumed(self, step: float, at: float) -> dict[str, float | None]:
         """Return the facts to record at the first step; ``at`` is its ``time.time()``."""
-        seconds = round(at - self.failure.at, 3)
+        seconds = round(at - self.at, 3)
         return {"step": step, "lost": self.repeated_steps(step), "seconds": seconds, **self.facts}
 
     def repeated_steps(self, resumed_at: float) -> int | None:
         """Return how many steps run a second time if the first step now is ``resumed_at``."""
-        if self.failure.step is None:
+        if self.step is None:
             return None
-        return max(0, int(self.failure.step - resumed_at) + 1)
+        return max(0, int(self.step - resumed_at) + 1)
 
 
 def describe_recovery(facts: Mapping[str, Any]) -> str:

@@ -27,12 +27,12 @@ class ExportLog:
 
     def add(self, item: PulledValue | Omitted) -> None:
         """Add an item that is not in the replay log."""
-        entries = self._session.replay_entries
+        entries = self._session.replay_log.all_entries
         self._items.append((self._session.life.attempt, len(entries), item))
 
     def items(self) -> list[Item]:
         """Return the items of an export in order, the replay log of this attempt included."""
-        attempt, entries = self._session.life.attempt, self._session.replay_entries
+        attempt, entries = self._session.life.attempt, self._session.replay_log.all_entries
         noted = [(position, item) for at, position, item in self._items if at == attempt]
         done = [(position, _export_item(entry)) for position, entry in enumerate(entries)]
         return [item for _, item in sorted([*noted, *done], key=itemgetter(0))]

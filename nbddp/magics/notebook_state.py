@@ -349,7 +349,7 @@ class NotebookState:
         """Restart the ranks and replay all entries, also those that an earlier replay left out."""
         recovery = Recovery(self.group.session, NotebookDisplay(self.presenter, quiet=True))
         restart = partial(self.ensure_started, spec, fresh=True, is_recovery=True, new_run=new_run)
-        entries = self.group.session.replay_entries
+        entries = self.group.session.replay_log.all_entries
         failed = recovery.replay(entries, restart=restart)
         if not entries:
             self.presenter.print_line(NOTHING_TO_REPLAY)

@@ -90,7 +90,7 @@ class Ranks(WorkerGroup):
     @property
     def pids(self) -> dict[int, int]:
         """Return the process id of each living rank."""
-        return self.session.process_ids()
+        return self.session.ranks.pids()
 
     @property
     def helper_pid(self) -> int:

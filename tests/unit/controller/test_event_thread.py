@@ -13,7 +13,8 @@ from fakes import FakeHandle
 from processes import wait_until
 
 from nbddp.controller import threads as actor_module
-from nbddp.controller.threads import ClosedError, EventThread
+from nbddp.controller.threads import EventThread
+from nbddp.errors import RequestError
 
 
 @pytest.fixture
@@ -200,13 +201,13 @@ def test_close_runs_queued_calls_and_then_ends_the_thread() -> None:
     assert done == list(range(100))
     assert not thread.is_alive()
     assert not actor.submit(done.append, 1)
-    with pytest.raises(ClosedError):
+    with pytest.raises(RequestError):
         actor.run(done.append, 2)
     actor.close()
     assert len(done) == 100
 
 
-def test_calls_during_close_get_a_result_or_a_closed_error() -> None:
+def test_calls_during_close_get_a_result_or_a_request_error() -> None:
     for _ in range(50):
         actor = EventThread("test-actor")
         answers: list[object] = []
@@ -214,7 +215,7 @@ def test_calls_during_close_get_a_result_or_a_closed_error() -> None:
         def ask(actor: EventThread = actor, answers: list[object] = answers) -> None:
             try:
                 answers.append(actor.run(max, 1, 2))
-            except ClosedError:
+            except RequestError:
                 answers.append("refused")
 
         askers = [threading.Thread(target=ask) for _ in range(4)]

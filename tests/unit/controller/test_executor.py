@@ -55,7 +55,6 @@ class Stage:
         self.link = SilentLink()
         self.runtime = manual_runtime(self.link)
         self.session = Session(self.launcher, make_runtime=lambda: self.runtime)
-        self.executor = self.session._executor
 
     @property
     def actor(self) -> ManualEventThread:
@@ -64,11 +63,11 @@ class Stage:
 
     @property
     def state(self) -> GroupState:
-        return self.executor.life.state
+        return self.session.life.state
 
     def deliver(self, rank: int, message: Message) -> None:
         """Deliver and handle a message of a rank."""
-        self.executor.messages.handle(self.link.deliver(rank, message))
+        self.session.messages.handle(self.link.deliver(rank, message))
 
     def handle_all_events(self) -> None:
         """Run all queued calls and report all exits."""
@@ -133,7 +132,7 @@ def stage(empty: Stage) -> Stage:
 
 
 def run_folder(stage: Stage) -> Path:
-    folder = stage.executor.event_log.folder
+    folder = stage.session.event_log.folder
     assert folder is not None
     return folder
 
@@ -168,7 +167,7 @@ def test_the_last_output_of_a_rank_that_died_between_cells_is_not_shown_in_a_lat
     handle = stage.run(CellRequest(source="1", ranks=(0,)))
     stage.end(handle, 0)
     assert written_in(handle) == []
-    assert stage.executor.event_log.final_output([1]).startswith("Fatal Python error")
+    assert stage.session.event_log.final_output([1]).startswith("Fatal Python error")
 
 
 def test_output_between_cells_is_shown_in_the_next_cell_unless_the_group_restarts(
@@ -237,7 +236,7 @@ class Left:
         self.group.folder.mkdir()
 
     def take_back(self) -> Future[None]:
-        self.stage.executor.surviving_group = self.group
+        self.stage.session._surviving_group = self.group
         started = self.stage.session._request_start(TWO, self.group.rejoin_event())
         self.stage.handle_all_events()
         return started
@@ -276,7 +275,7 @@ def test_a_rank_that_cannot_be_watched_is_killed_and_the_others_are_taken_back(l
     left.stage.deliver(0, ready(0))
     assert started.result() is None
     assert left.stage.state is GroupState.BROKEN
-    assert left.stage.executor.life.gone == (1,)
+    assert left.stage.session.life.gone == (1,)
     assert left.alive == [0]
     handle = left.stage.run(CellRequest(source="1", ranks=(0,)))
     left.stage.end(handle, 0)
@@ -303,7 +302,7 @@ def test_facts_of_earlier_ranks_of_the_notebook_are_forgotten_at_a_rejoin(left: 
     left.handles[1].end(-9)
     stage.handle_all_events()
     assert stage.state is GroupState.BROKEN
-    assert set(stage.executor.messages.ready) == {0}
+    assert set(stage.session.ready) == {0}
 
 
 # ---- processes cannot be started, or not yet
@@ -342,7 +341,7 @@ def test_a_start_that_ends_while_the_launcher_imports_starts_no_rank_later(
     assert str(started.exception()) == empty.words
     assert empty.state is GroupState.OFF
     assert ends_by != "stop" or stopped.result() is None
-    path = empty.executor.event_log.path
+    path = empty.session.event_log.path
     assert path is not None
     assert summarize(path).outcome == ("interrupted" if ends_by == "stop" else "failed")
     empty.handle_all_events()
@@ -379,10 +378,10 @@ def test_messages_of_a_rank_are_handled_once_its_process_is_known(empty: Stage) 
     empty.deliver(0, ready(0))
     empty.deliver(1, ready(1))
     assert not started.done()
-    assert empty.executor.process_ids() == {}
+    assert empty.session.ranks.pids() == {}
     empty.handle_all_events()
     assert started.result() is None
-    assert set(empty.executor.process_ids()) == {0, 1}
+    assert set(empty.session.ranks.pids()) == {0, 1}
 
 
 def test_interrupted_ranks_get_the_signal_before_the_message(stage: Stage) -> None:
@@ -391,7 +390,7 @@ def test_interrupted_ranks_get_the_signal_before_the_message(stage: Stage) -> No
     stage.link.on_send = lambda attempt, rank, _command: seen.append(
         (rank, stage.launcher.handles[attempt, rank].interrupts)
     )
-    stage.executor.step(InterruptAsked())
+    stage.session._step(InterruptAsked())
     assert seen == [(0, 1), (1, 1)]
     assert stage.link.sent[-2:] == [(rank, Interrupt(cell=handle.number)) for rank in (0, 1)]
 
@@ -423,7 +422,7 @@ def test_a_rank_that_cannot_be_interrupted_is_killed_with_a_message_to_the_user(
 ) -> None:
     handle = stage.run()
     stage.link.faults.extend([None, GONE])
-    stage.executor.step(InterruptAsked())
+    stage.session._step(InterruptAsked())
     stage.end(handle, 0)
     stage.handle_all_events()
     assert stage.finish(handle).exits == {1: -9}
@@ -439,10 +438,10 @@ def test_a_rank_that_cannot_be_killed_counts_as_gone(stage: Stage) -> None:
     assert killed.result() is None
     stage.end(handle, 0)
     assert said_in(handle) == stage.words
-    assert stage.executor.life.alive == [0]
+    assert stage.session.life.alive == [0]
     stage.launcher.handles[1, 1].end(3)
     stage.handle_all_events()
-    assert stage.executor.life.ranks[1].exitcode is None
+    assert stage.session.life.ranks[1].exitcode is None
     stage.session.request_stop()
     stage.launcher.handles[1, 0].end(0)
     stage.handle_all_events()
@@ -461,7 +460,7 @@ def test_a_heal_that_cannot_start_a_replacement_fails_at_once_with_the_reason(
         healed = stage.session.request_heal()
         stage.handle_all_events()
     assert str(healed.exception()) == stage.words(name="not started")
-    assert stage.executor.life.gone == (1,)
+    assert stage.session.life.gone == (1,)
     stage.session.request_heal()
     stage.handle_all_events()
     assert stage.launcher.handles[1, 1].exitcode is None
@@ -486,7 +485,7 @@ def test_a_lost_link_ends_the_cell_and_kills_the_ranks(
     stage: Stage,
 ) -> None:
     handle = stage.run()
-    stage.executor.on_link_lost(GONE)
+    stage.session._on_link_lost(GONE)
     stage.handle_all_events()
     assert stage.finish(handle).exits == {0: -9, 1: -9}
     assert said_in(handle) == stage.words
@@ -495,7 +494,7 @@ def test_a_lost_link_ends_the_cell_and_kills_the_ranks(
 
 def test_a_start_fails_with_the_reason_if_the_link_is_lost(empty: Stage) -> None:
     started = empty.ask_start()
-    empty.executor.on_link_lost(GONE)
+    empty.session._on_link_lost(GONE)
     empty.handle_all_events()
     assert str(started.exception()) == empty.words
     assert empty.state is GroupState.OFF
@@ -542,7 +541,7 @@ def test_a_kill_is_explained_with_memory_unless_the_user_asked_for_it(
 ) -> None:
     counter = tmp_path / "vmstat"
     counter.write_text("oom_kill 0\n")
-    stage.executor.messages._memory = MemoryWatch([counter], [])
+    stage.session.messages._memory = MemoryWatch([counter], [])
     handle = stage.run()
     counter.write_text("oom_kill 1\n")
     stage.session.request_kill(1) if by_user else stage.launcher.handles[1, 1].end(-9)
@@ -562,7 +561,7 @@ def test_an_error_while_recording_affects_no_rank_and_no_result(
     def fail(*_: object) -> None:
         raise ValueError("no such number")
 
-    monkeypatch.setattr(stage.executor.rank_monitor, "totals", fail)
+    monkeypatch.setattr(stage.session.rank_monitor, "totals", fail)
     assert stage.works()
     stage.handle_all_events()
     assert stage.state is GroupState.IDLE

@@ -44,7 +44,7 @@ class AnyOrderWithFaults(AnyOrder):
     @precondition(lambda self: self.is_open())
     @rule()
     def the_link_is_lost(self) -> None:
-        self.actor.submit_urgent(self.session._executor.on_link_lost, INJECTED)
+        self.actor.submit_urgent(self.session._on_link_lost, INJECTED)
 
     @rule()
     def the_next_link_fails(self) -> None:
@@ -124,10 +124,10 @@ class AnyOrderWithFaults(AnyOrder):
             folder=Path("gone"),
             options={},
         )
-        self.session._executor.surviving_group = group
+        self.session._surviving_group = group
         spec, event = GroupSpec(nproc=world_size), group.rejoin_event()
         self.make_request("start", self.session._request_start, spec, event)
-        if self.session._executor.ranks is not None:
+        if self.session.ranks.handles:
             self.ranks.update({(attempt, each.rank): each for each in survivors})
         else:  # they run on, for the next try
             assert not [each for each in survivors if each.is_being_killed]

@@ -20,7 +20,7 @@ from nbddp.controller.executor import Executor
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.launch.local_launcher import Launcher
-from nbddp.lifecycle.group_state import Life
+from nbddp.lifecycle.group_state import Life, RankLife
 from nbddp.wire.rank_start import RankStart
 
 LINK: Any = SimpleNamespace(secret=b"very secret", port=29500, prefix="", reserved_port=29501)
@@ -134,10 +134,12 @@ def test_the_recorded_facts_have_names_of_variables_and_never_their_values(wrap:
 def starts(folder: Path, **spec: Any) -> list[RankStart]:
     """The configuration of the ranks of the second attempt of a run in this folder."""
     executor = Executor(Launcher(), colors="linux")
-    executor.life, executor.spec = Life(attempt=2), GroupSpec(**spec)
+    executor.spec = GroupSpec(**spec)
+    ranks = range(executor.spec.nproc)
+    executor.life = Life(attempt=2, ranks=tuple(map(RankLife, ranks)))
     executor.runtime = Mock(link=LINK)
     executor.event_log = Mock(open=lambda *_: folder)
-    return executor._rank_starts()
+    return executor._rank_starts(ranks)
 
 
 def test_every_rank_gets_its_topology_and_log_path_and_the_same_other_start_facts(

@@ -180,7 +180,7 @@ def test_the_next_replay_runs_entries_that_a_failed_replay_left_pending(
     play.recovery.replay(ENTRIES, restart=play.session.restart)
     assert play.replay_log == (again(ENTRIES[:1]), ENTRIES[1:])
     play.fails_in = ""
-    play.recovery.replay(play.session.replay_entries, restart=play.session.restart)
+    play.recovery.replay(play.session.replay_log.all_entries, restart=play.session.restart)
     assert play.replay_log == (again(ENTRIES), ())
     assert play.sources[2:] == ["step 0", "step 1", "step 2"]
 
@@ -194,7 +194,7 @@ def test_cells_that_run_after_a_failed_replay_do_not_discard_its_pending_entries
     assert play.show(play.session.submit(CellRequest(source="other"))).is_ok
     assert play.train(restarts=1).is_ok
     play.fails_in = ""
-    play.recovery.replay(play.session.replay_entries, restart=play.session.restart)
+    play.recovery.replay(play.session.replay_log.all_entries, restart=play.session.restart)
     assert play.sources[2:] == ["step 0", "step 1", "step 2", "other", "trains"]
     assert play.session.replay_log.pending == ()
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from nbddp.launch.forkserver import _Server
+from nbddp.launch.forkserver import Forkserver
+from nbddp.wire.rank_start import SOCKET_FOLDER_VARIABLE
 
 
 @pytest.mark.parametrize("name", ["short", "x" * 100])
@@ -19,17 +22,18 @@ def test_the_socket_folder_has_a_short_path_and_is_removed_at_the_end(
         temporary = Path(base, name)
         temporary.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-        assert_folder(temporary, is_short=name == "short")
+        server = Forkserver()
+        folder = socket_folder(server)
+        assert (folder.parent == temporary) is (name == "short")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(folder / "listener-12345678"))
+        assert socket_folder(server) == folder
+        shutil.rmtree(folder)
+        assert socket_folder(server).is_dir()
+        server.close()
+        assert not Path(server._folder).exists()
 
 
-def assert_folder(temporary: Path, *, is_short: bool) -> None:
-    server = _Server()
-    folder = Path(server.ensure_folder())
-    assert (folder.parent == temporary) is is_short
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(folder / "listener-12345678"))
-    assert server.ensure_folder() == str(folder)
-    server.remove_folder()
-    assert not folder.exists()
-    assert Path(server.ensure_folder()).is_dir()  # the folder was already removed
-    server.remove_folder()
+def socket_folder(server: Forkserver) -> Path:
+    with server._own_socket_folder():
+        return Path(os.environ[SOCKET_FOLDER_VARIABLE])

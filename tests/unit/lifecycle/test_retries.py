@@ -8,7 +8,6 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.lifecycle.retries import (
     AttemptFailure,
     RecoveryMethod,
-    RecoveryRecord,
     Retries,
     next_method,
     why_no_retry,
@@ -17,10 +16,6 @@ from nbddp.lifecycle.retries import (
 
 def setback(step: float | None) -> AttemptFailure:
     return AttemptFailure(what="rank 1 is gone", at=10.0, step=step)
-
-
-def recovery(step: float | None) -> RecoveryRecord:
-    return RecoveryRecord(failure=setback(step), facts={"detected": 0.1, "healed": 0.3})
 
 
 def death(step: float, way: RecoveryMethod = RecoveryMethod.HEAL) -> AttemptFailure:
@@ -64,7 +59,7 @@ def test_the_reason_for_not_retrying_is_given(snapshot: SnapshotAssertion) -> No
 
 
 def test_steps_between_the_checkpoint_and_the_failure_are_lost() -> None:
-    assert recovery(34).repeated_steps(31) == 4
-    assert recovery(30).repeated_steps(31) == 0
-    assert recovery(30).repeated_steps(0) == 31
-    assert recovery(None).repeated_steps(0) is None
+    assert setback(34).repeated_steps(31) == 4
+    assert setback(30).repeated_steps(31) == 0
+    assert setback(30).repeated_steps(0) == 31
+    assert setback(None).repeated_steps(0) is None
