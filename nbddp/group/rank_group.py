@@ -21,7 +21,6 @@ from nbddp.group.node_pool import NodePool, NodesSpec
 from nbddp.group.script_ranks import ScriptRanks
 from nbddp.group.timeline import timeline_of
 from nbddp.lifecycle.group_state import GroupState, Life
-from nbddp.lifecycle.refusals import NO_GROUP
 from nbddp.nodes.join_file import JoinFile
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.waiting.collective_timeline import Timeline
@@ -40,7 +39,6 @@ class RankGroup:
         spec: the spec of the next start.
         session: the session to use; None for a new one.
         colors: IPython's theme for tracebacks; empty to choose one that fits stderr.
-        not_started: the error message for a request that needs ranks, while there are none.
         will_return: returns whether this process is about to restart, so that nodes may wait for
             it.
 
@@ -54,14 +52,12 @@ class RankGroup:
         session: Session | None = None,
         *,
         colors: str = "",
-        not_started: str = NO_GROUP,
         will_return: Callable[[], bool] = lambda: False,
     ) -> None:
         self.nodes: NodePool | None = None
         self._spec = spec
         self._session = session or Session(colors=colors or _default_colors())
         self._scripts = ScriptRanks(self._session)
-        self._not_started = not_started
         self._will_return = will_return
         self._pid = os.getpid()
         self._start_lock = threading.Lock()
@@ -229,15 +225,6 @@ class RankGroup:
 
     # ---- requests to the ranks
 
-    def check_started(self) -> None:
-        """Refuse a request that needs ranks.
-
-        Raises:
-            RequestError: there are no ranks.
-        """
-        if not self.is_live:
-            raise RequestError(self._not_started)
-
     def interrupt(self) -> None:
         """Interrupt the cell, and keep variables. The second time, kill unresponsive ranks."""
         self.scripts.active_session.interrupt()
@@ -250,8 +237,6 @@ class RankGroup:
             RequestError: the rank is already gone, or there is no group.
         """
         session = self.scripts.active_session
-        if not session.life.state.is_live:
-            raise RequestError(self._not_started)
         check_ranks(session, [rank])
         session.kill(rank)
 
@@ -266,19 +251,17 @@ class RankGroup:
         Raises:
             RequestError: the group cannot be healed; it has not changed.
         """
-        self.check_started()
-        if rerun and self.session.last_healed is not None and not self.life.gone:
-            return self.session.last_healed
-        return self.session.heal(ranks, donor)
+        session = self.session
+        if rerun and self.is_live and session.last_healed is not None and not session.life.gone:
+            return session.last_healed
+        return session.heal(ranks, donor)
 
     def push(self, values: Mapping[str, Any], *, ranks: Sequence[int] | None = None) -> None:
         """Put values into the namespaces of some ranks, or of all; see :class:`WorkerGroup`."""
-        self.check_started()
         push_pull.push(self.session, values, ranks)
 
     def pull(self, expression: str, *, rank: int | None = None) -> Any:
         """Return the value of an expression on a rank, or a list of the values on all ranks."""
-        self.check_started()
         values = push_pull.pull(self.session, expression, None if rank is None else [rank])
         return values if rank is None else values[0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from nbddp.controller.rank_requests import ask_each
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.record.cell import CellResult
+from nbddp.record.run_folder import replace_file
 from nbddp.record.trace import MAX_EVENTS, Trace, write_merged
 from nbddp.wire.request_messages import Answer
 from nbddp.wire.trace_messages import SendTrace, TraceSent, TraceSteps
@@ -104,8 +104,7 @@ def _write_files(session: Session, trace_folder: Path, rank: int, answer: Answer
     files: Any = session.require_link().load_payload(answer.payload)
     names = (f"rank{rank}.json.gz", f"rank{rank}.part")
     for name, data in zip(names, files, strict=True):
-        opened = os.open(trace_folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(opened, "wb") as file:
+        with replace_file(trace_folder / name) as file:
             file.write(data)
 
 

@@ -30,8 +30,6 @@ from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.runs_api import Run
 from nbddp.wire.trace_messages import TraceSteps
 
-NOT_STARTED = "the worker group is not started: call start(), or use it in a `with` block"
-
 
 @with_method_names
 class WorkerGroup:
@@ -82,7 +80,7 @@ class WorkerGroup:
             grace=grace,
             joins_group=init,
         )
-        self._group = RankGroup(spec, not_started=NOT_STARTED)
+        self._group = RankGroup(spec)
         self._cell_numbers = itertools.count(1)  # of cells
 
     # ---- life
@@ -169,8 +167,7 @@ class WorkerGroup:
             CellFailedError: the cell failed on a rank.
             CellInterruptedError: the cell was interrupted.
         """
-        chosen = None if ranks is None else tuple(ranks)
-        request = self._request(source, ranks=chosen, wants_value=wants_value)
+        request = self._request(source, ranks, wants_value=wants_value)
         retries = Retries(heals=heal, restarts=max_restarts, is_elastic=elastic)
         return self._run(request, retries, quiet=quiet)
 
@@ -210,14 +207,8 @@ class WorkerGroup:
         """
         words = [os.fspath(each) for each in (name, *arguments)]
         script = find_script(words[0], words[1:], is_module=is_module, keeps=keeps)
-        request = CellRequest(
-            source=" ".join(["%ddp run", *(["-m"] if is_module else []), *words]),
-            execution_count=next(self._cell_numbers),
-            ranks=None if ranks is None else tuple(ranks),
-            needs_group=False,
-            once=not keeps,
-            script=script,
-        )
+        source = " ".join(["%ddp run", *(["-m"] if is_module else []), *words])
+        request = self._request(source, ranks, needs_group=False, once=not keeps, script=script)
         retries = Retries(restarts=max_restarts)
         if keeps:
             return self._run(request, retries, quiet=quiet)
@@ -325,15 +316,15 @@ class WorkerGroup:
             fresh=fresh,
         )
 
-    def _request(self, source: str, **more: Any) -> CellRequest:
+    def _request(self, source: str, ranks: Sequence[int] | None = None, **more: Any) -> CellRequest:
         if not isinstance(source, str):
             raise ArgumentError(f"a cell is text, not of the type {type(source).__name__}")
+        more = {"needs_group": self._group.spec.joins_group} | more
+        chosen = None if ranks is None else tuple(ranks)
         number = next(self._cell_numbers)
-        needs_group = self._group.spec.joins_group
-        return CellRequest(source=source, execution_count=number, needs_group=needs_group, **more)
+        return CellRequest(source=source, ranks=chosen, execution_count=number, **more)
 
     def _run(self, request: CellRequest, retries: Retries, *, quiet: bool) -> CellResult:
-        self._group.check_started()
         check_ranks(self._group.session, request.ranks)
         self._group.scripts.end_previous()
         result = Recovery(self._group.session, TextDisplay(quiet=quiet)).run(request, retries)
@@ -408,7 +399,7 @@ class WorkerGroup:
         if not 0 <= first <= last:
             raise ArgumentError(f"expected steps from first to last, got {first} to {last}")
         steps = TraceSteps(first=first, last=last, with_memory=memory)
-        request = self._request(source, ranks=None if ranks is None else tuple(ranks), trace=steps)
+        request = self._request(source, ranks, trace=steps)
         result = self._run(request, Retries(), quiet=quiet)
         return collect_trace(self._group.session, result, steps)
 
