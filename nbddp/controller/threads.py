@@ -76,18 +76,15 @@ class EventThread:
         return self._put(self._urgent, lambda: act(*args, **kwargs))
 
     def _put(self, queue: deque[Work], work: Work) -> bool:
-        with self._lock:  # work after the end would never run
-            if not self._is_closed:
-                self._schedule(queue, work)
-            return not self._is_closed
-
-    def _schedule(self, queue: deque[Work], work: Work) -> None:
         with self._lock:
+            if self._is_closed:
+                return False  # it would never run
             queue.append(work)
             if not self._is_scheduled:
                 self._loop.call_soon_threadsafe(self._run_next)
                 # last: after an interrupt before this line, the next call schedules both
                 self._is_scheduled = True
+            return True
 
     def call_later(
         self, seconds: float, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs
@@ -117,7 +114,7 @@ class EventThread:
 
     def _on_exit(self, sentinel: int) -> None:
         self._loop.remove_reader(sentinel)
-        self._schedule(self._queue, self._watched.pop(sentinel))
+        self._put(self._queue, self._watched.pop(sentinel))
 
     def close(self, *, timeout: float | None = None) -> None:
         """Run what was submitted before, report the exits of killed processes, end the thread.
@@ -127,7 +124,7 @@ class EventThread:
         with self._lock:
             if not self._is_closing:
                 end_wait = partial(self._loop.call_later, CLOSE_TIMEOUT, self._stop_watching)
-                self._schedule(self._queue, end_wait)
+                self._put(self._queue, end_wait)
                 self._is_closing = True
         self._thread.join(timeout)
 

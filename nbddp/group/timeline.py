@@ -7,9 +7,10 @@ import time
 from dataclasses import replace
 from pickle import UnpicklingError
 
-from nbddp.controller.rank_requests import ask_all, resolve_ranks
+from nbddp.controller.rank_requests import resolve_ranks
 from nbddp.controller.session import Session
 from nbddp.errors import NbddpError
+from nbddp.group.push_pull import pull
 from nbddp.record.event_log import RunEvent
 from nbddp.record.waiting.collective_timeline import (
     DdpOverlap,
@@ -18,7 +19,6 @@ from nbddp.record.waiting.collective_timeline import (
     find_unfinished,
     overlap_of,
 )
-from nbddp.wire.request_messages import Pull
 
 DDP_TIMING_EXPRESSION = (
     "__import__('nbddp.worker.watch.ddp_timing', fromlist=['read_ddp_timing'])"
@@ -34,7 +34,7 @@ def timeline_of(session: Session, last: int | None = None) -> Timeline:
     history = collectives.history()
     cell = session.life.cell
     is_over = cell is None or cell.number != history.cell
-    end_event = _find_event(session, "cell ended", history.cell)
+    end_event = find_event(session, "cell ended", history.cell)
     # no rank hung in a cell that succeeded
     went_well = end_event is not None and end_event.facts.get("outcome") == "ok"
     end_time = time.time() if end_event is None else end_event.at
@@ -44,7 +44,7 @@ def timeline_of(session: Session, last: int | None = None) -> Timeline:
         each.facts["rank"]: each.at for each in exits if each.kind == "exit" and each.at <= end_time
     }
     timeline = build_timeline(history, collectives.straggler(), last=last, unmet=at_end, died=died)
-    start_event = _find_event(session, "cell", history.cell)
+    start_event = find_event(session, "cell", history.cell)
     number = start_event.facts["number"] if start_event else history.cell
     timeline = replace(timeline, is_over=is_over, cell=number)
     if timeline.is_empty:
@@ -52,7 +52,7 @@ def timeline_of(session: Session, last: int | None = None) -> Timeline:
     return replace(timeline, overlaps=_collect_overlaps(session, history.began))
 
 
-def _find_event(session: Session, kind: str, cell: int) -> RunEvent | None:
+def find_event(session: Session, kind: str, cell: int) -> RunEvent | None:
     """Return the start or end event of a cell; None if it was not recorded."""
     events = (each for each in session.event_log.since(0.0) if each.kind == kind)
     return next((each for each in events if each.facts.get("id") == cell), None)
@@ -63,15 +63,13 @@ def _collect_overlaps(session: Session, began: float) -> tuple[DdpOverlap, ...]:
     if not session.life.state.is_ready:
         return ()
     try:
-        link = session.require_link()
-        request = Pull(expression=DDP_TIMING_EXPRESSION)
-        answers = ask_all(session, resolve_ranks(session, None), request)
-        measurements = {rank: link.load_payload(answer.payload) for rank, answer in answers.items()}
+        ranks = resolve_ranks(session, None)
+        measurements = zip(ranks, pull(session, DDP_TIMING_EXPRESSION, ranks), strict=True)
     except (NbddpError, UnpicklingError) as error:  # a rank died or was stopped in the meantime
         logger.info("no DDP timings: %s", error)
         return ()
     found = []
-    for rank, models in measurements.items():
+    for rank, models in measurements:
         ahead, uncertainty = session.launcher.clock_offset(rank)
         # the earliest time that the clock of the rank may have shown at the start of the cell
         since = began + ahead - uncertainty

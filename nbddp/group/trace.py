@@ -12,6 +12,7 @@ from typing import Any
 from nbddp.controller.rank_requests import ask_each
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
+from nbddp.group.timeline import find_event
 from nbddp.record.cell import CellResult
 from nbddp.record.run_folder import replace_file
 from nbddp.record.trace import MAX_EVENTS, Trace, write_merged
@@ -46,10 +47,8 @@ def collect_trace(session: Session, result: CellResult, asked: TraceSteps) -> Tr
 
 def _cell_start(session: Session, result: CellResult) -> int:
     """Return the start of the cell in nanoseconds, from which the times in the file count."""
-    began = time.time() - result.seconds
-    for event in session.event_log.since(0.0):
-        if event.kind == "cell" and event.facts.get("id") == result.number:
-            began = event.facts["began"]
+    event = find_event(session, "cell", result.number)
+    began = time.time() - result.seconds if event is None else event.facts["began"]
     return int(began * 1e6) * 1000
 
 

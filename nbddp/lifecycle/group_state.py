@@ -96,9 +96,9 @@ class HealLife:
         is_pickled: whether the donor has pickled its variables.
         joining: ranks that were asked to join the new group, and have not answered.
         failures: why ranks did not join, each with whether that is a consequence of another rank.
+            After the first one, the ranks in ``joining`` are asked to give up.
         must_repeat: whether the join failed because a name could not be loaded.
         has_failed: whether the heal fails, whatever the other ranks answer.
-        is_cancelled: whether the ranks in ``joining`` were asked to give up.
     """
 
     replacements: tuple[int, ...]
@@ -110,7 +110,6 @@ class HealLife:
     failures: tuple[tuple[bool, str], ...] = ()
     must_repeat: bool = False
     has_failed: bool = False
-    is_cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

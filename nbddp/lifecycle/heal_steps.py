@@ -106,15 +106,12 @@ def fail_heal(life: Life, heal: HealLife, reason: str) -> Step:
 
 def _finish_when_all_answered(life: Life, heal: HealLife) -> Step:
     """Finish, repeat or fail the heal once all ranks have answered; cancel it if one failed."""
-    if heal.joining and heal.failures and not heal.is_cancelled:
-        ranks = tuple(sorted(heal.joining))
-        cancelled = replace(life, heal=replace(heal, is_cancelled=True))
-        return cancelled, [
-            ev.CancelJoin(ranks=ranks),
-            cancelled.set_deadline(ev.Deadline.CANCEL, CANCEL_TIMEOUT),
-        ]
     if heal.joining:
-        return replace(life, heal=heal), []
+        is_first = heal.failures and life.heal is not None and not life.heal.failures
+        life = replace(life, heal=heal)
+        deadline = life.set_deadline(ev.Deadline.CANCEL, CANCEL_TIMEOUT)
+        cancel = [ev.CancelJoin(ranks=tuple(sorted(heal.joining))), deadline]
+        return life, cancel if is_first else []
     if heal.must_repeat and not heal.has_failed:
         repeated = HealLife(
             replacements=heal.replacements,
@@ -134,7 +131,7 @@ def on_deadline(life: Life, heal: HealLife, event: ev.DeadlinePassed) -> Step:
     if event.deadline is ev.Deadline.START and starting:
         reason = f"{format_ranks(starting)} did not get ready in {START_TIMEOUT:.0f} s"
         return fail_heal(life, heal, reason)
-    if event.deadline is not ev.Deadline.CANCEL or not late or not heal.is_cancelled:
+    if event.deadline is not ev.Deadline.CANCEL or not late or not heal.failures:
         return life, []
     return abandon_heal(
         life,
