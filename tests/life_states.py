@@ -102,6 +102,15 @@ def effect_of(life: Life, event: ev.Event) -> tuple[Any, ...]:
     return changed.state, *(type(each) if isinstance(each, WITH_TEXT) else each for each in actions)
 
 
+def assert_unchanged(refused: Mapping[str, Any], ignored: Mapping[str, Any]) -> None:
+    """Check that events are refused, or ignored without an action, and change no state."""
+    for name, (life, event) in refused.items():
+        changed, actions = advance(life, event)
+        assert (changed, [*map(type, actions)]) == (life, [ev.Refuse]), name
+    for name, (life, event) in ignored.items():
+        assert advance(life, event) == (life, []), name
+
+
 def texts_of(causes: Mapping[str, tuple[Life, ev.Event]]) -> dict[str, str]:
     """Return the texts for the user that events lead to, by the name of the row."""
     return {

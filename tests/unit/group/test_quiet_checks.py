@@ -71,21 +71,29 @@ def test_findings_have_the_line_numbers_of_the_editor() -> None:
     assert (found.rule, found.line) == ("ND202", 3)
 
 
-def test_facts_are_not_compared_if_a_rank_is_missing() -> None:
-    assert rules(checks_of(3), ended("len(train)", 1, 2)) == []
-    assert rules(checks_of(), ended("len(train)", 1, 1)) == []
+SAVES = (
+    "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+    "model = DDP(net)\ntorch.save(model, 'x.pt')"
+)
+CASES: dict[str, tuple[int, CellHandle, list[str]]] = {
+    "one seed": (2, ended("len(train)", 1, 1), []),
+    "a rank is missing": (3, ended("len(train)", 1, 2), []),
+    "a comment at the line": (2, ended("len(train)  # nbddp: ok ND202", 1, 2), []),
+    "a comment for the cell": (2, ended("# nbddp: ok ND202\nlen(train)", 1, 2), []),
+    "not Python": (2, ended("train )( 1", 1, 2), []),
+    "very long": (2, ended("x = 1\n" * 10_000 + "len(train)", 1, 2), []),
+    "all ranks save": (2, ended(SAVES, 1, 1), ["ND141"]),
+    "all named ranks save": (2, ended(SAVES, 1, 1, ranks=(0, 1)), ["ND141"]),
+    "one rank saves": (2, ended(SAVES, 1, ranks=(0,)), []),
+    "the only rank saves": (1, ended(SAVES, 1), []),
+}
 
 
-def test_a_comment_silences_findings_from_rank_facts() -> None:
-    checks = checks_of()
-    assert rules(checks, ended("len(train)  # nbddp: ok ND202", 1, 2)) == []
-    assert rules(checks, ended("# nbddp: ok ND202\nlen(train)", 1, 2)) == []
-
-
-def test_unparsable_and_very_long_cells_have_no_findings() -> None:
-    checks = checks_of()
-    assert rules(checks, ended("train )( 1", 1, 2)) == []
-    assert rules(checks, ended("x = 1\n" * 10_000 + "len(train)", 1, 2)) == []
+@pytest.mark.parametrize(("world_size", "handle", "found"), CASES.values(), ids=CASES)
+def test_a_cell_has_findings_only_where_they_apply(
+    world_size: int, handle: CellHandle, found: list[str]
+) -> None:
+    assert rules(checks_of(world_size), handle) == found
 
 
 def test_an_exception_in_one_rule_does_not_stop_the_others(
@@ -97,13 +105,3 @@ def test_an_exception_in_one_rule_does_not_stop_the_others(
     monkeypatch.setattr(checking, "check_cell", stumble)
     assert rules(checks_of(), ended("len(train)", 1, 2)) == []
     assert "ZeroDivisionError" in caplog.text
-
-
-def test_a_cell_for_one_rank_may_save_without_a_rank_condition() -> None:
-    source = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
-    source += "model = DDP(net)\ntorch.save(model, 'x.pt')"
-    checks = checks_of()
-    assert rules(checks, ended(source, 1, 1)) == ["ND141"]
-    assert rules(checks, ended(source, 1, 1, ranks=(0, 1))) == ["ND141"]
-    assert rules(checks, ended(source, 1, ranks=(0,))) == []
-    assert rules(checks_of(1), ended(source, 1)) == []

@@ -24,6 +24,7 @@ from life_states import (
     STOPPING,
     acknowledged,
     after,
+    assert_unchanged,
     deadline_set,
     died,
     effect_of,
@@ -399,11 +400,7 @@ def test_each_event_leads_to_the_expected_state_and_actions(
 
 
 def test_refused_and_late_events_change_no_state() -> None:
-    for name, (life, event) in REFUSED.items():
-        after_it, actions = advance(life, event)
-        assert (after_it, [*map(type, actions)]) == (life, [ev.Refuse]), name
-    for name, (life, event) in IGNORED.items():
-        assert advance(life, event) == (life, []), name
+    assert_unchanged(REFUSED, IGNORED)
 
 
 def test_every_refusal_has_a_reason_for_the_user(snapshot: SnapshotAssertion) -> None:
