@@ -28,7 +28,6 @@ from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.log_reader import log_name
 from nbddp.record.rank_monitor import CHECK_PERIOD, RankMonitor
 from nbddp.sigint import import_interruptibly, sigint_deferred
-from nbddp.train.faults.kinds import FAULTS_VARIABLE
 from nbddp.wire import messages as msg
 from nbddp.wire.rank_start import RankStart
 
@@ -45,7 +44,6 @@ class Executor(ControllerState):
 
     Attributes:
         messages: handles the messages of the ranks.
-        faults_to_arm: faults to arm in each rank at its start.
     """
 
     def __init__(self, launcher: Launcher, *, colors: str) -> None:
@@ -54,7 +52,6 @@ class Executor(ControllerState):
         )
         super().__init__(launcher, rank_monitor)
         self._colors = colors
-        self.faults_to_arm: Sequence[str] = ()
         self._heal: HealRequests | None = None  # the running heal, or the last one
         self._surviving_group: SurvivingGroup | None = None  # of an earlier notebook
         self.messages = MessageHandler(self, self._step)
@@ -306,9 +303,7 @@ class Executor(ControllerState):
     def _rank_starts(self, ranks: Sequence[int]) -> list[RankStart]:
         """Return the start parameters of these ranks."""
         spec, link, folder = self._started_spec, self.active_runtime.link, self._open_folder()
-        fault_variables = {"NBDDP_STRUCK": ";".join(sorted(self.fired_faults))}
-        if self.faults_to_arm:
-            fault_variables[FAULTS_VARIABLE] = ";".join(self.faults_to_arm)
+        fired = {"NBDDP_STRUCK": ";".join(sorted(self.fired_faults))}
         return [
             RankStart(
                 topology=place,
@@ -319,7 +314,7 @@ class Executor(ControllerState):
                 secret=link.secret,
                 log_path=str(folder / log_name(place.rank)),
                 kernel_pid=os.getpid(),
-                env=spec.environment(place.rank, self.launcher.base_env) | fault_variables,
+                env=spec.environment(place.rank, self.launcher.base_env) | fired,
                 sys_path=list(sys.path),
                 cwd=str(spec.cwd()),
                 backend=spec.backend,

@@ -13,6 +13,7 @@ from nbddp.errors import RequestError
 from nbddp.group.push_pull import pull
 from nbddp.lifecycle.refusals import BUSY
 from nbddp.record.cell import CellResult
+from nbddp.train.faults.kinds import FAULTS_VARIABLE
 from nbddp.wire.rank_start import Script
 
 logger = logging.getLogger(__name__)
@@ -73,12 +74,12 @@ class ScriptRanks:
             RequestError: the ranks cannot be started now.
             StartError: a rank failed to start.
         """
-        session = self.last_session
         armed = tuple(self._cell_session.armed_faults.values())
-        session.faults_to_arm = [fault for faults in armed for fault in faults]
+        faults = ";".join(fault for of_rank in armed for fault in of_rank)
+        env = {**spec.env, FAULTS_VARIABLE: faults} if faults else spec.env
+        more = {"started_by": Path(script.name).name} if script else {}
         try:
-            more = {"started_by": Path(script.name).name} if script else {}
-            session.start(replace(spec, joins_group=False, more=more))
+            self.last_session.start(replace(spec, env=env, joins_group=False, more=more))
         except BaseException:
             self.close()
             raise
