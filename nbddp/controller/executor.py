@@ -76,8 +76,10 @@ class Executor(ControllerState):
             runtime.start_readers(self.messages.handle, self._on_link_lost)
             self.runtime = runtime
 
-    def _drop_runtime(self) -> None:
-        """Drop the connection, the threads and the ranks, after all processes have exited."""
+    def _close_runtime(self) -> None:
+        """Close the connection and the threads, after all processes have exited."""
+        if self.runtime is not None:
+            self.runtime.close()
         self.runtime = self.cell = None
         self.messages.ranks = RankProcesses(self, self.messages)
 

@@ -434,26 +434,22 @@ class Session(Executor):
     def close(self) -> None:
         """Stop the group and end all threads and helper processes; a later start opens it again."""
         with self._opening:
-            runtime = self.runtime
-            if runtime is not None:
-                self.stop()
+            self.stop()
             try:
                 if self._owns_launcher:
                     self.launcher.close()  # ends a wait for a forkserver that still imports
             finally:
-                if runtime is not None:
-                    runtime.close()
-                    self._drop_runtime()
+                self._close_runtime()
                 self.replay_log.set_pending((), clears_entries=True)  # it refers to the pushes
                 self._push_store.free()
 
     def _ensure_runtime(self) -> None:
         """Open the link and the threads, unless they are open and working."""
         with self._opening:
-            runtime = self.runtime
-            if runtime is not None and not all(each.is_alive() for each in runtime.readers):
+            if self.runtime is not None and not all(
+                each.is_alive() for each in self.runtime.readers
+            ):
                 self.stop()  # the link failed, so the ranks are lost
-                runtime.close()
-                self._drop_runtime()
+                self._close_runtime()
             if self.runtime is None:
                 self._open_runtime(self._make_runtime)
