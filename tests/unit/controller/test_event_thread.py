@@ -42,14 +42,6 @@ def fail(words: str) -> None:
     raise LookupError(words)
 
 
-def test_calls_run_in_the_order_they_were_submitted(actor: EventThread) -> None:
-    done: list[int] = []
-    for number in range(100):
-        actor.submit(done.append, number)
-    settle(actor)
-    assert done == list(range(100))
-
-
 def test_run_returns_the_result_of_the_call(actor: EventThread) -> None:
     assert actor.run(divmod, 7, 2) == (3, 1)
     assert actor.run(dict, a=1) == {"a": 1}
