@@ -35,7 +35,7 @@ from nbddp.nodes.node_connection import (
     StoreForwarder,
     decode_json,
 )
-from nbddp.nodes.remote_start import NodeSettings, interface_of
+from nbddp.nodes.remote_start import build_start, interface_of
 from nbddp.nodes.stale_files import LockedPath, remove_stale_in
 from nbddp.topology import cores_here
 from nbddp.wire.rank_start import RankStart
@@ -78,7 +78,7 @@ class NodeAgent:
         self._control: FrameConnection | None = None
         self._new_control: FrameConnection | None = None  # replaces a silent one
         self._forwarder: StoreForwarder | None = None  # set when the listener has accepted the node
-        self._settings: NodeSettings | None = None
+        self._interface = ""  # to ranks on other machines
         # start parameters of running processes, from the listener
         self._starts: dict[int, dict[str, Any]] = {}
         self._unwanted: set[int] = set()  # running processes that the listener does not know
@@ -163,9 +163,7 @@ class NodeAgent:
         address = control.own_address
         if self._listener is None:
             self._listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
-            interface = interface_of(address) if not address.startswith("127.") else ""
-            port = self._listener.getsockname()[1]
-            self._settings = NodeSettings(store_port=port, folder=self._folder, interface=interface)
+            self._interface = interface_of(address) if not address.startswith("127.") else ""
             self._loop.run_in_executor(None, self._launcher.preload_more)
         facts = node_facts(self._nproc)
         living = [
@@ -294,8 +292,11 @@ class NodeAgent:
     def _launch(self, number: int, facts: dict[str, Any]) -> None:
         """Start a rank, on the launch thread: it may have to wait for the forkserver."""
         try:
-            assert self._settings is not None
-            start = self._settings.build_start(facts)
+            assert self._listener is not None
+            port = self._listener.getsockname()[1]
+            start = build_start(
+                facts, store_port=port, folder=self._folder, interface=self._interface
+            )
             handle = self._launcher.launch(start)
         except Exception as error:  # noqa: BLE001 - the listener waits for this rank
             reason = f"{type(error).__name__}: {error}"

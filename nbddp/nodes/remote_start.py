@@ -10,7 +10,7 @@ import base64
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,50 +33,44 @@ def start_facts(start: RankStart) -> dict[str, Any]:
     return facts | {"secret": secret, "log": path.name, "log_begin": begin}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSettings:
-    """The parameters that a node adds.
+def build_start(
+    facts: Mapping[str, Any], *, store_port: int, folder: Path, interface: str
+) -> RankStart:
+    """Return the complete parameters of a rank on this node.
 
-    Attributes:
-        store_port: the port on which its agent accepts store connections.
+    Args:
+        facts: the parameters from the notebook.
+        store_port: the port on which this node's agent accepts store connections.
         folder: where ranks write their logs first.
         interface: the network interface to ranks on other machines.
     """
+    cwd = facts["cwd"] if Path(facts["cwd"]).is_dir() else str(Path.cwd())
+    known = {name: value for name, value in facts.items() if name not in ("log", "log_begin")}
+    return RankStart(
+        **known
+        | {
+            "topology": Topology(**facts["topology"]),
+            "secret": base64.b64decode(facts["secret"]),
+            "store_port": store_port,
+            "kernel_pid": os.getpid(),
+            "sys_path": list(sys.path),
+            "log_path": str(_create_log(facts, folder)),
+            "env": _environment() | dict(facts["env"]),
+            "cwd": cwd,
+            "interface": interface,
+            "can_rejoin": True,
+        }
+    )
 
-    store_port: int
-    folder: Path
-    interface: str
 
-    def build_start(self, facts: Mapping[str, Any]) -> RankStart:
-        """Return the complete parameters of a rank on this node."""
-        cwd = facts["cwd"] if Path(facts["cwd"]).is_dir() else str(Path.cwd())
-        log = self._log(facts)
-        known = {name: value for name, value in facts.items() if name not in ("log", "log_begin")}
-        return RankStart(
-            **known
-            | {
-                "topology": Topology(**facts["topology"]),
-                "secret": base64.b64decode(facts["secret"]),
-                "store_port": self.store_port,
-                "kernel_pid": os.getpid(),
-                "sys_path": list(sys.path),
-                "log_path": str(log),
-                "env": _environment() | dict(facts["env"]),
-                "cwd": cwd,
-                "interface": self.interface,
-                "can_rejoin": True,
-            }
-        )
-
-    def _log(self, facts: Mapping[str, Any]) -> Path:
-        """Return a new log file, whose bytes have the same offsets as in the notebook's copy."""
-        process = f"attempt-{int(facts['attempt'])}.{int(facts['incarnation'])}"
-        folder = self.folder / Path(facts["run_id"]).name / process
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        log = folder / Path(facts["log"]).name
-        log.touch(0o600)
-        os.truncate(log, int(facts["log_begin"]))  # sparse: the missing part takes no space
-        return log
+def _create_log(facts: Mapping[str, Any], folder: Path) -> Path:
+    """Return a new log file, whose bytes have the same offsets as in the notebook's copy."""
+    process = f"attempt-{int(facts['attempt'])}.{int(facts['incarnation'])}"
+    log = folder / Path(facts["run_id"]).name / process / Path(facts["log"]).name
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log.touch(0o600)
+    os.truncate(log, int(facts["log_begin"]))  # sparse: the missing part takes no space
+    return log
 
 
 def _environment() -> dict[str, str]:
