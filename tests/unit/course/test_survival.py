@@ -163,12 +163,6 @@ def test_each_mistake_in_a_resumed_run_has_its_hint(
     assert hint_of(judge_resumed, REFERENCE, attempt, resume) == snapshot
 
 
-def test_the_hints_to_a_resumed_run_are_all_different() -> None:
-    hints = {hint_of(judge_resumed, REFERENCE, *case) for case in RESUMED.values()}
-    assert len(hints) == len(RESUMED)
-    assert RIGHT not in hints
-
-
 @pytest.mark.parametrize(
     ("begin", "resume"), [(31, DEATH), (28, DEATH), (38, DEATH), (41, IN_SAVE)]
 )

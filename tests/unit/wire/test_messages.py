@@ -70,12 +70,6 @@ def test_encoded_messages_are_ascii_without_line_breaks() -> None:
     assert b"\n" not in data
 
 
-@given(st.binary(max_size=200))
-def test_arbitrary_bytes_are_refused(data: bytes) -> None:
-    with pytest.raises(WireError):
-        decode(data)
-
-
 @given(any_message(), st.data())
 def test_a_message_with_changed_bytes_is_another_message_or_refused(
     message: Message, data: st.DataObject

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from stores import MemoryStore
 from syrupy.assertion import SnapshotAssertion
 
@@ -52,12 +50,6 @@ def store() -> MemoryStore:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(payloads, "PIECE_BYTES", 10)
     return 10
-
-
-@given(st.recursive(st.none() | st.integers() | st.text() | st.binary(), st.lists, max_leaves=5))
-def test_a_value_survives_a_round_trip(value: Any) -> None:
-    store = MemoryStore()
-    assert unpack(store, pack(store, "key", value)) == value
 
 
 def test_a_large_value_travels_in_pieces_that_the_store_accepts(
