@@ -124,7 +124,7 @@ def _notes(comparison: Comparison) -> list[str]:
         if not run.cells
     ]
     is_compared = comparison.runs[0].cells and len(notes) < len(comparison.runs) - 1
-    if is_compared and not any(_code(comparison)):
+    if is_compared and not any(comparison.code_diffs):
         notes.append(SAME_CODE if not notes else "the code of the others is the same")
     if any(any(run.resume_marks(XAxis.TIME)) for run in comparison.runs):
         notes.append("marks in a chart: orange is a restart, green a heal")

@@ -55,6 +55,8 @@ def _bar(efficiency: float) -> str:
 def _row(scaling: Scaling, size: WorldSizeResult) -> list[str]:
     pace = format_rate(size.rate) if scaling.counts_steps else format_seconds(1 / size.rate)
     samples = size.samples_per_second if scaling.has_samples else None
+    exposed = size.share("exposed")
+    alone = "" if exposed is None else f" ({format_share(exposed)} exposed)"
     return [
         str(size.ranks),
         pace,
@@ -63,7 +65,7 @@ def _row(scaling: Scaling, size: WorldSizeResult) -> list[str]:
         format_share(scaling.efficiency(size)),
         format_share(size.share("waiting")),
         format_share(size.share("loading")),
-        _communication(size),
+        format_share(size.share("communication")) + alone,
         _memory(size),
         f"{format_share(size.spread)} of {len(size.rounds)}",
     ]
@@ -78,12 +80,6 @@ def format_share(share: float | None) -> str:
     if share is None:
         return ""
     return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.1f} %"
-
-
-def _communication(size: WorldSizeResult) -> str:
-    exposed = size.share("exposed")
-    alone = "" if exposed is None else f" ({format_share(exposed)} exposed)"
-    return f"{format_share(size.share('communication'))}{alone}"
 
 
 def _memory(size: WorldSizeResult) -> str:

@@ -106,20 +106,14 @@ def timeline_as_text(timeline: Timeline, columns: int = 72) -> Iterator[str]:
     """
     died = "   nothing: it died" if timeline.died else ""
     yield f"    rank  . computes   # waits for the last rank   d waits for data{died}"
+    width = max(timeline.seconds, 1e-9) / columns
     for rank in shown_ranks(timeline):
-        parts = {kind: [0.0] * columns for kind in LETTERS}
+        shares = [dict.fromkeys(LETTERS, 0.0) for _ in range(columns)]  # of each column
         for kind, began, end in timeline.pieces(rank):
-            _add_to_columns(parts[kind], timeline, began, end)
-        shares = (dict(zip(parts, each, strict=True)) for each in zip(*parts.values(), strict=True))
+            a, b = (began - timeline.span[0]) / width, (end - timeline.span[0]) / width
+            for place in range(max(0, int(a)), min(columns, int(b) + 1)):
+                shares[place][kind] += max(0.0, min(b, place + 1) - max(a, place))
         yield f"{rank:>8}  {''.join(map(_letter, shares))}".rstrip()
-
-
-def _add_to_columns(part: list[float], timeline: Timeline, began: float, end: float) -> None:
-    """Add to each column the fraction of it that an interval overlaps."""
-    columns, seconds = len(part), max(timeline.seconds, 1e-9)
-    a, b = ((at - timeline.span[0]) / seconds * columns for at in (began, end))
-    for place in range(max(0, int(a)), min(columns, int(b) + 1)):
-        part[place] += max(0.0, min(b, place + 1) - max(a, place))
 
 
 def _letter(shares: Mapping[str, float]) -> str:
