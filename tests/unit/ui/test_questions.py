@@ -75,8 +75,10 @@ def test_a_question_is_asked_with_its_rank_and_answered_once(questions: Asking) 
     assert (questions.sent, questions.poll_interval) == ([], room.POLL_INTERVAL)
     assert questions.look("anna") == (2, "\\ud800? ········")
     assert questions.look(times=2) is None
-    assert questions.sent == [(2, InputReply(question=7, text="anna"))]
     assert questions.poll_interval == math.inf
+    questions.close()
+    assert questions.sent == [(2, InputReply(question=7, text="anna"))]
+    assert questions.box.closed == 0, "the answer has closed the box"
 
 
 def test_a_repeated_debugger_question_comes_before_questions_of_other_ranks(
@@ -148,7 +150,7 @@ def test_all_questions_get_the_end_of_input_at_the_end_of_the_cell(
 def test_questions_are_refused_at_once_without_an_input_page() -> None:
     questions = Asking(InputBackend("no page"))
     questions.ask(0)
-    questions.look()
+    questions.look(times=2)
     assert questions.sent == [(0, InputReply(question=1, refusal="no page"))]
 
 
