@@ -12,12 +12,16 @@ import importlib
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from functools import partial
 from multiprocessing import forkserver
 
 from nbddp.child_processes import find_descendants, kill_all
 from nbddp.wire.rank_start import PRELOAD_SIGNAL, PRELOADED_LATER
+
+# the names of the modules that forked ranks inherit: a restart of the ranks does not reload them
+inherited_modules: set[str] = set()
 
 
 def clean_up_at_exit(folder: str) -> None:
@@ -62,8 +66,10 @@ def preload_on_signal(first: Callable[[], None]) -> None:
     def do_next(*_signal: object) -> None:
         if parts:
             parts.pop(0)()
+        inherited_modules.update(sys.modules)  # here: each use of a name copies a page of memory
         gc.collect()
         gc.freeze()  # the ranks' garbage collectors then leave shared memory pages unchanged
 
+    inherited_modules.update(sys.modules)
     gc.freeze()
     signal.signal(PRELOAD_SIGNAL, do_next)

@@ -36,6 +36,7 @@ from IPython.core.magics import packaging
 from nbddp.formatting import format_few
 from nbddp.topology import Topology
 from nbddp.worker.cell.shell import RankShell
+from nbddp.worker.lazy_preload import inherited_modules
 
 POLL_INTERVAL = 0.05  # polling interval in seconds, as in IPython
 EXIT_TIMEOUT = 0.2  # seconds for an interrupted command to end by itself, as in IPython
@@ -122,7 +123,6 @@ class PackageCommands:
         self._shell = shell
         # how often each cell has run each command
         self._counts: Counter[tuple[int, str]] = Counter()
-        self._preloaded = frozenset(sys.modules)  # a restart of the ranks does not reload them
 
     def install_hooks(self) -> None:
         """Replace the functions that run system commands in cells."""
@@ -181,10 +181,10 @@ class PackageCommands:
         }
         folders = [*site.getsitepackages(), site.getusersitepackages()]
         paths = [str(file) for folder in folders for file in Path(folder).glob("*.pth")]
-        preloaded = sorted(changed & self._preloaded)
+        inherited = sorted(changed & inherited_modules)
         # Python reads .pth files at its start
-        if preloaded or any(_has_changed(path, started_at) for path in paths):
-            return f"restart the kernel to use {format_few(preloaded) or 'a new import path'}"
+        if inherited or any(_has_changed(path, started_at) for path in paths):
+            return f"restart the kernel to use {format_few(inherited) or 'a new import path'}"
         if changed:
             return f"run `%ddp restart` to reload {format_few(sorted(changed))} (already imported)"
         return "no restart is needed"
