@@ -126,21 +126,21 @@ class StepAggregator:
 
     def _aggregate(self, key: Key, step: _Step) -> AggregatedStep:
         cell, _, number = key
-        found: dict[str, float] = {}
-        for name, values in step.values.items():
-            if len(values) > 1:  # how ranks differ
-                known = [value for value in values.values() if not math.isnan(value)] or [math.nan]
-                found |= {f"{name}/rank0": values[0]} if 0 in values else {}
-                found |= {f"{name}/min": min(known), f"{name}/max": max(known)}
+        means: dict[str, float] = {}
+        spread: dict[str, float] = {}  # how ranks differ
         for name, values in step.values.items():
             numbers = [*values.values()]  # NaN on one rank makes the mean NaN
             is_finite = all(map(math.isfinite, numbers))
-            found[name] = fmean(numbers) if is_finite else sum(numbers) / len(numbers)
+            means[name] = fmean(numbers) if is_finite else sum(numbers) / len(numbers)
+            if len(values) > 1:
+                known = [value for value in numbers if not math.isnan(value)] or [math.nan]
+                spread |= {f"{name}/rank0": values[0]} if 0 in values else {}
+                spread |= {f"{name}/min": min(known), f"{name}/max": max(known)}
         return AggregatedStep(
             step=number,
             time=step.time,
             attempt=step.attempt,
             cell=cell,
             is_again=cell >= 0 and self._is_again[cell],
-            values=found,
+            values=spread | means,
         )

@@ -166,6 +166,11 @@ def test_a_running_run_is_published_while_it_grows(tmp_path: Path) -> None:
     publisher.publish_new()
     publisher.publish_new()
     assert len(points_of(tracker)) == 60  # the last step waits for no rank once the cell is over
+    restart = {"kind": "start", "attempt": 2, "world_size": 2, "time": BEGAN + 20}
+    for event, has_stopped in ((events_of()[-1], True), (restart, False)):
+        append(path, event)
+        publisher.publish_new()
+        assert publisher.has_stopped == has_stopped
     publisher.finish()
     assert points_of(tracker) == points_of(published(path))
     assert tracker.start.call_count == tracker.finish.call_count == 1
