@@ -36,13 +36,8 @@ from nbddp.record.replay_log import SET_IN_EACH_RANK
 from nbddp.record.run_folder import folder_name
 from nbddp.record.trace import Trace
 from nbddp.record.verdict import Verdict
-from nbddp.sigint import (
-    Future,
-    import_interruptibly,
-    run_in_thread,
-    sigint_deferred,
-    wait_for_all,
-)
+from nbddp.sigint import Future, run_in_thread, sigint_deferred, wait_for_all
+from nbddp.train.faults.kinds import Fault
 from nbddp.ui.frontend import is_restarting
 from nbddp.ui.report.trace import trace_report
 from nbddp.wire.trace_messages import TraceSteps
@@ -335,9 +330,6 @@ class NotebookState:
         Raises:
             ArgumentError: the kind of fault or the rank does not exist.
         """
-        import_interruptibly("nbddp.train.faults.arming")  # loads torch
-        from nbddp.train.faults.arming import Fault
-
         Fault(kind=kind, rank=rank, step=step, factor=factor)
         options = f"step={step}, rank={rank}, kind={kind!r}, factor={factor}, again=True"
         typed = f"%ddp fault {kind} --rank {rank} --step {step}"
