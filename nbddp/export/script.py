@@ -167,7 +167,7 @@ class _Writer:
         text = self._as_module(_with_last_value_printed(plain, request.output_name))
         self._parts.append(f"# %% {what}")
         if request.needs_group is False:
-            self._add_guarded("_leave_process_group()")
+            self._add_guarded("_dist.destroy_process_group()  # the cell creates its own")
         self._add_cell_parts(text, request)
         if request.needs_group is False or "destroy_process_group" in text:
             self._n_groups += 1
@@ -296,7 +296,7 @@ class _Writer:
         about = "\n".join(["# This script differs from the notebook, or needs changes:", *notes])
         wants_display = "display" in body and "display" not in self._bound_names
         frame = [
-            '_RANK = int(os.environ["RANK"]) if "RANK" in os.environ else 0',
+            template.NAMES,
             self._with_group_options(template.INIT_GROUP_AGAIN) if self._n_groups > 1 else "",
             template.WAIT_FOR_ALL if "_wait_for_all()" in body else "",
             template.PRINT_VALUE if "_print_value(" in body else "",

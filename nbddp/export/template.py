@@ -1,11 +1,15 @@
 """The parts of an exported script around the cells.
 
-The functions contain their own imports: a cell may assign names such as ``os`` or ``print``.
+A cell may assign names such as ``os`` or ``print``. The functions import them again, or use a
+private name.
 """
 
 from __future__ import annotations
 
 IMPORTS = "import torch\nimport torch.distributed as dist"
+
+NAMES = """_RANK = int(os.environ["RANK"]) if "RANK" in os.environ else 0
+_dist = dist"""
 
 PRINT_VALUE = '''def _print_value(value, name="Out"):
     """Print a result of a cell, as the notebook showed it."""
@@ -31,38 +35,25 @@ INIT_GROUP_AGAIN = '''def _init_process_group(number=1):
     import os
     from builtins import int
 
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    if _dist.is_initialized():
+        _dist.destroy_process_group()
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, is_master=False)
+    store = _dist.TCPStore(address, port, is_master=False)
     place = {{"rank": _RANK, "world_size": int(os.environ["WORLD_SIZE"])}}
-    fresh = dist.PrefixStore(f"group {{number}}", store)
-    dist.init_process_group({backend}, store=fresh, **place{timeout})
-    dist.barrier()  # else a fast rank could exit before a slow one has joined
-
-
-def _leave_process_group():
-    """Destroy the group: the next cell creates its own."""
-    import torch.distributed as dist
-
-    dist.destroy_process_group()
+    fresh = _dist.PrefixStore(f"group {{number}}", store)
+    _dist.init_process_group({backend}, store=fresh, **place{timeout})
+    _dist.barrier()  # else a fast rank could exit before a slow one has joined
 
 
 def _restore_process_group(number):
     """Initialize the group again if the cell has destroyed it."""
-    import torch.distributed as dist
-
-    if not dist.is_initialized():
+    if not _dist.is_initialized():
         _init_process_group(number)'''
 
 WAIT_FOR_ALL = '''def _wait_for_all():
     """Wait for all ranks, as the notebook does before each cell."""
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.barrier()'''
+    if _dist.is_initialized():
+        _dist.barrier()'''
 
 SETUP = """    device, local_rank = torch.device("cpu"), int(os.environ["LOCAL_RANK"])
     if _gpus := torch.cuda.device_count():
@@ -77,7 +68,5 @@ FACTS = """    rank, world_size = dist.get_rank(), dist.get_world_size()
 USE_CPU = """    if device.type == "cpu":  # else Accelerate ignores a group without a GPU
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")"""
 
-CLEANUP = """    import torch.distributed as _dist
-
-    if _dist.is_initialized():
+CLEANUP = """    if _dist.is_initialized():
         _dist.destroy_process_group()"""
