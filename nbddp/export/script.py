@@ -171,8 +171,9 @@ class _Writer:
         self._add_cell_parts(text, request)
         if request.needs_group is False or "destroy_process_group" in text:
             self._n_groups += 1
-            verb = "init" if request.needs_group is False else "restore"
-            self._add_guarded(f"_{verb}_process_group({self._n_groups})")
+            call = f"_init_process_group({self._n_groups})"
+            is_sure = request.needs_group is False
+            self._add_guarded(call if is_sure else f"if not _dist.is_initialized():\n    {call}")
         self._may_be_out_of_step = True
 
     def _add_cell_parts(self, text: str, request: CellRequest) -> None:

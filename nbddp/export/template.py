@@ -42,13 +42,7 @@ INIT_GROUP_AGAIN = '''def _init_process_group(number=1):
     place = {{"rank": _RANK, "world_size": int(os.environ["WORLD_SIZE"])}}
     fresh = _dist.PrefixStore(f"group {{number}}", store)
     _dist.init_process_group({backend}, store=fresh, **place{timeout})
-    _dist.barrier()  # else a fast rank could exit before a slow one has joined
-
-
-def _restore_process_group(number):
-    """Initialize the group again if the cell has destroyed it."""
-    if not _dist.is_initialized():
-        _init_process_group(number)'''
+    _dist.barrier()  # else a fast rank could exit before a slow one has joined'''
 
 WAIT_FOR_ALL = '''def _wait_for_all():
     """Wait for all ranks, as the notebook does before each cell."""
