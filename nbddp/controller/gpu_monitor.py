@@ -11,7 +11,7 @@ import importlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from functools import cached_property
 from typing import Any
 
@@ -22,23 +22,10 @@ logger = logging.getLogger(__name__)
 SAMPLE_PERIOD = 1.0  # seconds between two samples: NVML averages over the last 1/6 to 1 s
 
 
-def load_nvml() -> Any:
-    """Return the module ``pynvml``, or None if it is not installed."""
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError:
-        return None
-
-
 class GpuMonitor:
-    """Samples GPUs on request, at most once per ``SAMPLE_PERIOD``.
+    """Samples GPUs on request, at most once per ``SAMPLE_PERIOD``."""
 
-    Args:
-        load: loads ``pynvml``; called when the first rank has a GPU.
-    """
-
-    def __init__(self, load: Callable[[], Any] = load_nvml) -> None:
-        self._load = load
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sampled_at = 0.0
         self._usage: dict[str, GpuUsage] = {}
@@ -62,13 +49,16 @@ class GpuMonitor:
 
     @cached_property
     def _nvml(self) -> Any:
-        nvml = self._load()
-        if nvml is not None:
-            try:
-                nvml.nvmlInit()
-            except nvml.NVMLError as error:
-                logger.info("NVML does not start: %s", error)
-                return None
+        """The module ``pynvml``, loaded when the first rank has a GPU; None if it does not work."""
+        try:
+            nvml: Any = importlib.import_module("pynvml")
+        except ImportError:
+            return None
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            logger.info("NVML does not start: %s", error)
+            return None
         return nvml
 
     def _query(self, uuid: str, ranks: Set[int]) -> GpuUsage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -61,6 +62,12 @@ def gpu(*, load: int, used: int, total: int, processes: dict[int, int | None]) -
     }
 
 
+def monitor(patch: pytest.MonkeyPatch, nvml: FakeNvml | None) -> GpuMonitor:
+    """Return a monitor that finds this NVML; None is none."""
+    patch.setitem(sys.modules, "pynvml", nvml)
+    return GpuMonitor()
+
+
 BUSY = gpu(load=70, used=12 * GIB, total=16 * GIB, processes={11: 4 * GIB, 12: 5 * GIB, 99: GIB})
 
 
@@ -70,7 +77,7 @@ def test_nvml_is_queried_once_per_gpu_and_at_most_once_per_interval(
     now = 100.0
     monkeypatch.setattr(room.time, "monotonic", lambda: now)
     nvml = FakeNvml({"GPU-a": BUSY})
-    watch = GpuMonitor(lambda: nvml)
+    watch = monitor(monkeypatch, nvml)
     expected = GpuUsage(load=70.0, used=12 * GIB, total=16 * GIB, used_by_others=GIB)
     assert watch.sample({"a": {11, 12}}) == {"a": expected}
     assert watch.sample({"a": {11, 12}}) == {"a": expected}
@@ -88,28 +95,24 @@ def test_nvml_is_queried_once_per_gpu_and_at_most_once_per_interval(
     ids=["none are told", "the host's ids", "no figures"],
 )
 def test_memory_of_others_is_unknown_if_nvml_lists_none_of_our_processes(
+    monkeypatch: pytest.MonkeyPatch,
     processes: dict[int, int | None],
 ) -> None:
     nvml = FakeNvml({"GPU-a": gpu(load=1, used=GIB, total=GIB, processes=processes)})
-    assert GpuMonitor(lambda: nvml).sample({"a": {11, 12}})["a"].used_by_others == -1
+    assert monitor(monkeypatch, nvml).sample({"a": {11, 12}})["a"].used_by_others == -1
 
 
-def test_a_mig_device_reports_only_its_memory() -> None:
+def test_a_mig_device_reports_only_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = gpu(load=0, used=GIB, total=5 * GIB, processes={})
-    nvml = FakeNvml({"MIG-a": {MEMORY: whole[MEMORY]}})
-    assert GpuMonitor(lambda: nvml).sample({"a": {11}}) == {"a": GpuUsage(used=GIB, total=5 * GIB)}
+    watch = monitor(monkeypatch, FakeNvml({"MIG-a": {MEMORY: whole[MEMORY]}}))
+    assert watch.sample({"a": {11}}) == {"a": GpuUsage(used=GIB, total=5 * GIB)}
 
 
-def test_without_nvml_the_gpu_usage_is_unknown_and_nvml_is_loaded_only_once() -> None:
-    loads: list[int] = []
-    watch = GpuMonitor(lambda: loads.append(1))
-    assert watch.sample({}) == {}
-    assert loads == []  # no rank has a GPU
-    assert watch.sample({"a": {11}}) == {"a": UNKNOWN_USAGE}
-    assert watch.sample({"b": {11}}) == {"b": UNKNOWN_USAGE}
-    assert loads == [1]
-    nvml = FakeNvml({"GPU-a": BUSY}, starts=False)
-    assert GpuMonitor(lambda: nvml).sample({"a": {11}}) == {"a": UNKNOWN_USAGE}
+def test_without_nvml_the_gpu_usage_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    for nvml in (None, FakeNvml({"GPU-a": BUSY}, starts=False)):
+        watch = monitor(monkeypatch, nvml)
+        assert watch.sample({}) == {}
+        assert watch.sample({"a": {11}}) == {"a": UNKNOWN_USAGE}
 
 
 def test_a_snapshot_samples_each_shared_gpu_once() -> None:
