@@ -112,7 +112,7 @@ class Sweep:
             try:
                 runs.append(summarize(path))
             except RequestError as error:  # its folder was deleted in the meantime
-                self._display.print_unless_quiet(f"{path.name} is left out: {error}")
+                self._display.print_unless_quiet(f"left out: {error}")
         if runs:
             size = sum(run.size for run in runs)
             listing = Listing(tuple(runs), total=len(runs), size=size)
