@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import Page
 from runs_on_disk import FAILED, LOG, REPORT, UNENDED, WHAT, failed_run, reported
 
 from nbddp.archive.stored_run import StoredRun
 from nbddp.errors import RequestError
 from nbddp.lifecycle.group_state import GroupState
-from nbddp.ui.report.finished_cell import CellReport, record_html
 
 
 def run_of(base: Path, **facts: Any) -> StoredRun:
@@ -27,6 +25,7 @@ def test_a_stored_run_has_its_facts_events_cells_and_logs(tmp_path: Path) -> Non
     assert [each.kind for each in run.events] == [each["kind"] for each in FAILED]
     assert run.events[0].facts == {"attempt": 1, "world_size": 2}
     assert (run.ranks, run.was_stopped, run.unreadable) == ((0, 1), True, 0)
+    assert run.snapshot().state is GroupState.OFF
     first, second = run.cells
     assert (first.number, first.ranks, first.outcome) == (1, (0, 1), "ok")
     assert (first.source, first.began_at, first.ended_at) == ("# why\ntrain()", 101.0, 103.0)
@@ -108,18 +107,6 @@ def test_ranks_that_begin_after_a_recovery_keep_their_steps(tmp_path: Path) -> N
     run = run_of(tmp_path, events=[*FAILED, recovery], rows=[*reported(*range(5)), *again])
     curves = run.metrics().curves("loss")
     assert (curves[0].steps, curves[3].steps) == ((0, 1, 2, 3, 4), (3, 4))
-
-
-def test_the_snapshot_of_a_stored_run_can_be_rendered(tmp_path: Path) -> None:
-    snapshot = run_of(tmp_path, rows=reported(0, 4)).snapshot()
-    assert snapshot.state is GroupState.OFF
-    assert (snapshot.began, snapshot.seconds, snapshot.attempt) == (100.0, 6.0, 1)
-    assert [each.state for each in snapshot.ranks] == ["done", WHAT]
-    assert [each.is_first_cause for each in snapshot.ranks] == [False, True]
-    assert snapshot.ranks[0].step == 4
-    page = Page(record_html(CellReport(snapshot=snapshot)))
-    assert WHAT in page.text
-    assert snapshot.run in page.text
 
 
 def test_a_run_of_a_killed_kernel_is_readable_except_for_torn_lines(tmp_path: Path) -> None:
