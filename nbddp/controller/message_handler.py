@@ -15,7 +15,7 @@ from nbddp.launch.local_launcher import RankHandle
 from nbddp.launch.memory import MemoryWatch
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import refusals
-from nbddp.record.notices import notice_of
+from nbddp.record.notices import InputClosed, InputRequest, RichOutput
 from nbddp.wire import messages as msg
 from nbddp.wire.request_messages import Answer
 from nbddp.wire.timing_messages import CollectiveArrivals
@@ -52,8 +52,12 @@ class MessageHandler:
                 state.router.publish(self.ranks.unseen_output(rank, output))
             case msg.InputRequested(question=question) if not state.router.has_reader:
                 state.send_answer(rank, msg.InputReply(question=question, is_end=True))
-            case msg.Display() | msg.InputRequested() | msg.InputCancelled() as message:
-                state.router.publish(notice_of(rank, message))
+            case msg.Display() as display:
+                state.router.publish(RichOutput(rank, display))
+            case msg.InputRequested() as request:
+                state.router.publish(InputRequest(rank, request))
+            case msg.InputCancelled(question=question):
+                state.router.publish(InputClosed(rank, question))
             case Answer() as answer:
                 state.rank_monitor.values.add(rank, state.newest_cell, answer.content.get("values"))
                 state.futures.resolve("answer", rank, answer.request, value=answer)

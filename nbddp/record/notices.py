@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from nbddp.formatting import format_bytes
 from nbddp.record.log_reader import LogSpan
-from nbddp.wire.messages import Display, InputCancelled, InputRequested
+from nbddp.wire.messages import Display, InputRequested
 
 MAX_TEXT = 2 << 20  # characters of output kept in memory; the rest stays in the logs
 MAX_RICH = 64 << 20  # characters of pictures and other rich output in memory; more are dropped
@@ -60,17 +60,6 @@ class InputClosed:
 
 
 Notice = OutputText | RichOutput | ControllerMessage | InputRequest | InputClosed
-
-
-def notice_of(rank: int, message: Display | InputRequested | InputCancelled) -> Notice:
-    """Return the notice for a rank's message."""
-    match message:
-        case Display():
-            return RichOutput(rank, message)
-        case InputRequested():
-            return InputRequest(rank, message)
-        case InputCancelled(question=question):
-            return InputClosed(rank, question)
 
 
 class NoticeQueue:

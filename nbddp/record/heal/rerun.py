@@ -80,9 +80,14 @@ def entries_to_rerun(
         cell = cells[index]
         needed = _follow(cell.loaded, cells, index + 1) - (cell.bound - cell.needed)
         pending += [(name, index) for name in needed & missing]
-    found = [entries[index] for index in sorted(chosen)]
-    # the log has a cell again that a replay has run
-    return [entry for number, entry in enumerate(found) if not _is_in(entry, found[:number])]
+    found: dict[object, ReplayEntry] = {}
+    for index in sorted(chosen):
+        entry = entries[index]
+        key: object = entry
+        if isinstance(entry, CellRequest):  # the log has it again if a replay has run it
+            key = entry.execution_count, entry.source
+        found.setdefault(key, entry)
+    return [*found.values()]
 
 
 def cells_to_rerun(log: ReplayLog, source: str | None = None) -> set[int]:
@@ -94,14 +99,6 @@ def cells_to_rerun(log: ReplayLog, source: str | None = None) -> set[int]:
 def trainer_roots(not_carried: Mapping[str, str]) -> set[str]:
     """Return the variables that are trainers, or that contain one."""
     return {root_name(path) for path, reason in not_carried.items() if reason == KEEPS_RANK}
-
-
-def _is_in(entry: ReplayEntry, others: Sequence[ReplayEntry]) -> bool:
-    if not isinstance(entry, CellRequest):
-        return entry in others
-    same = entry.execution_count, entry.source
-    cells = (each for each in others if isinstance(each, CellRequest))
-    return any((each.execution_count, each.source) == same for each in cells)
 
 
 def _index_of_maker(name: str, before: int, cells: Sequence[_Names]) -> int | None:
