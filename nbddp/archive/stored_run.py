@@ -153,7 +153,7 @@ class StoredRun:
             return self._metrics[began]
         metrics, attempt = MetricStore(), 0
         starts = sorted(each.began_at for each in self.cells if not each.is_again)
-        cells: dict[int, _RowsOfRanks] = {}
+        parts: list[dict[int, _RowsOfRanks]] = [{}]  # between recoveries; rows by number of a cell
         recoveries = [event for event in self.events if event.kind == "recovery"]
         resumed_attempts = {
             event.facts.get("attempt") for event in recoveries if "healed" not in event.facts
@@ -163,13 +163,13 @@ class StoredRun:
             is_healed = bool(heals) and row["time"] > heals[0]
             if is_healed or (row["attempt"] != attempt and row["attempt"] in resumed_attempts):
                 heals = [at for at in heals if row["time"] <= at]
-                self._add_rows(metrics, cells)
-                metrics.resume()
-                cells = {}
+                parts.append({})
             attempt = row["attempt"]
-            ranks = cells.setdefault(bisect_right(starts, row["time"]), {})
+            ranks = parts[-1].setdefault(bisect_right(starts, row["time"]), {})
             ranks.setdefault(row["rank"], []).append(row)
-        self._add_rows(metrics, cells)
+        for cells in parts:
+            metrics.resume()
+            self._add_rows(metrics, [ranks for _, ranks in sorted(cells.items())])
         self._metrics[began] = metrics
         return metrics
 
@@ -204,13 +204,13 @@ class StoredRun:
             raise RequestError(f"{path} cannot be read: {error.strerror or error}") from None
         self._unreadable[METRICS] = reader.unreadable
 
-    def _add_rows(self, metrics: MetricStore, cells: Mapping[int, _RowsOfRanks]) -> None:
-        rows = [own for _, ranks in sorted(cells.items()) for own in ranks.values()]
+    def _add_rows(self, metrics: MetricStore, cells: Sequence[_RowsOfRanks]) -> None:
+        rows = [own for ranks in cells for own in ranks.values()]
         metrics.began = min([metrics.began, *(own[0]["time"] for own in rows)])
         metrics.ended = max([metrics.ended, *(own[-1]["time"] for own in rows)])
         for name in dict.fromkeys(chain.from_iterable(chain.from_iterable(rows))):
             if name not in NOT_METRICS and (self._wanted is None or self._wanted(name)):
-                _add_metric(metrics, name, [ranks for _, ranks in sorted(cells.items())])
+                _add_metric(metrics, name, cells)
 
     def snapshot(self, cell: StoredCell | None = None) -> Snapshot:
         """Return a snapshot of the whole run, or of one cell, for a panel."""
