@@ -135,7 +135,7 @@ def test_new_rank_gets_the_rank_specific_values_of_the_dead_rank(group: Ranks) -
     assert group.evaluate(OWN) == [owns(rank) for rank in range(3)]
 
 
-@pytest.mark.gate_runs("2-1", "3-0")
+@pytest.mark.gate_runs("0-3", "1-2")
 @pytest.mark.parametrize("nproc", [2, 3])
 @pytest.mark.parametrize("dead", [0, 1])
 def test_values_set_by_the_failing_cell_are_derived_from_the_rank(
