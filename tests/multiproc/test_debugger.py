@@ -73,16 +73,14 @@ SESSIONS = {  # a cell, what the user types, and words of the output
         ["n", "s", "w", "s", "c"],
         ["--> 4 x = 1", "--> 5 y = 2"],
     ),
-    "set_trace of pdb": (
-        f"from pdb import set_trace\nset_trace()\n{NUMBERS}",
-        ["n", "n", "p x", "c"],
-        ["--> 5 y = 2", "Out [rank 0] 3\n"],
-    ),
-    "set_trace of IPython": (
-        f"from IPython.core.debugger import set_trace\nset_trace()\n{NUMBERS}",
-        ["n", "n", "p x", "c"],
-        ["--> 5 y = 2", "Out [rank 0] 3\n"],
-    ),
+    **{
+        f"set_trace of {module}": (
+            f"from {module} import set_trace\nset_trace()\n{NUMBERS}",
+            ["n", "n", "p x", "c"],
+            ["--> 5 y = 2", "Out [rank 0] 3\n"],
+        )
+        for module in ("pdb", "IPython.core.debugger")
+    },
 }
 OTHERS_CODE = ("nbddp/", "nbddp:", "site-packages", "hidden", "run_ast_nodes", "StopIteration")
 
