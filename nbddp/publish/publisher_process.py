@@ -119,27 +119,25 @@ def _publish(args: argparse.Namespace, reports: ReportSender) -> None:
         is_live=bool(args.live),
         report_start=report_start,
     )
-    with warnings.catch_warnings():
-        warnings.showwarning = partial(_warn, kind, reports, [])
-        is_over = not args.live
-        while not is_over and os.getppid() == args.live:
-            had_stopped = publisher.has_stopped
-            publisher.publish_new()
-            is_over = had_stopped and publisher.has_stopped  # a restart would have begun
-            time.sleep(POLL_INTERVAL)
-        outcome = publisher.finish()
+    if kind == "trackio":  # it raises no error if it loses a step
+        warnings.showwarning = partial(_report_warning, reports, warnings.showwarning)
+    is_over = not args.live
+    while not is_over and os.getppid() == args.live:
+        had_stopped = publisher.has_stopped
+        publisher.publish_new()
+        is_over = had_stopped and publisher.has_stopped  # a restart would have begun
+        time.sleep(POLL_INTERVAL)
+    outcome = publisher.finish()
     late = publisher.aggregator.late
     result: dict[str, Any] = {"where": publisher.where, "steps": publisher.steps, "late": late}
     write_note(is_whole=not outcome.is_live, **result)
     reports.send(**result)
 
 
-def _warn(
-    kind: str, reports: ReportSender, seen: list[str], message: object, *_more: object
+def _report_warning(
+    reports: ReportSender, show: Callable[..., None], message: Warning | str, *more: Any
 ) -> None:
-    """Log a warning, and report trackio's first one: trackio raises no error if it loses a step."""
-    text = " ".join(str(message).split())
-    sys.stderr.write(f"{text}\n")
-    if kind == "trackio" and not seen:
-        reports.send(notice=f"{kind}: {text}")
-    seen.append(text)
+    """Report trackio's first warning, and log it; ``show`` also logs the later ones."""
+    warnings.showwarning = show
+    reports.send(notice=f"trackio: {' '.join(str(message).split())}")
+    show(message, *more)
