@@ -21,7 +21,7 @@ from nbddp.charts.sparkline import svg_source
 from nbddp.charts.svg import HEIGHT, WIDTH, Frame, Label, draw
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.ui.html_pieces import escape, text_color
-from nbddp.ui.wording import describe_hidden_metrics
+from nbddp.ui.wording import note_hidden_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _SWITCH = (
 
 def metrics_html(metrics: MetricsSnapshot, scale: AxisScale = AxisScale.AUTO) -> str:
     """Render the charts of a record, and name the metrics that have no chart."""
-    charts, notes = [], _note_hidden(metrics)
+    charts, notes = [], note_hidden_metrics(metrics.hidden_names, metrics.hidden)
     for name, curves in metrics.curves.items():
         try:
             charts.append(render(rank_chart(name, curves, scale)))
@@ -51,14 +51,8 @@ def metrics_html(metrics: MetricsSnapshot, scale: AxisScale = AxisScale.AUTO) ->
 
 def metrics_text(metrics: MetricsSnapshot) -> list[str]:
     """Describe each chart in one line, and name the metrics that have no chart."""
-    charts = [rank_chart(name, curves) for name, curves in metrics.curves.items()]
-    return [*(chart.text for chart in charts), *_note_hidden(metrics)]
-
-
-def _note_hidden(metrics: MetricsSnapshot) -> list[str]:
-    if not metrics.hidden:
-        return []
-    return [describe_hidden_metrics(metrics.hidden_names, metrics.hidden, does="draws them")]
+    texts = [rank_chart(name, curves).text for name, curves in metrics.curves.items()]
+    return [*texts, *note_hidden_metrics(metrics.hidden_names, metrics.hidden)]
 
 
 def charts_html(charts: Sequence[str], *, is_smooth: bool = False) -> str:

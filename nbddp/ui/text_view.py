@@ -11,7 +11,6 @@ from io import StringIO
 
 from nbddp.charts.axes import format_number
 from nbddp.controller.session import Session
-from nbddp.formatting import plural
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.log_reader import MAX_PANEL_LINE, LineAssembler, log_name
 from nbddp.record.notices import (
@@ -29,7 +28,13 @@ from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import InputBackend, InputQueue
 from nbddp.ui.log_lines import RepeatedWarnings, split_text_and_rich
 from nbddp.ui.report.findings import findings_text
-from nbddp.ui.wording import describe_straggler, format_progress_bar, format_seconds, format_step
+from nbddp.ui.wording import (
+    describe_straggler,
+    format_progress_bar,
+    format_seconds,
+    format_step,
+    note_hidden_metrics,
+)
 from nbddp.wire.messages import Display
 
 logger = logging.getLogger(__name__)
@@ -297,10 +302,8 @@ class ProgressLine:
             screen.write(f"nbddp: the charts could not be drawn: {type(error).__name__}: {error}\n")
             return
         screen.show_picture(*picture, text=values)
-        if metrics.hidden:
-            many = plural(metrics.hidden, "more metric")
-            are = "is" if metrics.hidden == 1 else "are"
-            screen.write(f"nbddp: {many} {are} in metrics.jsonl\n")
+        for note in note_hidden_metrics(metrics.hidden_names, metrics.hidden):
+            screen.write(f"nbddp: {note}\n")
 
     def _describe(self, handle: CellHandle) -> str:
         snapshot = self._session.snapshot(handle)

@@ -48,11 +48,12 @@ def format_rate(per_second: float) -> str:
     return f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.1f}/s"
 
 
-def describe_hidden_metrics(names: Sequence[str], count: int, *, does: str) -> str:
-    """Say which metrics are not shown, and how to show them. Of ``count`` metrics, name a few."""
+def note_hidden_metrics(names: Sequence[str], count: int) -> list[str]:
+    """Return a line that names metrics that are not shown; no line if ``count`` is 0."""
     named = list_some(names, MAX_NAMED, more=count - len(names))
-    many = plural(count, "more metric")
-    return f"{many} ({named}): `%ddp show --metrics NAME` {does}, metrics.jsonl has them all"
+    many = f"{plural(count, 'more metric')} ({named})"
+    show = f"{many}: `%ddp show --metrics NAME` shows them, metrics.jsonl has them all"
+    return [show] if count else []
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -25,7 +25,7 @@ from nbddp.ui.report.blocks import (
 )
 from nbddp.ui.report.rank_table import rank_blocks
 from nbddp.ui.report.status import charts_block, events_block
-from nbddp.ui.wording import describe_group, describe_hidden_metrics, format_seconds, relative_path
+from nbddp.ui.wording import describe_group, format_seconds, note_hidden_metrics, relative_path
 
 SHOWN_CELLS = 20  # the newest cells
 SHOWN_REPORTS = 3  # the newest failures
@@ -139,9 +139,7 @@ def _numbers(store: MetricStore, metrics: Collection[str] | None) -> Iterator[st
         values = ", ".join(f"{value:.6g}" for value in last.values())
         yield f"{name}: {values} at last ({format_ranks(list(last))})"
     others = [name for name in names if name not in shown]
-    if left_out := len(others) + store.dropped_names:
-        its = "its" if left_out == 1 else "their"
-        yield describe_hidden_metrics(others, left_out, does=f"has {its} numbers")
+    yield from note_hidden_metrics(others, len(others) + store.dropped_names)
 
 
 def _tails(run: StoredRun, cell: StoredCell | None) -> Iterator[Details]:
