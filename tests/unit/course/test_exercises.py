@@ -68,7 +68,7 @@ def not_set(store, *_):
 
 
 def impatient(store, rank, world_size, seconds):
-    return missing(store, rank, world_size, min(seconds, 0.1))
+    return missing(store, rank, world_size, min(seconds, 0.2))
 
 
 def itself(*given):
