@@ -61,7 +61,7 @@ SCENES = {
     ),
     "timeline": Scene(cells=(START, example("panel", 1)), moment="waited for", width=860),
     "failure": Scene(cells=(START, example("failures")), moment="Every rank keeps its variables"),
-    "hang": Scene(cells=(START, example("failures", 1)), moment="no progress for", width=900),
+    "hang": Scene(cells=(START, example("failures", 1)), moment="no progress for", width=960),
     "debugger": Scene(cells=(START, example("debugging")), moment="(?s)in the debugger.*ipdb>"),
     "check": Scene(cells=(START, example("debugging", 1)), moment="ND201", opens=FINDINGS),
     "sweep": Scene(
@@ -84,7 +84,7 @@ SCENES = {
             "%%ddp\ntrain(lr=0.1, epochs=200)",
         ),
         moment=r"\D[2-9]\d\d · ",
-        width=900,
+        width=960,
     ),
     "kit": Scene(
         cells=(START, example("training_kit")),
