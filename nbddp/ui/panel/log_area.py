@@ -70,7 +70,6 @@ class LogArea:
     def _reset_counts(self, skipped: int) -> None:
         self._seen_lines = skipped  # all lines until now, including skipped ones
         self._searched_lines = self._matched_lines = 0
-        self._is_first = True
 
     def _append_new_lines(self, buffer: LogBuffer) -> None:
         total = buffer.total(self._rank)
@@ -79,10 +78,10 @@ class LogArea:
         self._seen_lines = total
         matching = self._filter(new)
         shown = matching[-MAX_BATCH:]
+        # lines before the first shown ones are not a gap, but earlier lines
+        gap = len(matching) - len(shown) + dropped if self._searched_lines else 0
         self._searched_lines += len(new)
         self._matched_lines += len(matching)
-        gap = 0 if self._is_first else len(matching) - len(shown) + dropped
-        self._is_first = False
         rows = [note_row(f"… {gap:,} more lines came too fast to show")] if gap else []
         self._pages.add([*rows, *html_rows(shown, has_times=True)], len(shown) + gap)
 

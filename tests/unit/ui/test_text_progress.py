@@ -28,7 +28,6 @@ class Cell:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = MetricStore()
         self.rank_monitor = SimpleNamespace(metrics=self.store)
-        self.metrics = self.store.snapshot
         self.ranks: tuple[RankSnapshot, ...] = ()
         self.screen = RecordingScreen()
         self.handle = CellHandle(1, CellRequest(source=""), (0, 1), lambda payload: payload)
