@@ -11,14 +11,12 @@ from pages import TEXT, Page
 
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.event_log import RunEvent
-from nbddp.record.snapshot import RankSnapshot, Snapshot
+from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import to_html
 from nbddp.ui.html_pieces import MAX_EVENTS, STYLE_SHEET, card, event_log, muted
 from nbddp.ui.report.render import blocks_html, title_html
 from nbddp.ui.report.status import alarm_blocks, state_title
 from nbddp.ui.wording import describe_refused
-
-ONE = RankSnapshot(rank=0, state="running")
 
 
 def with_alarm(text: str) -> Snapshot:
