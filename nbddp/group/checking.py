@@ -65,13 +65,12 @@ def check_cell(
         RequestError: the script that the cell ran no longer exists.
         SyntaxError: the cell is not valid Python.
     """
-    known = kinds_by_name(ranks[min(ranks)]) if ranks else {}
-    is_script = request.script is not None
+    first_rank = ranks[min(ranks)] if ranks else RankFacts()
     source = CellSource(
-        "" if is_script else request.source,
-        known,
+        "" if request.script is not None else request.source,
+        kinds_by_name(first_rank),
         first_line=request.first_line,
-        aliases=ranks[min(ranks)].aliases if ranks else {},
+        aliases=first_rank.aliases,
     )
     facts = GroupFacts(
         ranks=ranks, world_size=world_size, source=source, is_ok=is_ok, is_requested=is_asked
