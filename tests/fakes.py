@@ -176,7 +176,7 @@ class FakeLink:
         self.is_broken = False
         self.on_send: Callable[[int, int, MessageToRank], Any] = lambda *_sent: None
         self.envelopes: SimpleQueue[Envelope | Exception | None] = SimpleQueue()
-        self.urgent: SimpleQueue[Envelope | None] = SimpleQueue()
+        self.urgent: SimpleQueue[Envelope | Exception | None] = SimpleQueue()
         self._values: dict[str, Any] = {}
         self._sequence = itertools.count(1)
 
@@ -213,14 +213,11 @@ class FakeLink:
         """Make the reader of the link fail."""
         self.envelopes.put(error)
 
-    def get(self) -> Envelope | None:
-        envelope = self.envelopes.get()
+    def get(self, *, is_urgent: bool = False) -> Envelope | None:
+        envelope = (self.urgent if is_urgent else self.envelopes).get()
         if isinstance(envelope, Exception):
             raise envelope
         return envelope
-
-    def get_urgent(self) -> Envelope | None:
-        return self.urgent.get()
 
     def store_payload(self, data: bytes) -> JsonDict:
         key = f"value {next(self._sequence)}"
@@ -245,10 +242,8 @@ class SilentLink(FakeLink):
         super().__init__()
         self._closed = threading.Event()
 
-    def get(self) -> Envelope | None:
+    def get(self, *, is_urgent: bool = False) -> Envelope | None:  # noqa: ARG002 - as the real one
         self._closed.wait()
-
-    get_urgent = get
 
     def close(self) -> None:
         self._closed.set()

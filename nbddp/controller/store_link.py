@@ -140,13 +140,10 @@ class StoreLink:
             self._last_command, self._encoded = command, encode(command)
         queue.put_encoded(self._encoded)
 
-    def get(self) -> Envelope | None:
-        """Return the next ordinary message; wait for it. None if the link was closed."""
-        return _from_rank(self._reader.get())
-
-    def get_urgent(self) -> Envelope | None:
-        """Return the next urgent message; wait for it. None if the link was closed."""
-        return _from_rank(self._urgent.get())
+    def get(self, *, is_urgent: bool = False) -> Envelope | None:
+        """Return the next ordinary or urgent message; wait for it. None if the link was closed."""
+        envelope = (self._urgent if is_urgent else self._reader).get()
+        return None if envelope.sender == CONTROLLER else envelope
 
     def store_payload(self, data: bytes) -> JsonDict:
         """Store a pickled value for the ranks."""
@@ -176,10 +173,6 @@ class StoreLink:
         for queue in (RANKS_QUEUE, URGENT_QUEUE):
             self._writer(queue, attempt=0).put(Shutdown())
         self._reserved.close()
-
-
-def _from_rank(envelope: Envelope) -> Envelope | None:
-    return None if envelope.sender == CONTROLLER else envelope
 
 
 def _reserve_port() -> socket.socket:

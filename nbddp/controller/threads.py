@@ -193,21 +193,21 @@ class Runtime:
         self, read: Callable[[Envelope], Any], on_lost: Callable[[Exception], Any]
     ) -> None:
         """Start to read messages: call ``read`` with each one, and ``on_lost`` if reading fails."""
-        for name, get, submit in (
-            ("messages", self.link.get, self.event_thread.submit),
-            ("urgent", self.link.get_urgent, self.event_thread.submit_urgent),
-        ):
 
-            def read_on(get: Any = get, submit: Any = submit) -> None:
-                try:
-                    while (envelope := get()) is not None:
-                        for part in envelope.parts:
-                            submit(read, part)
-                except Exception as error:
-                    logger.exception("nbddp cannot read the messages of the ranks")
-                    self.event_thread.submit_urgent(on_lost, error)
+        def read_on(*, is_urgent: bool) -> None:
+            thread = self.event_thread
+            submit: Callable[..., Any] = thread.submit_urgent if is_urgent else thread.submit
+            try:
+                while (envelope := self.link.get(is_urgent=is_urgent)) is not None:
+                    for part in envelope.parts:
+                        submit(read, part)
+            except Exception as error:
+                logger.exception("nbddp cannot read the messages of the ranks")
+                thread.submit_urgent(on_lost, error)
 
-            self.readers.append(threading.Thread(target=read_on, name=f"nbddp-{name}", daemon=True))
+        for name in ("messages", "urgent"):
+            target = partial(read_on, is_urgent=name == "urgent")
+            self.readers.append(threading.Thread(target=target, name=f"nbddp-{name}", daemon=True))
             self.readers[-1].start()
 
     def close(self) -> None:
