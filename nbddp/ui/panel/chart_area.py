@@ -56,7 +56,7 @@ class ChartArea:
             self._drawn_versions[name] = snapshot.versions[name]
             if name not in self._failed:
                 self._draw_chart(name, curves)
-        shown = [each for name, each in self._charts.items() if chosen is None or name in chosen]
+        shown = [self._charts[name] for name in snapshot.versions if name in self._charts]
         if shown != list(self.box.children):
             self.box.children = shown
         if self._charts:

@@ -81,6 +81,16 @@ def test_a_chart_keeps_its_widget_and_ranks_with_lines_can_be_highlighted(area: 
         assert (other.choices_by_name()["Highlight"].layout.display is None) is has_lines
 
 
+def test_charts_of_speeds_come_last_even_if_they_were_drawn_first(area: Area) -> None:
+    area.log(0, samples_per_second=64.0)
+    area.draw()
+    [speed] = area.box.children
+    area.log(1, samples_per_second=64.0, loss=0.5)
+    area.draw()
+    [loss, last] = area.box.children
+    assert ('title="loss"' in loss.value, last) == (True, speed)
+
+
 def test_a_failing_chart_hides_no_other_chart(area: Area, caplog: pytest.LogCaptureFixture) -> None:
     for step in range(3):
         area.log(step, bad=1.0, good=2.0)
