@@ -298,7 +298,7 @@ class _Writer:
         wants_display = "display" in body and "display" not in self._bound_names
         frame = [
             template.NAMES,
-            self._with_group_options(template.INIT_GROUP_AGAIN) if self._n_groups > 1 else "",
+            template.INIT_GROUP_AGAIN if self._n_groups > 1 else "",
             template.WAIT_FOR_ALL if "_wait_for_all()" in body else "",
             template.PRINT_VALUE if "_print_value(" in body else "",
             template.DISPLAY if wants_display else "",
@@ -323,17 +323,14 @@ class _Writer:
         ]
         return "\n\n\n".join(filter(None, pieces))
 
-    def _with_group_options(self, form: str) -> str:
+    def _setup_code(self, body: str) -> str:
         spec, timeout = self._spec, ""
         backend = template.AUTO_BACKEND if spec.backend == "auto" else repr(spec.backend)
         if spec.timeout != GroupSpec().timeout:
             timeout = f", timeout=datetime.timedelta(seconds={spec.timeout})"
-        return form.format(backend=backend, timeout=timeout)
-
-    def _setup_code(self, body: str) -> str:
-        init = "    _init_process_group()" if self._n_groups > 1 else template.INIT_GROUP
-        facts = template.FACTS.format(threads=self._spec.threads_per_rank())
-        lines = [template.SETUP, self._with_group_options(init), facts]
+        init = template.INIT_FIRST_GROUP if self._n_groups > 1 else template.INIT_GROUP
+        facts = template.FACTS.format(threads=spec.threads_per_rank())
+        lines = [template.SETUP, init.format(backend=backend, timeout=timeout), facts]
         if re.search(r"\b(accelerate|transformers|trl)\b", body):
             lines.append(template.USE_CPU)
         if self._arguments:

@@ -28,20 +28,18 @@ DISPLAY = '''def display(*values, **_options):
 INIT_GROUP = """    dist.init_process_group({backend}{timeout})
     dist.barrier()  # else a fast rank could exit before a slow one has joined"""
 
+INIT_FIRST_GROUP = """    _group_options = dict(backend={backend}{timeout})
+    _init_process_group()"""
+
 # under torchrun, a second init_process_group() of torch 2.13 finds the addresses of the first one
 # and fails: tried with gloo and 4 ranks
 INIT_GROUP_AGAIN = '''def _init_process_group(number=1):
     """Initialize the group with new store keys: the old keys hold stale addresses."""
-    import os
-    from builtins import int
-
     if _dist.is_initialized():
         _dist.destroy_process_group()
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = _dist.TCPStore(address, port, is_master=False)
-    place = {{"rank": _RANK, "world_size": int(os.environ["WORLD_SIZE"])}}
-    fresh = _dist.PrefixStore(f"group {{number}}", store)
-    _dist.init_process_group({backend}, store=fresh, **place{timeout})
+    store, rank, world_size = next(_dist.rendezvous("env://"))
+    fresh = _dist.PrefixStore(f"group {number}", store)
+    _dist.init_process_group(store=fresh, rank=rank, world_size=world_size, **_group_options)
     _dist.barrier()  # else a fast rank could exit before a slow one has joined'''
 
 WAIT_FOR_ALL = '''def _wait_for_all():

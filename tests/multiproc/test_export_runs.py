@@ -39,7 +39,7 @@ def again_in(notebook: Notebook, script: str) -> list[str]:
 def test_cells_that_create_or_destroy_the_process_group_are_exported(there: Notebook) -> None:
     own = f"dist.init_process_group('gloo')\n{REDUCE}\ndist.destroy_process_group()\nx.item()"
     for source in (
-        f"%%ddp --nproc 2\n{REDUCE}",
+        f"%%ddp --nproc 2 --timeout 99\nfrom datetime import datetime\n{REDUCE}",
         f"%%ddp --no-init\n{own}",
         "%%ddp\ndist.destroy_process_group()",
         f"%%ddp\n{REDUCE}",
@@ -49,7 +49,9 @@ def test_cells_that_create_or_destroy_the_process_group_are_exported(there: Note
         assert there.run(source).status == "ok"
     assert there.run("%ddp export train.py").status == "ok"
     shown = [f"[rank {rank}] Out 2.0" for rank in (0, 1) for _ in range(4)]
-    assert sorted_output("train.py") == sorted([*shown, "[rank 0] Out 3"])
+    expected = sorted([*shown, "[rank 0] Out 3"])
+    assert sorted_output("train.py") == expected
+    assert again_in(there, "train.py") == expected
 
 
 @pytest.mark.full
