@@ -143,9 +143,10 @@ def test_kill_fault_is_recorded_before_the_exit_even_if_the_reader_is_slow(
 ) -> None:
     collect = StoreLink.get
 
-    def collect_late(link: StoreLink) -> Any:
-        time.sleep(0.1)  # a rank that is about to die waits for its reader, for 2 s in all
-        return collect(link)
+    def collect_late(link: StoreLink, *, is_urgent: bool) -> Any:
+        if not is_urgent:
+            time.sleep(0.1)  # a rank that is about to die waits for its reader, for 2 s in all
+        return collect(link, is_urgent=is_urgent)
 
     monkeypatch.setattr(StoreLink, "get", collect_late)
     group = make_group(2)
