@@ -155,6 +155,8 @@ class _Writer:
             self._omit(what, "it uses await at top level", names=assigned_names(plain.text))
             return
         bound = assigned_names(plain.text)
+        if own := sorted(bound & template.OWN_NAMES):
+            reason = f"it assigns {own[0]}, a name that the script needs itself"
         if reason:
             self._omit(what, reason, names=bound)
             return

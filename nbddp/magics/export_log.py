@@ -24,11 +24,21 @@ class ExportLog:
         self._session = session
         # each with its attempt and the number of replay entries at that time
         self._items: list[tuple[int, int, Item]] = []
+        # of the stores that the notebook had when it pushed something
+        self.store_ports: set[int] = set()
 
     def add(self, item: PulledValue | Omitted) -> None:
         """Add an item that is not in the replay log."""
         entries = self._session.replay_log.all_entries
         self._items.append((self._session.life.attempt, len(entries), item))
+
+    def record_store_ports(self, names: Mapping[str, object]) -> None:
+        """Record the ports of the notebook's stores: a pushed value may tell them to the ranks."""
+        if "torch.distributed" in sys.modules:
+            from torch.distributed import TCPStore
+
+            stores = [each for each in names.values() if isinstance(each, TCPStore)]
+            self.store_ports |= {each.port for each in stores if each.host in LOOPBACK_HOSTS}
 
     def items(self) -> list[Item]:
         """Return the items of an export in order, the replay log of this attempt included."""
@@ -36,16 +46,6 @@ class ExportLog:
         noted = [(position, item) for at, position, item in self._items if at == attempt]
         done = [(position, _export_item(entry)) for position, entry in enumerate(entries)]
         return [item for _, item in sorted([*noted, *done], key=itemgetter(0))]
-
-
-def store_ports(names: Mapping[str, object]) -> set[int]:
-    """Return the ports of the notebook's stores: a pushed value may tell them to the ranks."""
-    if "torch.distributed" not in sys.modules:
-        return set()
-    from torch.distributed import TCPStore
-
-    stores = [each for each in names.values() if isinstance(each, TCPStore)]
-    return {each.port for each in stores if each.host in LOOPBACK_HOSTS}
 
 
 def omitted_cell(request: CellRequest, result: CellResult) -> Omitted | None:

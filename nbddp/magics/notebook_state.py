@@ -381,6 +381,7 @@ class NotebookState:
                 )
             if name not in self.shell.user_ns:
                 raise UsageError(f"there is no {name!r} in the notebook to push")
+        self.export_log.record_store_ports(self.shell.user_ns)
         return {name: self.shell.user_ns[name] for name in names}
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from nbddp.errors import RequestError
 from nbddp.export.script import ExportedScript, write_script
 from nbddp.export.slurm import script_job
-from nbddp.magics.export_log import store_ports
 from nbddp.magics.notebook_state import NotebookState
 
 _PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
@@ -29,9 +28,8 @@ def export(notebook: NotebookState, args: Namespace) -> str:
     if path.suffix != ".py":
         raise RequestError(f"expected the name of a Python file like train.py, got {args.file!r}")
     _check_name(path)
-    group = notebook.group
-    ports = store_ports(notebook.shell.user_ns)
-    script = write_script(notebook.export_log.items(), path, group.spec, ports)
+    group, log = notebook.group, notebook.export_log
+    script = write_script(log.items(), path, group.spec, log.store_ports)
     files = {path: script.text.encode()}
     if script.pickled:
         files[path.with_suffix(".pushed.pkl")] = script.pickled

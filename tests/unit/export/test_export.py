@@ -274,6 +274,11 @@ SCRIPTS: dict[str, list[Item]] = {
         cell("f()", 5),
         cell("y = old", 6),
     ],
+    "a cell that assigns a name of the script is left out": [
+        cell("def _print_value(value): pass\nx = 1"),
+        cell("y = x", 2),
+        cell("z = 1\nz", 3),
+    ],
     "names that no cell defines are said first": [
         Omitted("cell [1]", "it is marked --once"),
         cell("x = missing + len(y)", 2),
