@@ -49,6 +49,7 @@ class Session(Executor):
         end_requests: how often the user interrupted, stopped or restarted the group. A caller that
             does several things in turn, such as a replay, ends if this number changes.
         last_healed: the result of the last heal.
+        reported_findings: the findings below cells so far: attempt, rule and text of each.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Session(Executor):
         self._opening = threading.Lock()
         self.end_requests = 0
         self.last_healed: Healed | None = None
+        self.reported_findings: set[tuple[int, str, str]] = set()
         self._push_store = PushStore()
         self._gpus = GpuMonitor()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 from nbddp.checks.checker import (
     RULES_FOR_ALL_RANKS,
@@ -86,42 +85,35 @@ def check_cell(
     return sort_findings(each for each in found if is_asked or not each.is_fact)
 
 
-class QuietChecks:
-    """The checks after each cell that the user did not ask for.
+def find_new(session: Session, handle: CellHandle) -> list[Finding]:
+    """Return the findings to report below a cell of the session that has ended.
 
-    A finding about the state of the ranks is reported only once.
+    The user did not ask for them. A finding about the state of the ranks is reported only once.
     """
-
-    def __init__(self) -> None:
-        self._reported: WeakKeyDictionary[Session, set[tuple[int, str, str]]] = WeakKeyDictionary()
-
-    def check(self, session: Session, handle: CellHandle) -> list[Finding]:
-        """Return the findings to report below a cell of the session that has ended."""
-        result = handle.result
-        if result is None or handle.request.script or len(handle.request.source) > MAX_LENGTH:
-            return []
-        ranks = {rank: RankFacts.from_json(each.facts) for rank, each in result.reports.items()}
-        has_things = any(each.objects for each in ranks.values())
-        if not has_things and not needs_check(handle.request.source):
-            return []
-        try:
-            found = check_cell(
-                handle.request,
-                ranks,
-                world_size=len(session.life.ranks),
-                is_ok=result.is_ok,
-                is_asked=False,
-            )
-        except SyntaxError:  # IPython accepts more than Python
-            return []
-        except Exception:  # an error in a rule must not hide the cell's result
-            logger.exception("nbddp could not check the cell")
-            return []
-        reported = self._reported.setdefault(session, set())
-        new = []
-        for each in found:
-            key = handle.attempt, each.rule, each.text
-            if each.rule.startswith("ND1") or key not in reported:  # ND1: the code of the cell
-                new.append(each)
-            reported.add(key)
-        return new
+    result = handle.result
+    if result is None or handle.request.script or len(handle.request.source) > MAX_LENGTH:
+        return []
+    ranks = {rank: RankFacts.from_json(each.facts) for rank, each in result.reports.items()}
+    has_things = any(each.objects for each in ranks.values())
+    if not has_things and not needs_check(handle.request.source):
+        return []
+    try:
+        found = check_cell(
+            handle.request,
+            ranks,
+            world_size=len(session.life.ranks),
+            is_ok=result.is_ok,
+            is_asked=False,
+        )
+    except SyntaxError:  # IPython accepts more than Python
+        return []
+    except Exception:  # an error in a rule must not hide the cell's result
+        logger.exception("nbddp could not check the cell")
+        return []
+    new, reported = [], session.reported_findings
+    for each in found:
+        key = handle.attempt, each.rule, each.text
+        if each.rule.startswith("ND1") or key not in reported:  # ND1: the code of the cell
+            new.append(each)
+        reported.add(key)
+    return new

@@ -19,7 +19,6 @@ from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError, NbddpError, RequestError
 from nbddp.formatting import format_ranks, plural
-from nbddp.group.checking import QuietChecks
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
 from nbddp.group.trace import collect_trace
@@ -58,8 +57,7 @@ class NotebookState:
         self.group = RankGroup(
             GroupSpec(), colors=str(shell.colors), will_return=lambda: is_restarting(shell)
         )
-        self.checks = QuietChecks()
-        self.presenter = Presenter(shell, self.checks)
+        self.presenter = Presenter(shell)
         self.publishing = LivePublishing(self.presenter.print_line)
         self.export_log = ExportLog(self.group.session)
         self.last_request: CellRequest | None = None

@@ -15,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import clear_output, publish_display_data
 
 from nbddp.controller.session import Session
-from nbddp.group.checking import QuietChecks
+from nbddp.group.checking import find_new
 from nbddp.group.display import TextDisplay
 from nbddp.sigint import import_interruptibly
 from nbddp.ui.frontend import NotebookTarget, View, supports_color, supports_widgets
@@ -51,10 +51,9 @@ class Presenter:
         last_view: the view of the last cell or attempt.
     """
 
-    def __init__(self, shell: InteractiveShell, checks: QuietChecks) -> None:
+    def __init__(self, shell: InteractiveShell) -> None:
         self.choice = ViewChoice.AUTO
         self._shell = shell
-        self._checks = checks
         self.last_view: View | None = None
         self._last_panel: PanelView | None = None  # the last view, if it is a panel
         self._last_cell = 0  # the number of its cell
@@ -146,7 +145,7 @@ class Presenter:
             NotebookTarget(has_color=supports_color(self._shell)),
             is_quiet=is_quiet,
             progress=None if is_quiet else progress,
-            check=None if is_quiet else partial(self._checks.check, session),
+            check=None if is_quiet else partial(find_new, session),
             input_queue=self._input_queue(session),
         )
 
@@ -161,7 +160,7 @@ class Presenter:
             session,
             CommDispatcher.for_shell(self._shell),
             NotebookTarget(has_color=supports_color(self._shell)),
-            check=partial(self._checks.check, session),
+            check=partial(find_new, session),
             input_queue=self._input_queue(session),
             slot=slot,
         )

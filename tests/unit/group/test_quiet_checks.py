@@ -12,7 +12,7 @@ import pytest
 from nbddp.checks.facts import LoaderFacts, RankFacts
 from nbddp.checks.registry import Finding
 from nbddp.group import checking
-from nbddp.group.checking import QuietChecks
+from nbddp.group.checking import find_new
 from nbddp.lifecycle.group_state import Life, RankLife
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.wire.messages import CellEnded
@@ -37,7 +37,7 @@ def ended(
 def session(world_size: int = 2) -> Any:
     """The session attributes that the checks use, for a number of ranks."""
     ranks = tuple(RankLife(rank) for rank in range(world_size))
-    return Mock(life=Life(ranks=ranks))
+    return Mock(life=Life(ranks=ranks), reported_findings=set())
 
 
 def rules(look: Look, handle: CellHandle) -> list[str]:
@@ -46,7 +46,7 @@ def rules(look: Look, handle: CellHandle) -> list[str]:
 
 def checks_of(world_size: int = 2) -> Look:
     """Checks of one session."""
-    return partial(QuietChecks().check, session(world_size))
+    return partial(find_new, session(world_size))
 
 
 def test_findings_about_rank_state_are_shown_once_and_about_code_each_time() -> None:
@@ -59,11 +59,11 @@ def test_findings_about_rank_state_are_shown_once_and_about_code_each_time() -> 
 
 
 def test_findings_about_rank_state_are_shown_once_for_each_session() -> None:
-    checks, notebook, script = QuietChecks(), session(), session()
+    notebook, script = session(), session()
     for each in (notebook, script):
-        [found] = checks.check(each, ended("len(train)", 1, 2))
+        [found] = find_new(each, ended("len(train)", 1, 2))
         assert found.rule == "ND202"
-    assert checks.check(notebook, ended("len(train)", 1, 2)) == []
+    assert find_new(notebook, ended("len(train)", 1, 2)) == []
 
 
 def test_findings_have_the_line_numbers_of_the_editor() -> None:
