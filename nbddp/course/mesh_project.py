@@ -6,7 +6,8 @@ The tests use 64-bit numbers, so that rounding hides no mistake.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import isclose
 from typing import Any
 
@@ -125,13 +126,19 @@ def _close(a: float, b: float) -> bool:
     return isclose(a, b, rel_tol=1e-6)
 
 
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's hooks
+        yield
+
+
 def _distribute(parallelize: Any) -> tuple[DeviceMesh, nn.Module]:
     """Return the mesh, and the model that the answer has distributed over it."""
     require(this_rank.world_size() == RANKS, "19.1 needs mesh")
     require_function(parallelize, "model", "mesh")
     kind = communication_device().type
     mesh = init_device_mesh(kind, (2, 2), mesh_dim_names=("data", "tensor"))
-    warnings.simplefilter("ignore")  # of torch's hooks
     model = parallelize(_make_model(), mesh)
     require(isinstance(model, nn.Module), "19.1 no model", kind=type(model).__name__)
     return mesh, model
@@ -148,6 +155,7 @@ def _require_equal_losses(got: list[float], right: list[float], mistake: str) ->
 
 
 @judge("19.1")
+@_without_warnings()
 def parallelize(parallelize: Any) -> None:
     mesh, model = _distribute(parallelize)
     _judge_shards(model)
@@ -234,6 +242,7 @@ def _cost(traffic: Traffic) -> int:
 
 
 @judge("19.2")
+@_without_warnings()
 def train(parallelize: Any, train: Any) -> None:
     require_function(train, "model", "mesh", "batches")
     mesh, model = _distribute(parallelize)
@@ -299,6 +308,7 @@ def _judge_training(got: list[float], batches: list[Tensor]) -> None:
 
 
 @judge("19.3")
+@_without_warnings()
 def whole_state(parallelize: Any, whole_state: Any) -> None:
     require_function(whole_state, "model")
     mesh, model = _distribute(parallelize)
