@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import lt
 from pathlib import Path
 from typing import Any
 
@@ -237,16 +238,33 @@ class StoredRun:
 
 def _add_metric(metrics: MetricStore, name: str, cells: Sequence[_RowsOfRanks]) -> None:
     """Add a metric of several cells: the steps of later cells follow those of earlier ones."""
-    is_later = False
+    parts: list[_RowsOfRanks] = []
     for ranks in cells:
         own = {rank: [row for row in rows if name in row] for rank, rows in ranks.items()}
-        if is_later and any(own.values()):
+        if any(own.values()):
+            parts.append({rank: rows for rank, rows in own.items() if rows})
+    if len(parts) > 1 and not _has_step_back(parts):  # much faster in one piece
+        joined: _RowsOfRanks = {}
+        for rank, rows in chain.from_iterable(part.items() for part in parts):
+            joined.setdefault(rank, []).extend(rows)
+        parts = [joined]
+    for number, part in enumerate(parts):
+        if number:
             metrics.begin_cell(name)
-        for rank, rows in own.items():
-            if rows:
-                is_later = True
-                times, steps = [row["time"] for row in rows], [row.get("step") for row in rows]
-                metrics.extend(rank, name, times, steps, [row[name] for row in rows])
+        for rank, rows in part.items():
+            times, steps = [row["time"] for row in rows], [row.get("step") for row in rows]
+            metrics.extend(rank, name, times, steps, [row[name] for row in rows])
+
+
+def _has_step_back(parts: Sequence[_RowsOfRanks]) -> bool:
+    """Return whether a step does not ascend, in a cell or from the ranks of an earlier cell."""
+    last = -math.inf
+    for part in parts:
+        of_ranks = [[row.get("step", math.nan) for row in rows] for rows in part.values()]
+        if not all(steps[0] >= last and all(map(lt, steps, steps[1:])) for steps in of_ranks):
+            return True
+        last = max(steps[-1] for steps in of_ranks)
+    return False
 
 
 def damaged(path: Path, error: Exception) -> RequestError:
