@@ -33,7 +33,7 @@ import nbddp.magics.line_magic
 from nbddp.magics.line_magic import run_command
 published = []
 presenter.publish_display_data = lambda data, *more: published.append(data)
-shown = presenter.Presenter(Mock(), Mock())
+shown = presenter.Presenter(Mock())
 shown.choice = presenter.ViewChoice.PANEL
 notebook = Mock(presenter=shown, current_run=None)
 began = time.perf_counter()

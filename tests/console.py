@@ -16,7 +16,7 @@ from nbddp.magics.presenter import Presenter
 def ddp(line: str, **state: Any) -> str:
     """Run a ``%ddp`` line and return its output; ``state`` is the state of the notebook."""
     said: list[str] = []
-    presenter = Presenter(Mock(spec=[]), Mock())
+    presenter = Presenter(Mock(spec=[]))
     presenter.print_line = said.append  # type: ignore[method-assign]
     known = {
         "presenter": presenter,

@@ -56,7 +56,7 @@ def test_text_in_reports_is_escaped(text: str) -> None:
 
 
 def presenter(choice: ViewChoice, *, has_kernel: bool) -> Presenter:
-    made = Presenter(Mock(spec=["kernel", "execution_count"] if has_kernel else []), Mock())
+    made = Presenter(Mock(spec=["kernel", "execution_count"] if has_kernel else []))
     made.print_line = Mock()  # type: ignore[method-assign]
     made.choice = choice
     return made
