@@ -8,9 +8,10 @@ unset PYTHONDONTWRITEBYTECODE # without bytecode every kernel and every helper c
 
 step() { # step TITLE COMMAND...: run it under a heading and tell how long it took
     printf '\n== %s\n' "$1"
-    local began=$SECONDS
-    "${@:2}"
+    local began=$SECONDS failed=0
+    "${@:2}" || failed=$? # bash ignores "set -e" in a function of an "||" list, so return it
     printf -- '-- %s: %d s\n' "$1" $((SECONDS - began))
+    return "$failed"
 }
 
 install_debian_packages() { # only what is missing, and only where we may
@@ -55,8 +56,8 @@ check_the_rest() { # nothing in it waits for a page or for a rank: it gets what 
 }
 
 build_site() {
-    NO_MKDOCS_2_WARNING=1 mkdocs build --quiet --strict --site-dir "$scratch/site"
-    python tools/dead_links.py "$scratch/site"
+    NO_MKDOCS_2_WARNING=1 mkdocs build --quiet --strict --site-dir "$scratch/site" &&
+        python tools/dead_links.py "$scratch/site"
 }
 
 begin_beside() { # begin_beside LOG COMMAND...: at low priority, so that it gets what others leave
