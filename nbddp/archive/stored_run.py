@@ -27,7 +27,8 @@ NOT_METRICS = frozenset({"time", "rank", "attempt", "step"})  # keys of a row of
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 MAX_SHOWN_CELLS = 20  # cell numbers in a message
-UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)  # of damaged files
+# errors of damaged files
+UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
 # seconds by which the times of events are rounded, unlike those of metrics
 EVENT_TIME_ERROR = 0.001
 

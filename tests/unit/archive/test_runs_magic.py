@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 from console import ddp, refused
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pages import Page, readable
 from runs_on_disk import BEGAN, lines, make_run, rows_of
@@ -202,6 +202,7 @@ OTHERS = ["format", "ended", "config", "last", "curves", "started", "outcome", "
 FIELDS = st.sampled_from([*SUMS, *OTHERS])
 
 
+@example(facts={"world_size": math.inf}, event=False)
 @given(facts=st.dictionaries(FIELDS, JSON, max_size=15) | JSON, event=JSON)
 def test_any_files_are_listed_or_left_out(facts: Any, event: Any, tmp_path_factory: Any) -> None:
     base: Path = tmp_path_factory.mktemp("any")
