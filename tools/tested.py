@@ -1,4 +1,4 @@
-"""Write docs/tested.md from the output of the full tier: tools/tested.py LOG >docs/tested.md."""
+"""Write docs/development/tested.md from the output of the full tier: tools/tested.py LOG >docs/tested.md."""
 
 from __future__ import annotations
 
