@@ -1,4 +1,4 @@
-"""Write docs/development/tested.md from the output of the full tier: tools/tested.py LOG >docs/tested.md."""
+"""Write the page on the last full tier: tools/tested.py LOG >docs/development/tested.md."""
 
 from __future__ import annotations
 
