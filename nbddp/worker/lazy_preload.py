@@ -66,7 +66,8 @@ def preload_on_signal(first: Callable[[], None]) -> None:
     def do_next(*_signal: object) -> None:
         if parts:
             parts.pop(0)()
-        inherited_modules.update(sys.modules)  # here: each use of a name copies a page of memory
+        # not in each rank: to read all names there would copy the memory pages that hold them
+        inherited_modules.update(sys.modules)
         gc.collect()
         gc.freeze()  # the ranks' garbage collectors then leave shared memory pages unchanged
 
