@@ -48,8 +48,8 @@ SIZE_MISMATCH = (
     "the process in that case: pass tensors of the same size and dtype on all ranks"
 )
 REPLAY_WAY_OUT = (
-    "Every rank keeps only the variables that it had at this point of the replay; the next cell "
-    "works."
+    "Every rank keeps the variables that it had when this cell ended, and no later cell was run "
+    "again; the next cell works."
 )
 
 
