@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import torch
@@ -15,6 +18,7 @@ from nbddp.worker.watch.stall_detector import ProcessSample
 
 # seconds of CPU measurement; over less, the clock ticks of the system distort the result
 MIN_INTERVAL = 0.2
+_RUNNABLE = re.compile(r"^State:\s+R.*^voluntary_ctxt_switches:\s+(\d+)", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ def sample_process(state: str, cpu: float) -> ProcessSample:
     """
     ended = os.times()
     seconds = ended.children_user + ended.children_system
-    written = 0
+    written, runnable = 0, set(_runnable_threads(os.getpid()))
     for each in find_descendants(os.getpid()):
         with suppress(psutil.Error), each.oneshot():  # the process may have ended
             used = each.cpu_times()
@@ -83,4 +87,15 @@ def sample_process(state: str, cpu: float) -> ProcessSample:
                 state = "D"
             if hasattr(each, "io_counters"):
                 written += each.io_counters().write_chars
-    return ProcessSample(state=state, cpu=cpu, children=seconds, written=written)
+            runnable.update(_runnable_threads(each.pid))
+    return ProcessSample(
+        state=state, cpu=cpu, children=seconds, written=written, runnable=frozenset(runnable)
+    )
+
+
+def _runnable_threads(pid: int) -> Iterator[tuple[str, str]]:
+    """Yield each runnable thread of a process, with its number of voluntary switches."""
+    for path in Path(f"/proc/{pid}/task").glob("*/status"):
+        with suppress(OSError):  # the thread has ended
+            if found := _RUNNABLE.search(path.read_text()):
+                yield path.parent.name, found[1]

@@ -84,17 +84,23 @@ class ProcessSample:
         cpu: the CPU use of the process, in percent of one core.
         children: seconds of CPU that child processes have used.
         written: bytes that child processes have written to any file; always 0 on macOS.
+        runnable: the threads, also of child processes, that run or wait for a core, each with its
+            number of voluntary switches; always empty on macOS.
     """
 
     state: str = ""
     cpu: float = 0.0
     children: float = 0.0
     written: int = 0
+    runnable: frozenset[tuple[str, str]] = frozenset()
 
     def is_working(self, before: ProcessSample | None) -> bool:
         """Return whether a disk, other threads or child processes work for the main thread."""
         have_worked = before is not None and (
-            self.children - before.children >= CHILD_CPU or self.written != before.written
+            self.children - before.children >= CHILD_CPU
+            or self.written != before.written
+            # such a thread has not slept since; on a busy machine it may get little CPU
+            or bool(self.runnable & before.runnable)
         )
         return self.state in ("D", "R") or self.cpu >= PROCESS_PERCENT or have_worked
 

@@ -87,6 +87,18 @@ def test_bytes_written_by_a_child_and_a_finished_grandchild_are_counted() -> Non
 
 
 @pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="the state of a thread")
+def test_threads_that_never_sleep_are_found() -> None:
+    is_busy = "sh", "-c", "echo; while :; do :; done"
+    with child("sh", "-c", "echo; read line") as idle, child(*is_busy) as busy:
+        first, second = (sample_process("S", 0.0).runnable for _ in range(2))
+        busy.kill()
+    found = {pid for pid, _ in first & second}
+    assert str(busy.pid) in found
+    assert str(idle.pid) not in found
+
+
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the state of a process")
 def test_a_child_process_that_waits_for_disk_io_is_detected() -> None:
     # a process that has shared its memory with a child of its own waits for it in state "D"

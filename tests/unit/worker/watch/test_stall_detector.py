@@ -67,6 +67,9 @@ def test_many_context_switches_in_an_unrecorded_wait_reset_the_stall() -> None:
     assert stay(replace(HERE, switches=41 + MAX_SWITCHES), BlockingCall.ON_STACK) == 0.0
 
 
+STARVED = frozenset({("7", "40")})  # a thread, and how often it slept
+
+
 @pytest.mark.parametrize(
     ("closer", "is_at_work"),
     [
@@ -76,16 +79,21 @@ def test_many_context_switches_in_an_unrecorded_wait_reset_the_stall() -> None:
         (ProcessSample(state="S", cpu=90.0, children=5.0), True),
         (ProcessSample(state="S", children=5.1), True),
         (ProcessSample(state="S", children=5.0, written=1), True),
+        (ProcessSample(state="S", children=5.0, runnable=STARVED), True),
+        (ProcessSample(state="S", children=5.0, runnable=frozenset({("7", "41")})), False),
         (ProcessSample(children=5.0), False),
     ],
-    ids=["idle", "disk", "runs", "other threads", "children", "they write", "no such system"],
+    ids=[
+        *("idle", "disk", "runs", "other threads", "children", "they write"),
+        *("a thread waits for a core", "a thread slept", "no such system"),
+    ],
 )
 def test_a_process_sample_finds_work_done_for_a_sleeping_thread(
     closer: ProcessSample, is_at_work: bool
 ) -> None:
     still = StallDetector()
     still.add_thread_sample(HERE, BlockingCall.NONE, 0.0)
-    still.add_process_sample(ProcessSample(children=5.0), 3.0)
+    still.add_process_sample(ProcessSample(children=5.0, runnable=STARVED), 3.0)
     assert still.add_process_sample(closer, 4.0) == (0.0 if is_at_work else 4.0)
 
 
