@@ -153,8 +153,7 @@ def test_an_interrupt_ends_the_wait_for_an_import_but_not_the_import(
 
 
 @pytest.mark.parametrize(
-    ("raises_second", "times", "seen"),
-    [(True, 1, [1]), (True, 2, [1]), (False, 3, [1, 2, 3])],
+    ("raises_second", "times", "seen"), [(True, 1, [1]), (True, 2, [1]), (False, 3, [1, 2, 3])]
 )
 def test_sigint_deferred_delays_the_first_interrupt_or_all_and_raises_at_the_end(
     raises_second: bool, times: int, seen: list[int]

@@ -42,24 +42,6 @@ def fail(words: str) -> None:
     raise LookupError(words)
 
 
-def test_run_returns_the_result_of_the_call(actor: EventThread) -> None:
-    assert actor.run(divmod, 7, 2) == (3, 1)
-    assert actor.run(dict, a=1) == {"a": 1}
-    assert actor.run(lambda: actor.run(max, 1, 2)) == 2  # on the thread itself
-
-
-def test_submitted_and_delayed_calls_run_on_the_event_thread(actor: EventThread) -> None:
-    found: list[threading.Thread] = []
-    actor.submit(lambda: found.append(threading.current_thread()))
-    actor.run(actor.call_later, 0.0, lambda: found.append(threading.current_thread()))
-    settle(actor)
-    thread = actor.run(threading.current_thread)
-    assert found == [thread, thread]
-    assert thread is not threading.current_thread()
-    assert thread.name == "test-actor"
-    assert thread.daemon
-
-
 @pytest.mark.parametrize("kind", [LookupError, KeyboardInterrupt, SystemExit])
 def test_an_error_is_raised_in_the_caller_or_logged_and_the_thread_continues(
     actor: EventThread, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
@@ -131,9 +113,6 @@ def test_calls_due_during_a_stall_wait_for_delayed_messages(
     assert done == ["heard", "judged"]
 
 
-# ---- exits of processes
-
-
 class Exits:
     """Fake processes whose exits an event thread watches."""
 
@@ -175,9 +154,6 @@ def test_close_does_not_wait_forever_for_an_exit(monkeypatch: pytest.MonkeyPatch
     assert not exits.seen
     exits.handles[0].end(0)
     exits.handles[0].join()
-
-
-# ---- the end
 
 
 def test_close_runs_queued_calls_and_then_ends_the_thread() -> None:

@@ -12,14 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from fakes import (
-    FakeHandle,
-    FakeLauncher,
-    ManualEventThread,
-    SilentLink,
-    manual_runtime,
-    ready,
-)
+from fakes import FakeHandle, FakeLauncher, ManualEventThread, SilentLink, manual_runtime, ready
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
@@ -481,9 +474,7 @@ def test_a_request_that_cannot_be_sent_is_refused_and_the_next_one_is_answered(
 # ---- messages of ranks are lost, or their last output cannot be read
 
 
-def test_a_lost_link_ends_the_cell_and_kills_the_ranks(
-    stage: Stage,
-) -> None:
+def test_a_lost_link_ends_the_cell_and_kills_the_ranks(stage: Stage) -> None:
     handle = stage.run()
     stage.session._on_link_lost(GONE)
     stage.handle_all_events()

@@ -95,8 +95,7 @@ def test_nvml_is_queried_once_per_gpu_and_at_most_once_per_interval(
     ids=["none are told", "the host's ids", "no figures"],
 )
 def test_memory_of_others_is_unknown_if_nvml_lists_none_of_our_processes(
-    monkeypatch: pytest.MonkeyPatch,
-    processes: dict[int, int | None],
+    monkeypatch: pytest.MonkeyPatch, processes: dict[int, int | None]
 ) -> None:
     nvml = FakeNvml({"GPU-a": gpu(load=1, used=GIB, total=GIB, processes=processes)})
     assert monitor(monkeypatch, nvml).sample({"a": {11, 12}})["a"].used_by_others == -1

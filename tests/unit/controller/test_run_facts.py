@@ -39,14 +39,6 @@ def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return run
 
 
-def test_the_git_facts_of_a_clean_tree_are_its_commit_and_branch(
-    tmp_path: Path, git: Callable[..., str]
-) -> None:
-    commit = git("rev-parse", "HEAD")
-    known = {"commit": commit, "branch": "main", "dirty": False, "changed": []}
-    assert git_origin(tmp_path) == known
-
-
 @pytest.mark.usefixtures("git")
 def test_the_git_facts_have_the_changed_files_and_the_diff_without_notebooks(
     tmp_path: Path,
@@ -95,7 +87,7 @@ def test_no_git_process_is_started_without_a_repository(
     start_git_query(tmp_path, pytest.fail)
 
 
-def test_git_facts_are_recorded_by_a_thread_of_their_own(
+def test_the_commit_and_branch_of_a_clean_tree_are_recorded_by_a_thread_of_their_own(
     folder: Path, git: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
@@ -110,6 +102,7 @@ def test_git_facts_are_recorded_by_a_thread_of_their_own(
     assert session.event_log.path is not None
     facts = partial(read_facts, session.event_log.path)
     assert wait_until(lambda: "git" in facts())
-    assert facts()["git"]["commit"] == git("rev-parse", "HEAD")
+    commit = git("rev-parse", "HEAD")
+    assert facts()["git"] == {"commit": commit, "branch": "main", "dirty": False, "changed": []}
     assert found == [("nbddp-git", folder)]
     session.close()

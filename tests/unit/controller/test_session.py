@@ -61,21 +61,6 @@ def run(session: Session, request: CellRequest = HELLO) -> bool:
     return handle.result is not None and handle.result.is_ok
 
 
-def test_a_group_starts_runs_a_cell_restarts_and_stops(
-    session: Session, launcher: FakeLauncher
-) -> None:
-    assert session.life.state is GroupState.IDLE
-    assert len(launcher.living()) == 2
-    assert run(session)
-    session.restart()
-    assert sorted(launcher.handles) == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    assert len(launcher.living()) == 2
-    assert run(session)
-    session.stop()
-    assert session.life.state is GroupState.OFF
-    assert not launcher.living()
-
-
 def test_every_message_of_a_batch_is_handled(session: Session, link: FakeLink) -> None:
     link.on_send = lambda *_sent: None  # the cell does not end by itself
     handle = session.submit(HELLO)
@@ -85,15 +70,6 @@ def test_every_message_of_a_batch_is_handled(session: Session, link: FakeLink) -
     happened = partial(session.event_log.since, handle.began_at)
     assert wait_until(lambda: "mine" in [each.kind for each in happened()])
     assert session.rank_monitor.metrics.snapshot(most=1).curves["loss"][0].last == 0.5
-
-
-def test_a_group_that_was_closed_can_be_started_again(
-    session: Session, launcher: FakeLauncher
-) -> None:
-    session.close()
-    assert not launcher.living()
-    session.start(TWO)
-    assert run(session)
 
 
 def test_nccl_needs_a_gpu_here_only_if_the_ranks_are_local(
@@ -124,9 +100,6 @@ def test_a_second_session_shares_the_launcher_and_the_store_and_closes_neither(
     assert run(session)
 
 
-# ---- threads that wait, and threads that end
-
-
 def test_an_interrupt_while_the_launcher_still_imports_cancels_the_start(
     off: Session, launcher: FakeLauncher
 ) -> None:
@@ -142,13 +115,17 @@ def test_an_interrupt_while_the_launcher_still_imports_cancels_the_start(
     assert off.life.state is GroupState.OFF
 
 
-def test_close_ends_a_launch_that_is_in_progress(off: Session, launcher: FakeLauncher) -> None:
+def test_close_ends_a_launch_in_progress_and_the_group_can_be_started_again(
+    off: Session, launcher: FakeLauncher
+) -> None:
     launcher.gate.clear()
     off.request_restart(TWO)
     assert launcher.launch_began.wait(20)
     off.close()
     assert not launcher.living()
     assert not {each.name for each in threading.enumerate() if each.name.startswith("nbddp")}
+    off.start(TWO)
+    assert run(off)
 
 
 def test_close_works_while_displays_of_a_cell_are_unread(session: Session, link: FakeLink) -> None:
@@ -165,7 +142,6 @@ def test_a_lost_link_ends_the_ranks_and_a_restart_makes_a_new_link(
     launcher: FakeLauncher, link: FakeLink
 ) -> None:
     links = [link, FakeLink()]
-    answer_commands(launcher, links[1])
     session = Session(launcher, make_runtime=lambda: with_threads(links.pop(0)))
     answer_commands(launcher, link)
     session.start(TWO)

@@ -151,9 +151,7 @@ def test_a_group_used_in_a_forked_process_raises_an_error_that_names_its_owner(
     assert group.is_live
 
 
-def test_the_error_of_a_group_that_was_not_started_names_start(
-    snapshot: SnapshotAssertion,
-) -> None:
+def test_the_error_of_a_group_that_was_not_started_names_start(snapshot: SnapshotAssertion) -> None:
     group = WorkerGroup(nproc=2)
     said = {
         refusal(RequestError, group.run, "x = 1"),

@@ -104,9 +104,7 @@ def test_a_node_that_leaves_during_the_wait_is_missing_again(arriving: ListenerW
     assert "2 nodes missing" in said_by(arriving, 2.0)
 
 
-def test_a_node_that_was_told_to_leave_gets_no_ranks(
-    arriving: ListenerWithNodes,
-) -> None:
+def test_a_node_that_was_told_to_leave_gets_no_ranks(arriving: ListenerWithNodes) -> None:
     for _ in range(3):
         arriving.bring()
     nodes = arriving.nodes

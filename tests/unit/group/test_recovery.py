@@ -173,9 +173,7 @@ def test_a_cell_that_fails_in_a_replay_ends_it_and_is_reported(play: Play) -> No
     assert play.printed == play.words
 
 
-def test_the_next_replay_runs_entries_that_a_failed_replay_left_pending(
-    play: Play,
-) -> None:
+def test_the_next_replay_runs_entries_that_a_failed_replay_left_pending(play: Play) -> None:
     play.fails_in = "step 1"
     play.recovery.replay(ENTRIES, restart=play.session.restart)
     assert play.replay_log == (again(ENTRIES[:1]), ENTRIES[1:])

@@ -62,9 +62,6 @@ def rows_of(*states: SweepState) -> list[SweepEntry]:
     return [SweepEntry(trial, state) for trial, state in zip(trials, states, strict=True)]
 
 
-# ---- points of a sweep
-
-
 READ: dict[str, tuple[str, tuple[object, ...]]] = {
     "lr=0.1,0.01": ("lr", (0.1, 0.01)),
     "lr=1e-3": ("lr", (0.001,)),
@@ -170,9 +167,6 @@ def test_a_swept_value_that_is_not_a_plain_value_is_recorded_as_text() -> None:
     assert trial.config == {"size": "(1, 2)", "lr": 0.1, "mode": None}
 
 
-# ---- points that are done
-
-
 def test_the_sweep_key_depends_on_the_cell_earlier_cells_and_the_world_size() -> None:
     before = CellRequest(source="x = 1")
     key = sweep_key("train()", [before], 2)
@@ -269,9 +263,6 @@ def test_only_completed_runs_of_the_same_sweep_count_as_done(folder: Path) -> No
     odd = make_run(folder, "20270118-080000")
     (odd / "run.json").write_text(json.dumps({"sweep": {"key": "k", "is_done": 1, "settings": 3}}))
     assert completed_runs(folder, "k", trials) == {1: newest}
-
-
-# ---- texts
 
 
 def one_in_each_state() -> list[SweepEntry]:

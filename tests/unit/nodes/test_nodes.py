@@ -90,7 +90,7 @@ def test_the_repr_of_a_join_file_does_not_show_its_secret() -> None:
     assert "secret" not in repr(JOIN)
 
 
-# ---- the door
+# ---- the listener
 
 
 class ListenerWithNodes(FakeNodes):
@@ -118,24 +118,13 @@ def arriving() -> Iterator[ListenerWithNodes]:
     made.listener.close()
 
 
-def test_a_node_that_reports_its_ranks_is_accepted(arriving: ListenerWithNodes) -> None:
-    fake_node, listener = arriving.bring(3), arriving.listener
-    arriving.bring()
-    host = socket.gethostname()
-    assert [(node.name, node.nproc) for node in listener.nodes] == [(host, 3), (f"{host}#2", 4)]
-    assert wait_until(lambda: (FrameType.WELCOME, b'{"keep": {}}') in fake_node.frames)
-    assert listener.refused == 0
-
-
 def test_a_node_with_another_secret_is_refused(arriving: ListenerWithNodes) -> None:
     with pytest.raises(ssl.SSLError):
         arriving.connect(b"x" * 32)
     assert arriving.has_refused()
 
 
-def test_connections_without_tls_or_a_certificate_are_refused(
-    arriving: ListenerWithNodes,
-) -> None:
+def test_connections_without_tls_or_a_certificate_are_refused(arriving: ListenerWithNodes) -> None:
     address = ("127.0.0.1", arriving.listener.join.port)
     for count in (1, 2):
         with socket.create_connection(address) as stranger:
@@ -441,9 +430,7 @@ def test_a_node_stays_connected_if_the_run_folder_is_deleted(
     handle.join()
 
 
-def test_a_shared_file_is_sent_in_whole_lines_for_a_rank_that_still_runs(
-    tmp_path: Path,
-) -> None:
+def test_a_shared_file_is_sent_in_whole_lines_for_a_rank_that_still_runs(tmp_path: Path) -> None:
     original = tmp_path / "metrics.jsonl"
     sent: list[tuple[int, bytes]] = []
     outlet = LogSender(lambda number, _name, data: sent.append((number, data)))
@@ -460,7 +447,7 @@ def test_a_shared_file_is_sent_in_whole_lines_for_a_rank_that_still_runs(
     assert sent == [(3, b'{"a": 1}\n'), (3, b'{"a": 2}\n')]
 
 
-# ---- clocks, numbers
+# ---- clocks
 
 
 def test_the_clock_offset_comes_from_the_shortest_round_trip() -> None:

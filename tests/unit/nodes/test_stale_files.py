@@ -51,19 +51,6 @@ def test_old_unlocked_files_are_removed(home: Path, past: float) -> None:
     assert len(things(home)) == (3 if past < 0 else 0)
 
 
-def test_a_locked_file_is_kept_until_it_is_closed(home: Path) -> None:
-    held = [LockedPath(path) for path in things(home)]
-    for path in things(home):
-        age(path)
-    remove_stale_files(home)
-    assert len(things(home)) == 3
-    for each in held:
-        each.close()
-    remove_stale_files(home)
-    assert things(home) == []
-    remove_stale_files(home)  # there are no files now
-
-
 def test_files_locked_by_a_killed_process_are_removed(home: Path) -> None:
     code = (
         f"import sys, time\nfrom pathlib import Path\n{imported(LockedPath)}"

@@ -49,9 +49,6 @@ def equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
     return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
 
 
-# ---- parts
-
-
 @given(**SIZES, shuffle=st.booleans(), drop_last=st.booleans())
 def test_the_loader_gives_each_rank_the_samples_of_a_distributed_sampler(
     samples: int, world_size: int, batch_size: int, shuffle: bool, drop_last: bool
@@ -104,9 +101,6 @@ def test_getitems_collate_and_other_options_are_used_as_by_a_dataloader() -> Non
     pairs = TensorDataset(torch.arange(4), torch.arange(4) * 2)
     [batch] = loader(pairs, 4, shuffle=False)
     assert [part.tolist() for part in batch] == [[0, 1, 2, 3], [0, 2, 4, 6]]
-
-
-# ---- random numbers
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
@@ -179,9 +173,6 @@ def test_a_dataset_that_fails_leaves_the_random_numbers_alone() -> None:
     with pytest.raises(ZeroDivisionError):
         list(loader(Failing(), 1))
     assert torch.equal(torch.rand(3), expected)
-
-
-# ---- resuming
 
 
 def play(
@@ -299,9 +290,6 @@ def test_ranks_and_batch_size_may_change_twice_in_an_epoch(snapshot: SnapshotAss
             last = resumed(make, state)
         again = resumed(make, last.state_dict())  # the same ranks: nothing to say
         assert next(iter(again)).tolist() == [5, 7, 9]
-
-
-# ---- steps and wrong use
 
 
 def test_training_reports_each_step_before_it_gives_the_batch() -> None:

@@ -30,9 +30,6 @@ def sink(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> Recorder:
     return recorder
 
 
-# ---- numbers
-
-
 NUMBERS: list[Any] = [
     *(3, -0.5, True, math.inf, Fraction(1, 4), np.float32(0.5), np.int64(7), np.bool_(False)),
     *(np.array(2.5), torch.tensor(0.25), torch.tensor([0.25]), torch.tensor(3), torch.tensor(True)),
@@ -123,9 +120,6 @@ def test_names_that_are_not_identifiers_can_be_given_in_a_mapping(sink: Recorder
     ]
 
 
-# ---- without a panel
-
-
 def test_without_a_panel_metrics_and_events_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "nbddp")
     log(step=3, loss=0.25, accuracy=1 / 3)
@@ -137,9 +131,6 @@ def test_without_a_panel_metrics_and_events_are_logged(caplog: pytest.LogCapture
         ("nbddp", logging.INFO, "loss=0.25 accuracy=0.333333"),
         ("nbddp", logging.INFO, "checkpoint step=3 path=a b"),
     ]
-
-
-# ---- loops
 
 
 class Endless(IterableDataset[int]):

@@ -85,9 +85,7 @@ def test_calls_of_a_library_are_reported_and_return_what_they_did(sink: Recorder
     assert rows(sink) == [(2, {"loss": 0.5})]
 
 
-def test_trainer_without_the_group_warns_when_it_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_trainer_without_the_group_warns_when_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     library: Any = ModuleType("accelerate.accelerator")
     library.Accelerator = type("Accelerator", (Accelerator,), {})
     attach._report_accelerator(library)
