@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from nbddp.checks.facts import LoaderFacts, RankFacts
-from nbddp.checks.registry import Finding
 from nbddp.group import checking
 from nbddp.group.checking import find_new
 from nbddp.lifecycle.group_state import Life, RankLife
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.wire.messages import CellEnded
-
-Look = Callable[[CellHandle], list[Finding]]
 
 
 def ended(
@@ -40,34 +35,23 @@ def session(world_size: int = 2) -> Any:
     return Mock(life=Life(ranks=ranks), reported_findings=set())
 
 
-def rules(look: Look, handle: CellHandle) -> list[str]:
-    return [each.rule for each in look(handle)]
+def rules(of: Any, handle: CellHandle) -> list[str]:
+    """Return the rules of the new findings in a session."""
+    return [each.rule for each in find_new(of, handle)]
 
 
-def checks_of(world_size: int = 2) -> Look:
-    """Checks of one session."""
-    return partial(find_new, session(world_size))
-
-
-def test_findings_about_rank_state_are_shown_once_and_about_code_each_time() -> None:
-    checks = checks_of()
-    source = "if rank == 0:\n    dist.barrier()\nlen(train)"
-    assert rules(checks, ended(source, 1, 2)) == ["ND101", "ND202"]
-    assert rules(checks, ended(source, 1, 2)) == ["ND101"]
-    assert rules(checks, ended(source, 1, 3)) == ["ND101", "ND202"]
-    assert rules(checks, ended(source, 1, 2, attempt=2)) == ["ND101", "ND202"]
-
-
-def test_findings_about_rank_state_are_shown_once_for_each_session() -> None:
+def test_findings_about_rank_state_are_shown_once_a_session_and_about_code_each_time() -> None:
     notebook, script = session(), session()
-    for each in (notebook, script):
-        [found] = find_new(each, ended("len(train)", 1, 2))
-        assert found.rule == "ND202"
-    assert find_new(notebook, ended("len(train)", 1, 2)) == []
+    source = "if rank == 0:\n    dist.barrier()\nlen(train)"
+    assert rules(notebook, ended(source, 1, 2)) == ["ND101", "ND202"]
+    assert rules(script, ended(source, 1, 2)) == ["ND101", "ND202"]
+    assert rules(notebook, ended(source, 1, 2)) == ["ND101"]
+    assert rules(notebook, ended(source, 1, 3)) == ["ND101", "ND202"]
+    assert rules(notebook, ended(source, 1, 2, attempt=2)) == ["ND101", "ND202"]
 
 
 def test_findings_have_the_line_numbers_of_the_editor() -> None:
-    [found] = checks_of()(ended("\nlen(train)", 1, 2))
+    [found] = find_new(session(), ended("\nlen(train)", 1, 2))
     assert (found.rule, found.line) == ("ND202", 3)
 
 
@@ -93,7 +77,7 @@ CASES: dict[str, tuple[int, CellHandle, list[str]]] = {
 def test_a_cell_has_findings_only_where_they_apply(
     world_size: int, handle: CellHandle, found: list[str]
 ) -> None:
-    assert rules(checks_of(world_size), handle) == found
+    assert rules(session(world_size), handle) == found
 
 
 def test_an_exception_in_one_rule_does_not_stop_the_others(
@@ -103,5 +87,5 @@ def test_an_exception_in_one_rule_does_not_stop_the_others(
         raise ZeroDivisionError
 
     monkeypatch.setattr(checking, "check_cell", stumble)
-    assert rules(checks_of(), ended("len(train)", 1, 2)) == []
+    assert rules(session(), ended("len(train)", 1, 2)) == []
     assert "ZeroDivisionError" in caplog.text

@@ -164,18 +164,15 @@ def test_a_stop_during_a_replay_ends_it_and_the_ranks(play: Play) -> None:
     assert play.state is GroupState.OFF
 
 
-def test_a_cell_that_fails_in_a_replay_ends_it_and_is_reported(play: Play) -> None:
+def test_a_cell_that_fails_in_a_replay_ends_it_and_the_next_replay_runs_the_rest(
+    play: Play,
+) -> None:
     play.fails_in = "step 1"
-    result = play.recovery.replay(ENTRIES)
+    result = play.recovery.replay(ENTRIES, restart=play.session.restart)
     assert result is not None
     assert not result.is_ok
     assert play.sources == ["step 0", "step 1"]
     assert play.printed == play.words
-
-
-def test_the_next_replay_runs_entries_that_a_failed_replay_left_pending(play: Play) -> None:
-    play.fails_in = "step 1"
-    play.recovery.replay(ENTRIES, restart=play.session.restart)
     assert play.replay_log == (again(ENTRIES[:1]), ENTRIES[1:])
     play.fails_in = ""
     play.recovery.replay(play.session.replay_log.all_entries, restart=play.session.restart)

@@ -9,7 +9,6 @@ import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,10 @@ from nbddp.nodes.join_file import JoinFile
 from nbddp.nodes.listener import NodeListener
 from nbddp.nodes.node_agent import node_facts
 from nbddp.nodes.node_connection import FrameType
+from nbddp.nodes.remote_start import start_facts
 from nbddp.nodes.stale_files import LockedPath, find_left_join_file
 from nbddp.topology import Topology
+from nbddp.wire.rank_start import RankStart
 
 
 class Back:
@@ -163,24 +164,13 @@ def test_a_rejoin_that_cannot_record_the_run_leaves_nodes_and_ranks_to_the_next_
     back: Back, folder: Path
 ) -> None:
     (folder / ".nbddp" / "runs" / "left" / "events.jsonl").mkdir(parents=True)
-    start = {
-        "cwd": str(folder),
-        "run_id": "left",
-        "log": "rank-0.log",
-        "store_prefix": "",
-        "secret": "",
-        "attempt": 2,
-        "run_attempt": 1,
-        "incarnation": 0,
-        "topology": asdict(Topology.local(1)[0]),
-        "env": {},
-        "backend": "gloo",
-        "timeout": 60.0,
-        "joins_group": True,
-    }
+    start: dict[str, Any] = {"run_id": "left", "cwd": str(folder), "log_path": "rank-0.log"}
+    start |= {"topology": Topology.local(1)[0], "attempt": 2, "store_port": 1, "kernel_pid": 1}
+    facts = start_facts(RankStart(**start, secret=b"", env={}, sys_path=[]))
+    rank = {"number": 1, "pid": 1, "start": facts}
     pipes: list[int] = []
     for _ in range(2):
-        with nodes_that_join(back, [{"number": 1, "pid": 1, "start": start}]) as joined:
+        with nodes_that_join(back, [rank]) as joined:
             with pytest.raises(StartError, match="the ranks still run"):
                 back.take_back(20)
             assert back.group.nodes is None
