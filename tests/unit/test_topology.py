@@ -10,7 +10,9 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp import ArgumentError, Topology
 
-PLACE = Topology(rank=1, local_rank=1, world_size=4, local_world_size=2, master_port=29500)
+PLACE = Topology(
+    rank=3, local_rank=1, node_rank=1, world_size=4, local_world_size=2, master_port=29500
+)
 
 
 @st.composite
@@ -39,10 +41,7 @@ def test_a_topology_survives_a_round_trip_through_the_environment(
 
 
 def test_the_environment_equals_that_of_torchrun() -> None:
-    place = Topology(
-        rank=3, local_rank=1, node_rank=1, world_size=4, local_world_size=2, master_port=29500
-    )
-    assert place.to_env(attempt=3, run_id="today") == {
+    assert PLACE.to_env(attempt=3, run_id="today") == {
         "RANK": "3",
         "LOCAL_RANK": "1",
         "GROUP_RANK": "1",

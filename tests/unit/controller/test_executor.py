@@ -59,11 +59,9 @@ class Stage:
         return self.session.life.state
 
     def deliver(self, rank: int, message: Message) -> None:
-        """Deliver and handle a message of a rank."""
         self.session.messages.handle(self.link.deliver(rank, message))
 
     def handle_all_events(self) -> None:
-        """Run all queued calls and report all exits."""
         while self.turn_once():
             pass
 
@@ -83,7 +81,6 @@ class Stage:
         return self.session.send_request(rank, request)
 
     def get_ready(self, started: Future[None]) -> None:
-        """Let both ranks start and get ready."""
         self.handle_all_events()
         for rank in (0, 1):
             self.deliver(rank, ready(rank))
@@ -95,7 +92,6 @@ class Stage:
         return handle
 
     def end(self, handle: CellHandle, *ranks: int) -> None:
-        """These ranks end the cell well."""
         for rank in ranks:
             self.deliver(rank, CellEnded(cell=handle.number, in_group=True))
 
@@ -106,7 +102,6 @@ class Stage:
         return handle.result
 
     def works(self) -> bool:
-        """Return whether a cell succeeds on both ranks."""
         return self.finish(self.run(), 0, 1).is_ok
 
 
@@ -119,7 +114,6 @@ def empty(folder: Path, snapshot: SnapshotAssertion) -> Iterator[Stage]:  # noqa
 
 @pytest.fixture
 def stage(empty: Stage) -> Stage:
-    """Return a stage with two ready ranks."""
     empty.get_ready(empty.ask_start())
     return empty
 
@@ -182,8 +176,6 @@ def test_output_between_cells_is_shown_in_the_next_cell_unless_the_group_restart
 
 
 def fill_disk(patch: pytest.MonkeyPatch) -> None:
-    """No folder can be made anywhere."""
-
     def refuse(*_arguments: object, **_options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
 
@@ -236,7 +228,6 @@ class Left:
 
     @property
     def alive(self) -> list[int]:
-        """The ranks whose process is running."""
         return [rank for rank, each in self.handles.items() if each.exitcode is None]
 
 

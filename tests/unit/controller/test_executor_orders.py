@@ -27,8 +27,6 @@ BEGIN = run_folder._create_folder
 
 
 class AnyOrderWithFaults(AnyOrder):
-    """The same with faults, and the checks at the end."""
-
     # ---- the faults
 
     @precondition(lambda self: self.is_open())

@@ -48,13 +48,11 @@ def off(launcher: FakeLauncher, link: FakeLink) -> Iterator[Session]:
 
 @pytest.fixture
 def session(off: Session) -> Session:
-    """A session with two ready ranks."""
     off.start(TWO)
     return off
 
 
 def run(session: Session, request: CellRequest = HELLO) -> bool:
-    """Run a cell to its end; whether all went well."""
     handle = session.submit(request)
     for _ in handle.notices():
         pass

@@ -32,8 +32,6 @@ HOST = socket.gethostname()
 
 
 class ListenerWithNodes(FakeNodes):
-    """A listener for two nodes, and fake nodes."""
-
     def __init__(self) -> None:
         self.session = Session(FakeLauncher())
         self.nodes = NodePool(self.session, NodesSpec(min_nodes=2, max_nodes=3))

@@ -36,7 +36,6 @@ def session(world_size: int = 2) -> Any:
 
 
 def rules(of: Any, handle: CellHandle) -> list[str]:
-    """Return the rules of the new findings in a session."""
     return [each.rule for each in find_new(of, handle)]
 
 

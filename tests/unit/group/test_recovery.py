@@ -257,8 +257,6 @@ def test_a_cell_that_fails_during_a_user_interrupt_is_not_retried(play: Play) ->
 
 
 class Roomy(FakeLauncher):
-    """Nodes come to it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.ranks = 2
@@ -271,7 +269,6 @@ class Roomy(FakeLauncher):
         return self.ranks > max((rank for _, rank in self.handles), default=1) + 1
 
     def bring(self, ranks: int) -> None:
-        """A node comes; on a thread of its own, as from the door."""
         self.ranks = ranks
         coming = threading.Thread(target=self.on_node, args=[NodeJoined(name="far", nproc=ranks)])
         coming.start()

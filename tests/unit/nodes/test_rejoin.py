@@ -152,7 +152,6 @@ def test_adopted_nodes_without_ranks_stay_available_for_the_next_cell(back: Back
 
 
 def count_pipes() -> int:
-    """Count the file descriptors of this process that are pipes."""
     count = 0
     for each in os.listdir("/dev/fd"):  # noqa: PTH208 - names, not paths
         with suppress(OSError):  # the descriptor of the folder itself

@@ -136,8 +136,6 @@ def test_augmentations_differ_between_seeds_ranks_and_epochs_except_in_evaluatio
 
 
 class OfWorker(Augmented):
-    """The random numbers that a worker drew at its start."""
-
     def __getitem__(self, _index: int) -> float:
         return self.drawn
 
@@ -189,8 +187,6 @@ def play(
 
 
 def assert_goes_on(stop: int, *, epochs: int, **options: Any) -> None:
-    """A resumed loader gives exactly the remaining batches."""
-
     def make(seed: int) -> Loader:
         return loader(Augmented(), 4, seed=seed, **options)
 

@@ -79,14 +79,9 @@ def test_log_refuses_other_values_and_reports_nothing(sink: Recorder, value: Any
     assert sink.calls == []
 
 
-def test_the_error_for_a_value_that_is_not_a_number_is_truncated(sink: Recorder) -> None:
-    for value, shown in (("x" * 1000, "'" + "x" * 59), (10**400, "1" + "0" * 59)):
-        assert refusal(TypeError, log, step=3, loss=value).endswith(f", got {shown}...")
-    assert sink.calls == []
-
-
 REFUSED: dict[str, tuple[type[Exception], tuple[Any, ...], dict[str, Any]]] = {
-    "a value": (TypeError, (), {"step": 3, "loss": "low"}),
+    "a long text": (TypeError, (), {"step": 3, "loss": "x" * 1000}),
+    "a large number": (TypeError, (), {"step": 3, "loss": 10**400}),
     "a step": (TypeError, (), {"step": 1.0, "loss": 1}),
     "a step in a tensor": (TypeError, (), {"step": torch.tensor(1.0), "loss": 1}),
     "a step in letters": (TypeError, (), {"step": "1", "loss": 1}),

@@ -19,7 +19,6 @@ from nbddp.trainers.reporting import StepReporter, report
 
 @pytest.fixture
 def sink() -> Iterator[Recorder]:
-    """Return the sink of trainers that report."""
     with recording() as recorder:
         reporting.begin_cell(is_enabled=True)
         yield recorder
@@ -60,8 +59,6 @@ def test_steps_of_a_resumed_training_fill_a_bar_of_the_remaining_steps(sink: Rec
 
 
 class Accelerator:
-    """Has the methods of the library that are changed."""
-
     num_processes = 1
     mixed_precision = "bf16"
     device = torch.device("cpu")

@@ -56,7 +56,6 @@ def one_thread() -> Iterator[None]:
 
 
 def run_of(seed: int = 0) -> dict[str, Any]:
-    """All parts of a run, their state depending on the seed."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -91,7 +90,6 @@ def names(folder: Path) -> list[str]:
 
 @contextmanager
 def disk_full(size: int) -> Iterator[None]:
-    """No file may grow larger."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
