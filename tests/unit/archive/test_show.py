@@ -137,16 +137,10 @@ def test_the_reports_of_a_run_and_of_a_cell_as_text_and_html(folder: Path, snaps
     whole = run_report(run, ending=summary.STOPPED)
     assert render_text(whole) == snapshot(name="run: text")
     assert readable(render_html(whole)) == snapshot(name="run: page")
-    assert "<b>" not in render_html(whole)
     for number in (1, 7):
         report = run_report(run, run.cell(number))
-        text, html = render_text(report), render_html(report)
-        assert text == snapshot(name=f"cell {number}: text")
-        assert readable(html) == snapshot(name=f"cell {number}: page")
-        own, other = ("of cell 1", "of cell 2") if number == 1 else ("of cell 2", "of cell 1")
-        assert own in text
-        assert other not in text + html
-        assert "<b>" not in html
+        assert render_text(report) == snapshot(name=f"cell {number}: text")
+        assert readable(render_html(report)) == snapshot(name=f"cell {number}: page")
 
 
 def test_the_charts_of_a_run_have_the_requested_scale(

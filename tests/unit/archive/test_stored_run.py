@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs_on_disk import FAILED, LOG, REPORT, UNENDED, WHAT, failed_run, reported
+from runs_on_disk import FAILED, UNENDED, WHAT, failed_run, reported
 
 from nbddp.archive.stored_run import StoredRun
 from nbddp.errors import RequestError
-from nbddp.lifecycle.group_state import GroupState
 
 
 def run_of(base: Path, **facts: Any) -> StoredRun:
     return StoredRun(failed_run(base, **facts))
-
-
-def test_a_stored_run_has_its_facts_events_cells_and_logs(tmp_path: Path) -> None:
-    run = run_of(tmp_path)
-    assert run.facts["backend"] == "gloo"
-    assert [each.kind for each in run.events] == [each["kind"] for each in FAILED]
-    assert run.events[0].facts == {"attempt": 1, "world_size": 2}
-    assert (run.ranks, run.was_stopped, run.unreadable) == ((0, 1), True, 0)
-    assert run.snapshot().state is GroupState.OFF
-    first, second = run.cells
-    assert (first.number, first.ranks, first.outcome) == (1, (0, 1), "ok")
-    assert (first.source, first.began_at, first.ended_at) == ("# why\ntrain()", 101.0, 103.0)
-    assert (second.outcome, second.report) == (f"rank 1: {WHAT}", REPORT)
-    assert run.tail(0, 2).splitlines()[-2:] == LOG.splitlines()[-2:]
-    assert run.tail(1, 2) == ""
 
 
 def test_the_cell_with_a_prompt_number_is_the_last_run_of_that_cell(tmp_path: Path) -> None:
@@ -44,16 +27,6 @@ def test_the_cell_with_a_prompt_number_is_the_last_run_of_that_cell(tmp_path: Pa
     ]
     assert run.cell(3) == run.cells[1]
     assert [run.metrics(each).names() for each in run.cells] == [["loss"], []]
-
-
-def test_metrics_are_curves_of_the_run_or_of_a_cell(tmp_path: Path) -> None:
-    rows = [*reported(0, 1, 2), *reported(3, ranks=1, loss=math.nan)]
-    run = run_of(tmp_path, rows=rows)
-    first, second = run.cells
-    assert run.metrics(first).names() == ["loss"]
-    assert run.metrics().curves("loss")[1].mean == (1.0, 2.0, 3.0)
-    assert math.isnan(run.metrics().curves("loss")[0].last)
-    assert run.metrics(second).names() == []
 
 
 def test_metrics_after_a_recovery_replace_those_of_the_repeated_steps(tmp_path: Path) -> None:
