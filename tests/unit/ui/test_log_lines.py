@@ -31,18 +31,6 @@ def shown(lines: list[LogLine]) -> list[tuple[int | None, str]]:
     return [(line.ranks[0] if line.ranks else None, line.text) for line in lines]
 
 
-def test_a_moving_progress_bar_is_one_log_line_with_its_last_state() -> None:
-    log = LogBuffer()
-    for written, seen in {
-        "begin\n\r10%": ["begin", "10%"],
-        "\r20%": ["begin", "20%"],
-        "\rdone\nend\n": ["begin", "done", "end"],
-    }.items():
-        log.write(0, written)
-        assert texts(log.lines()) == texts(log.lines(0)) == seen
-    assert log.dropped_count() == 0
-
-
 def test_progress_bars_of_several_ranks_come_after_other_lines_in_order_of_rank() -> None:
     log = LogBuffer()
     log.flush(1)

@@ -66,22 +66,17 @@ def test_only_changed_charts_are_redrawn(area: Area) -> None:
     assert [">0.5<" in chart.value for chart in area.box.children] == [True, True]
 
 
-def test_a_chart_keeps_its_widget_and_ranks_with_lines_can_be_highlighted(area: Area) -> None:
-    area.log(0, loss=0.5)
-    area.draw()
-    [chart] = area.box.children
-    assert list(area.choices_by_name()) == ["Scale", "Highlight", "Smooth", "Metrics"]
-    area.log(1, loss=0.25)
-    area.draw()
-    assert area.box.children == (chart,)
+@pytest.mark.usefixtures("area")
+def test_ranks_with_lines_can_be_highlighted() -> None:
     for ranks, has_lines in ((range(3, 4), False), (range(8), True), (range(9), False)):
-        other = Area(*ranks)
-        other.log(0, loss=0.5)
-        other.draw()
-        assert (other.choices_by_name()["Highlight"].layout.display is None) is has_lines
+        area = Area(*ranks)
+        area.log(0, loss=0.5)
+        area.draw()
+        assert list(area.choices_by_name()) == ["Scale", "Highlight", "Smooth", "Metrics"]
+        assert (area.choices_by_name()["Highlight"].layout.display is None) is has_lines
 
 
-def test_charts_of_speeds_come_last_even_if_they_were_drawn_first(area: Area) -> None:
+def test_a_redrawn_chart_keeps_its_widget_and_charts_of_speeds_come_last(area: Area) -> None:
     area.log(0, samples_per_second=64.0)
     area.draw()
     [speed] = area.box.children

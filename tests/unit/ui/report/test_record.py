@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from pages import Page, readable
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.cell import CellResult
 from nbddp.record.event_log import RunEvent
-from nbddp.record.metrics import Curve, MetricsSnapshot
+from nbddp.record.metrics import MetricStore
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.verdict import ProcessExit, find_first_cause
 from nbddp.ui.log_lines import LogLine
@@ -65,18 +64,6 @@ def result_of(*reports: CellEnded | None, ended_by: str = "") -> CellResult:
     )
 
 
-def is_open(page: Page) -> bool:
-    """Whether the first of what folds is unfolded."""
-    return "open" in next(known for tag, known in page.tags if tag == "details")
-
-
-CURVES = {0: Curve((0.0, 1.0), (0.0, 1.0), (2.0, 1.0), (2.0, 1.0), (2.0, 1.0), (0, 0), 1.0)}
-
-
-def metrics_of(*names: str) -> MetricsSnapshot:
-    return MetricsSnapshot(dict.fromkeys(names, 1), dict.fromkeys(names, CURVES), 0)
-
-
 NOTE = "metrics.jsonl \x1b[1mhas\x1b[m more"
 EARLIER = "12 earlier lines in rank0.log"
 
@@ -97,14 +84,16 @@ def failed() -> CellReport:
 
 def went_well() -> CellReport:
     """Two charts and some output, of which rank 1 has more."""
-    rank_lines: list[tuple[int, Sequence[LogLine], str]] = [(1, [LogLine((1,), "b")], "9 earlier")]
+    metrics = MetricStore()
+    for step in range(2):
+        metrics.add(0, float(step), step, {"loss": 2.0 - step, "accuracy": 2.0 - step})
     return CellReport(
         snapshot=SNAPSHOT,
         result=result_of(well(), well()),
         lines=[LogLine((0,), "a"), LogLine((1,), "b")],
         earlier=EARLIER,
-        rank_lines=rank_lines,
-        metrics=metrics_of("loss", "accuracy"),
+        rank_lines=[(1, [LogLine((1,), "b")], "9 earlier")],
+        metrics=metrics.snapshot(most=2),
         notes=[NOTE],
     )
 
@@ -157,6 +146,7 @@ def test_the_first_line_of_a_record_has_the_outcome(
 ) -> None:
     page = Page(record_html(CellReport(snapshot=SNAPSHOT, result=result)))
     assert page.by_tag["summary"][0].startswith(f"{said} ")
-    assert is_open(page) == (not result.is_ok)
+    outermost = next(known for tag, known in page.tags if tag == "details")
+    assert ("open" in outermost) == (not result.is_ok)
     if is_failure is not None:
         assert any("nbddp-error" in name for name in page.values("class")) == is_failure
