@@ -57,8 +57,6 @@ def test_the_title_of_a_sparkline_names_its_quantity_and_its_scale(snapshot: Any
         title: re.findall('role="img" aria-label="([^"]*)"', each) for title, each in drawn.items()
     }
     assert labels == snapshot
-    titles = [re.findall('<span title="([^"]*)"', each) for each in drawn.values()]
-    assert titles == [*labels.values()]
     assert not any(noted(ONE, ONE).draw(replace(ONE, rank=1), title) for title in drawn)
 
 
@@ -78,9 +76,6 @@ def test_a_record_has_its_sparklines_as_images_too_for_pages_that_remove_svg() -
     curves = partial(noted(ONE, ONE, ONE).draw, is_static=True)
     page = Page(blocks_html(rank_blocks([ONE], curves=curves)))
     images = [known for tag, known in page.tags if tag == "img"]
-    assert [each["alt"] for each in images] == [
-        known["aria-label"] for tag, known in page.tags if tag == "svg"
-    ]
     assert len(images) == 2
     for each in images:
         drawn = b64decode(each["src"].partition(",")[2]).decode()

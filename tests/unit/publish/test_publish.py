@@ -277,7 +277,6 @@ def test_publishing_errors_of_a_running_run_are_reported_once(
     wait_for_all([publication.result], 90)
     assert isinstance(publication.result.exception(), RequestError)
     assert len(said) <= told
-    assert f"`%ddp publish wandb {path.name} --again`" in said[-1]
     assert said[-1].replace(str(tmp_path), "BASE") == snapshot
 
 
@@ -316,9 +315,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("installed")
 def test_the_publish_option_and_command_accept_installed_trackers() -> None:
     args = parse_line(CELL, "--publish wandb --publish tensorboard:logs --publish mlflow:a:b")
-    targets = [Target("wandb"), Target("tensorboard", "logs"), Target("mlflow", "a:b")]
-    assert args.publish == targets
-    assert [*map(str, targets)] == ["wandb", "tensorboard:logs", "mlflow:a:b"]
+    assert [*map(str, args.publish)] == ["wandb", "tensorboard:logs", "mlflow:a:b"]
     for line in ("mlflow:a digits --again", "mlflow:a --again digits", "--again mlflow:a digits"):
         args = parse_line(COMMANDS["publish"], line)
         assert (args.tracker, args.run, args.again) == (Target("mlflow", "a"), "digits", True)

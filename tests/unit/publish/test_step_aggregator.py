@@ -69,14 +69,6 @@ def losses(points: Iterable[AggregatedStep]) -> list[float]:
     return [each.values["loss"] for each in points]
 
 
-def test_a_step_waits_until_all_ranks_have_reported_a_later_one() -> None:
-    steps = of_ranks(2, row(0, loss=1.0), row(1, loss=1.0), row(0, 1, loss=3.0))
-    assert steps.pop_complete(0.0) == []
-    steps.add(row(1, 1, loss=5.0), 0.0)
-    assert losses(steps.pop_complete(0.0)) == [2.0]
-    assert losses(steps.pop_complete(math.inf)) == [3.0]
-
-
 def test_a_step_waits_for_its_own_metrics_only() -> None:
     steps = of_ranks(2, *(row(step, rank, loss=1.0) for rank in (0, 1) for step in (0, 1, 2)))
     assert len(steps.pop_complete(0.0)) == 2
@@ -129,11 +121,3 @@ def test_live_and_later_publication_give_the_same_points(seed: int) -> None:
     assert live
     assert steps.late == 0
     assert live + steps.pop_complete(math.inf) == points_of(rows)
-
-
-def test_the_step_aggregator_keeps_bounded_state_in_a_long_run() -> None:
-    steps = of_ranks(1)
-    for step in range(1000):
-        steps.add(row(step, loss=1.0), 0.0)
-        steps.pop_complete(0.0)
-        assert len(steps._open) == 1
