@@ -99,11 +99,8 @@ def test_how_a_run_ended_depends_on_its_kernel(tmp_path: Path) -> None:
     own = failed_run(tmp_path, "own", events=UNENDED)
     assert summary.describe_run_end(StoredRun(own), current=own) == summary.RUNNING
     assert summary.describe_run_end(StoredRun(own), current=None) == summary.UNKNOWN
-    other = failed_run(tmp_path, "other", events=UNENDED, host="another", pid=1)
-    assert summary.describe_run_end(StoredRun(other), current=None) == summary.UNKNOWN
     here = {"host": platform.node(), "pid": os.getpid()}  # of another process by now
     run = StoredRun(failed_run(tmp_path, "earlier", events=UNENDED, **here))
-    assert run.events[0].at < psutil.Process().create_time()
     assert summary.describe_run_end(run, current=None) == summary.KILLED
 
 

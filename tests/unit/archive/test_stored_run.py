@@ -11,6 +11,7 @@ from runs_on_disk import FAILED, UNENDED, WHAT, failed_run, reported
 
 from nbddp.archive.stored_run import StoredRun
 from nbddp.errors import RequestError
+from nbddp.record.metrics import Curve
 
 
 def run_of(base: Path, **facts: Any) -> StoredRun:
@@ -29,12 +30,15 @@ def test_the_cell_with_a_prompt_number_is_the_last_run_of_that_cell(tmp_path: Pa
     assert [run.metrics(each).names() for each in run.cells] == [["loss"], []]
 
 
-def test_metrics_after_a_recovery_replace_those_of_the_repeated_steps(tmp_path: Path) -> None:
+def recovered(base: Path, again: list[dict[str, Any]]) -> dict[int, Curve]:
+    """The curves after steps 0 to 4, and these rows of the next attempt."""
     recovery = {"attempt": 2, "time": 101.6, "kind": "recovery"}
-    again = [{**row, "attempt": 2, "time": 101.7} for row in reported(3, 4, 5, loss=9.0)]
-    rows = [*reported(*range(5)), *again]
-    run = run_of(tmp_path, events=[*FAILED, recovery], rows=rows)
-    curve = run.metrics().curves("loss")[0]
+    rows = [*reported(*range(5)), *({**row, "attempt": 2, "time": 101.7} for row in again)]
+    return run_of(base, events=[*FAILED, recovery], rows=rows).metrics().curves("loss")
+
+
+def test_metrics_after_a_recovery_replace_those_of_the_repeated_steps(tmp_path: Path) -> None:
+    curve = recovered(tmp_path, reported(3, 4, 5, loss=9.0))[0]
     assert curve.steps == tuple(map(float, range(6)))
     assert curve.mean[2:] == (3.0, 9.0, 9.0, 9.0)
     assert curve.resume_points == (3.0,)
@@ -75,10 +79,7 @@ def test_steps_of_a_later_cell_follow_those_of_all_ranks(
 
 
 def test_ranks_that_begin_after_a_recovery_keep_their_steps(tmp_path: Path) -> None:
-    recovery = {"attempt": 2, "time": 101.6, "kind": "recovery"}
-    again = [{**row, "attempt": 2, "time": 101.7} for row in reported(3, 4, ranks=4, loss=9.0)]
-    run = run_of(tmp_path, events=[*FAILED, recovery], rows=[*reported(*range(5)), *again])
-    curves = run.metrics().curves("loss")
+    curves = recovered(tmp_path, reported(3, 4, ranks=4, loss=9.0))
     assert (curves[0].steps, curves[3].steps) == ((0, 1, 2, 3, 4), (3, 4))
 
 

@@ -52,7 +52,6 @@ from nbddp.sigint import wait_for_all
 
 
 def noting() -> Mock:
-    """A tracker that records its calls."""
     return Mock(spec=Tracker, **{"start.return_value": "here"})
 
 
@@ -233,7 +232,6 @@ def test_publishing_a_run_twice_needs_again(tmp_path: Path, snapshot: SnapshotAs
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """A package ``wandb`` with a given behaviour."""
     monkeypatch.syspath_prepend(str(fake_wandb(tmp_path)))
     return lambda how: monkeypatch.setenv("FAKE_WANDB", how)
 

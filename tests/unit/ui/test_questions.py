@@ -18,8 +18,6 @@ from nbddp.wire.messages import InputReply, InputRequested
 
 
 class FakeBox(InputBackend):
-    """A box in which a test types."""
-
     def __init__(self) -> None:
         super().__init__()
         self.shown: list[tuple[str, bool]] = []

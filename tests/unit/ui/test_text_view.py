@@ -74,7 +74,6 @@ OUTPUT: dict[str, list[Notice]] = {
     "a bar is shown in its last state": [Text(0, "\r10%"), Text(0, "\r99%"), Text(0, "\rdone\n")],
     "last lines without an end": [Text(1, "one"), Text(0, "nought")],
     "nbddp speaks under its own name": [Text(0, "a\n"), Word("careful"), Text(0, "b\n")],
-    "markup stays text": [Text(0, "<b>1</b>\n")],
     "a display": [display(1, FIGURE)],
     "a display between lines": [Text(0, "before\n"), display(0, BOLD), Text(0, "after\n")],
     "a display of text": [display(1, {"text/plain": "a\nb"})],

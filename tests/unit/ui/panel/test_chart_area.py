@@ -29,7 +29,6 @@ class Area(ChartArea):
         self.curves.add(0, float(step), step, values)
 
     def redrawn(self) -> list[str]:
-        """Draw; return the names of the drawn charts."""
         self.drawn.clear()
         self.draw()
         return list(self.drawn)

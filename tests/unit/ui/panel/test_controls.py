@@ -23,8 +23,6 @@ RUNNING = Snapshot(
 
 
 class Hand:
-    """Presses buttons, and records the actions."""
-
     def __init__(self) -> None:
         self.done: list[tuple[ButtonPress, int]] = []
         self.controls = Controls([0, 1], lambda *it: self.done.append(it))

@@ -15,7 +15,6 @@ from nbddp.ui.panel import log_area
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, for pages to go by."""
     now = [0.0]
     monkeypatch.setattr(log_area.time, "monotonic", lambda: now[0])
     return now
