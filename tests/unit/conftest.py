@@ -1,8 +1,9 @@
-"""A process group of one rank."""
+"""A process group of one rank, and a recorder of the reports of a training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -15,3 +16,11 @@ def group_of_one() -> Iterator[None]:
     yield
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@pytest.fixture
+def recorder() -> Iterator[Any]:
+    from sinks import recording  # not for tests without torch
+
+    with recording() as recorder:
+        yield recorder

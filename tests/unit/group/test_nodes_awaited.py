@@ -14,19 +14,17 @@ from pathlib import Path
 
 import pytest
 from fake_nodes import FakeNodes
-from fakes import FakeLauncher, FakeLink, fake_session
+from fakes import FakeLauncher
 from life_states import IDLE
 from processes import wait_until
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.group.node_pool import NodePool, NodesSpec
 from nbddp.lifecycle.events import NodeEvent
 from nbddp.lifecycle.refusals import describe_node
-from nbddp.record.cell import CellRequest
 
 HOST = socket.gethostname()
 
@@ -186,20 +184,3 @@ def test_node_changes_and_lost_log_copies_are_reported(
     nodes = arriving.nodes
     nodes._on_log_lost(Path("/runs/7"), OSError(errno.ENOSPC, "No space left on device"))
     assert [describe_node(IDLE, each) for each in events] == snapshot
-
-
-def test_a_cell_on_local_ranks_does_not_report_a_node_that_joined_before_a_stop(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(folder))
-    session = fake_session(FakeLauncher(), FakeLink())
-    session.start(GroupSpec(nproc=1))
-    session.stop()
-    nodes = NodePool(session, NodesSpec())
-    fake_nodes = FakeNodes(nodes.listener)
-    fake_nodes.bring()
-    nodes.close()  # as `%ddp stop` does
-    session.start(GroupSpec(nproc=1))
-    assert list(session.submit(CellRequest(source="hello")).notices()) == []
-    session.close()
-    fake_nodes.close()

@@ -61,8 +61,7 @@ SAVES = (
 CASES: dict[str, tuple[int, CellHandle, list[str]]] = {
     "one seed": (2, ended("len(train)", 1, 1), []),
     "a rank is missing": (3, ended("len(train)", 1, 2), []),
-    "a comment at the line": (2, ended("len(train)  # nbddp: ok ND202", 1, 2), []),
-    "a comment for the cell": (2, ended("# nbddp: ok ND202\nlen(train)", 1, 2), []),
+    "a comment": (2, ended("len(train)  # nbddp: ok ND202", 1, 2), []),
     "not Python": (2, ended("train )( 1", 1, 2), []),
     "very long": (2, ended("x = 1\n" * 10_000 + "len(train)", 1, 2), []),
     "all ranks save": (2, ended(SAVES, 1, 1), ["ND141"]),

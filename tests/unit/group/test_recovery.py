@@ -180,20 +180,6 @@ def test_a_cell_that_fails_in_a_replay_ends_it_and_the_next_replay_runs_the_rest
     assert play.sources[2:] == ["step 0", "step 1", "step 2"]
 
 
-def test_cells_that_run_after_a_failed_replay_do_not_discard_its_pending_entries(
-    play: Play,
-) -> None:
-    play.fails_in = "step 1"
-    play.recovery.replay(ENTRIES, restart=play.session.restart)
-    play.sources.clear()
-    assert play.show(play.session.submit(CellRequest(source="other"))).is_ok
-    assert play.train(restarts=1).is_ok
-    play.fails_in = ""
-    play.recovery.replay(play.session.replay_log.all_entries, restart=play.session.restart)
-    assert play.sources[2:] == ["step 0", "step 1", "step 2", "other", "trains"]
-    assert play.session.replay_log.pending == ()
-
-
 def test_a_recovery_after_a_failed_replay_replays_its_pending_entries_too(play: Play) -> None:
     play.fails_in = "step 1"
     play.recovery.replay(ENTRIES, restart=play.session.restart)

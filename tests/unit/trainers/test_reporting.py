@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from sinks import Recorder, recording
+from sinks import Recorder
 
 from nbddp.checks.facts import TrainerFacts
 from nbddp.trainers import attach, reporting
@@ -18,11 +18,10 @@ from nbddp.trainers.reporting import StepReporter, report
 
 
 @pytest.fixture
-def sink() -> Iterator[Recorder]:
-    with recording() as recorder:
-        reporting.begin_cell(is_enabled=True)
-        yield recorder
-        reporting.begin_cell(is_enabled=False)
+def sink(recorder: Recorder) -> Iterator[Recorder]:
+    reporting.begin_cell(is_enabled=True)
+    yield recorder
+    reporting.begin_cell(is_enabled=False)
 
 
 def rows(sink: Recorder) -> list[Any]:
