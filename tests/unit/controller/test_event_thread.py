@@ -38,10 +38,6 @@ def settle(actor: EventThread) -> None:
     actor.run(lambda: None)  # due calls run after a call that was submitted before
 
 
-def fail(words: str) -> None:
-    raise LookupError(words)
-
-
 @pytest.mark.parametrize("kind", [LookupError, KeyboardInterrupt, SystemExit])
 def test_an_error_is_raised_in_the_caller_or_logged_and_the_thread_continues(
     actor: EventThread, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
@@ -160,7 +156,7 @@ def test_close_runs_queued_calls_and_then_ends_the_thread() -> None:
     actor = EventThread("test-actor")
     done: list[int] = []
     thread = actor.run(threading.current_thread)
-    actor.run(actor.call_later, 3600.0, fail, "never")
+    actor.run(actor.call_later, 3600.0, pytest.fail, "never")
     for number in range(100):
         actor.submit(done.append, number)
     actor.submit_urgent(done.append, 100)

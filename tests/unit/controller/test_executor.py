@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from fakes import FakeHandle, FakeLauncher, ManualEventThread, SilentLink, manual_runtime, ready
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
+from nbddp.archive.find import runs_below
 from nbddp.archive.stored_run import StoredRun
 from nbddp.archive.summary import summarize
 from nbddp.controller.group_spec import GroupSpec
@@ -118,18 +120,12 @@ def stage(empty: Stage) -> Stage:
     return empty
 
 
-def run_folder(stage: Stage) -> Path:
-    folder = stage.session.event_log.folder
-    assert folder is not None
-    return folder
-
-
 def written_in(handle: CellHandle) -> list[OutputText]:
     return [each for each in handle.notices() if isinstance(each, OutputText)]
 
 
 def test_output_written_as_soon_as_a_cell_is_sent_belongs_to_that_cell(stage: Stage) -> None:
-    folder = run_folder(stage)
+    [folder] = runs_below(Path.cwd())
 
     def write(_attempt: int, rank: int, _command: MessageToRank) -> None:
         with (folder / f"rank{rank}.log").open("a") as log:
@@ -147,7 +143,7 @@ def test_the_last_output_of_a_rank_that_died_between_cells_is_not_shown_in_a_lat
     stage: Stage,
 ) -> None:
     stage.works()
-    folder = run_folder(stage)
+    [folder] = runs_below(Path.cwd())
     (folder / "rank1.log").write_text("Fatal Python error: Segmentation fault\n")
     stage.launcher.handles[1, 1].end(-11)
     stage.handle_all_events()
@@ -175,19 +171,13 @@ def test_output_between_cells_is_shown_in_the_next_cell_unless_the_group_restart
 # ---- the disk fails
 
 
-def fill_disk(patch: pytest.MonkeyPatch) -> None:
-    def refuse(*_arguments: object, **_options: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
-
-    patch.setattr("pathlib.Path.mkdir", refuse)
-    patch.setattr("tempfile.mkdtemp", refuse)
-
-
 def test_after_a_run_that_cannot_be_recorded_a_stop_and_a_start_work(
     empty: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device", "somewhere"))
     with monkeypatch.context() as patch:
-        fill_disk(patch)
+        patch.setattr("pathlib.Path.mkdir", full)
+        patch.setattr("tempfile.mkdtemp", full)
         started = empty.ask_start()
         empty.handle_all_events()
     assert str(started.exception()).replace(str(Path.cwd()), "FOLDER") == empty.words
@@ -432,15 +422,16 @@ def test_a_rank_that_cannot_be_killed_counts_as_gone(stage: Stage) -> None:
     assert stage.state is GroupState.OFF
 
 
-@pytest.mark.parametrize("what", ["link.open_incarnation", "launcher.launch"])
+@pytest.mark.parametrize(
+    ("owner", "method"), [(SilentLink, "open_incarnation"), (FakeLauncher, "launch")]
+)
 def test_a_heal_that_cannot_start_a_replacement_fails_at_once_with_the_reason(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, what: str
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
 ) -> None:
     stage.launcher.handles[1, 1].end(-9)
     stage.handle_all_events()
     with monkeypatch.context() as patch:
-        owner, _, name = what.partition(".")
-        patch.setattr(getattr(stage, owner), name, refuse_all)
+        patch.setattr(owner, method, Mock(side_effect=OSError("no")))
         healed = stage.session.request_heal()
         stage.handle_all_events()
     assert str(healed.exception()) == stage.words(name="not started")
@@ -485,29 +476,24 @@ def test_a_start_fails_with_the_reason_if_the_link_is_lost(empty: Stage) -> None
 def test_a_start_without_capacity_fails_with_the_reason_and_logs_no_traceback(
     empty: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(world_size: int) -> None:
-        raise RequestError(f"no room for {world_size} ranks")
-
+    refuse = Mock(side_effect=RequestError("no room for two ranks"))
     monkeypatch.setattr(empty.launcher, "assign", refuse)
     started = empty.ask_start()
     empty.handle_all_events()
-    assert "no room for" in str(started.exception())
+    assert "no room for two ranks" in str(started.exception())
     assert empty.state is GroupState.OFF
     assert not caplog.records
 
 
-@pytest.mark.parametrize("what", ["sweep", "log", "join"])
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [(FakeLauncher, "kill_orphans"), (LogReader, "remaining"), (FakeHandle, "join")],
+)
 def test_an_exit_is_handled_even_if_the_cleanup_fails(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, what: str
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
 ) -> None:
     handle = stage.run()
-    match what:
-        case "sweep":
-            stage.launcher.cleanup_error = PermissionError("no")
-        case "log":
-            monkeypatch.setattr(LogReader, "remaining", refuse_all)
-        case "join":
-            monkeypatch.setattr("fakes.FakeHandle.join", refuse_all)
+    monkeypatch.setattr(owner, method, Mock(side_effect=OSError("no")))
     asked = stage.session.request_kill(1)
     stage.end(handle, 0)
     with suppress(OSError):  # the actor logs it and goes on
@@ -533,16 +519,10 @@ def test_a_kill_is_explained_with_memory_unless_the_user_asked_for_it(
     assert ("ran out of memory" in verdict.report()) is not by_user
 
 
-def refuse_all(*_arguments: object) -> None:
-    raise OSError("no")
-
-
 def test_an_error_while_recording_affects_no_rank_and_no_result(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object) -> None:
-        raise ValueError("no such number")
-
+    fail = Mock(side_effect=ValueError("no such number"))
     monkeypatch.setattr(stage.session.rank_monitor, "totals", fail)
     assert stage.works()
     stage.handle_all_events()

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
-from nbddp.controller.threads import EventThread, Runtime
+from nbddp.controller.threads import EventThread
 from nbddp.errors import RequestError, StartError
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.cell import CellRequest
@@ -169,15 +170,9 @@ def test_requests_to_a_closing_session_are_refused(
 def test_a_link_that_cannot_be_made_is_one_clear_error_and_the_next_start_works(
     launcher: FakeLauncher, link: FakeLink, snapshot: SnapshotAssertion
 ) -> None:
-    faults = [OSError(24, "Too many open files")]
     answer_commands(launcher, link)
-
-    def make() -> Runtime:
-        if faults:
-            raise faults.pop()
-        return with_threads(link)
-
-    session = Session(launcher, make_runtime=make)
+    made = [OSError(24, "Too many open files"), with_threads(link)]
+    session = Session(launcher, make_runtime=Mock(side_effect=made))
     assert refusal(StartError, session.start, TWO) == snapshot
     session.start(TWO)
     assert run(session)

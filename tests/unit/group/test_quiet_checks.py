@@ -81,9 +81,6 @@ def test_a_cell_has_findings_only_where_they_apply(
 def test_an_exception_in_one_rule_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def stumble(*_: object, **__: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(checking, "check_cell", stumble)
+    monkeypatch.setattr(checking, "check_cell", Mock(side_effect=ZeroDivisionError))
     assert rules(session(), ended("len(train)", 1, 2)) == []
     assert "ZeroDivisionError" in caplog.text

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fakes import FakeLauncher, FakeLink, fake_session
@@ -209,9 +210,7 @@ def test_a_restart_stopped_before_its_replay_leaves_all_entries_pending(play: Pl
 
 
 def test_a_refused_restart_prints_nothing_about_a_replay(play: Play) -> None:
-    def refused() -> None:
-        raise RequestError("no")
-
+    refused = Mock(side_effect=RequestError("no"))
     with pytest.raises(RequestError):
         play.recovery.replay(ENTRIES, restart=refused)
     assert play.printed == []

@@ -44,11 +44,12 @@ JOIN = JoinFile.new("127.0.0.1", 29400)
 # ---- the secret
 
 
-def test_only_the_owner_can_read_the_join_file(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_join_file_and_no_repr_shows_its_secret(tmp_path: Path) -> None:
     path = JOIN.save(tmp_path / "join")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert JoinFile.load(path) == JOIN
+    assert "secret" not in repr(JOIN)
 
 
 def test_invalid_join_files_are_refused_with_the_reason(
@@ -84,10 +85,6 @@ def test_an_agent_started_once_per_rank_is_refused_with_the_options_to_use(
     said = capsys.readouterr().err
     assert "--nproc-per-node=1" in said
     assert "--ranks=8" in said
-
-
-def test_the_repr_of_a_join_file_does_not_show_its_secret() -> None:
-    assert "secret" not in repr(JOIN)
 
 
 # ---- the listener

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from drivers.inside import imported
@@ -89,10 +90,7 @@ def test_files_with_other_names_and_symlinks_are_kept(
 def test_without_file_locks_recently_touched_files_are_kept(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_locks(_file: int, _how: int) -> None:
-        raise OSError(errno.ENOLCK, "no locks")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
     monkeypatch.setattr(stale_files, "TOUCH_PERIOD", 0.0)
     lives, *left = things(home)
     held = LockedPath(lives)
