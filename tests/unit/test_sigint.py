@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from queue import Empty
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 from interrupt_places import interrupted_everywhere
@@ -102,21 +103,11 @@ def test_wait_for_all_ends_at_its_timeout_or_when_all_futures_are_done() -> None
 
 def test_a_wait_wakes_up_periodically_to_see_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal that comes as a wait begins does not end it: it is seen when the wait ends."""
-    waits: list[float] = []
-
-    class Queue:
-        def put(self, future: Future[Any]) -> None: ...
-
-        def get(self, timeout: float) -> None:
-            waits.append(timeout)
-            if len(waits) == 3:
-                raise KeyboardInterrupt
-            raise Empty
-
-    monkeypatch.setattr(sigint, "SimpleQueue", Queue)
+    get = Mock(side_effect=[Empty, Empty, KeyboardInterrupt])
+    monkeypatch.setattr(sigint, "SimpleQueue", lambda: Mock(get=get))
     with pytest.raises(KeyboardInterrupt):
         wait_for_result(Future())
-    assert waits == [SIGNAL_CHECK_INTERVAL] * 3
+    assert get.mock_calls == [call(timeout=SIGNAL_CHECK_INTERVAL)] * 3
 
 
 def test_an_import_can_be_interrupted_anywhere_and_repeated() -> None:

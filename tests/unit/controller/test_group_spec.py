@@ -12,19 +12,15 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from fakes import FakeLauncher, FakeLink, fake_session
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
+from nbddp.archive.find import runs_below
 from nbddp.controller import group_spec as room
-from nbddp.controller.executor import Executor
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.launch.local_launcher import Launcher
-from nbddp.lifecycle.group_state import Life, RankLife
 from nbddp.wire.rank_start import RankStart
-
-LINK: Any = SimpleNamespace(secret=b"very secret", port=29500, prefix="", reserved_port=29501)
-
 
 WRONG: tuple[dict[str, Any], ...] = (
     *({"nproc": nproc} for nproc in (0, -1, 129, 10_000)),
@@ -123,35 +119,36 @@ def test_the_recorded_facts_have_names_of_variables_and_never_their_values(wrap:
     assert facts["cwd"] == str(Path.cwd())
 
 
-def starts(folder: Path, **spec: Any) -> list[RankStart]:
-    """The configuration of the ranks of the second attempt of a run in this folder."""
-    executor = Executor(Launcher(), colors="linux")
-    executor.spec = GroupSpec(**spec)
-    ranks = range(executor.spec.nproc)
-    executor.life = Life(attempt=2, ranks=tuple(map(RankLife, ranks)))
-    executor.runtime = Mock(link=LINK)
-    executor.event_log = Mock(open=lambda *_: folder)
-    return executor._rank_starts(ranks)
+def starts(**spec: Any) -> tuple[Path, list[RankStart]]:
+    """Return the run folder of a group, and the start parameters of its ranks."""
+    launcher = FakeLauncher()
+    session = fake_session(launcher, FakeLink())
+    session._colors = "linux"
+    launcher.on_launch = launched = Mock(side_effect=launcher.on_launch)
+    session.start(GroupSpec(**spec))
+    session.close()
+    [folder] = runs_below(Path.cwd())
+    return folder, [each.args[0] for each in launched.call_args_list]
 
 
-def test_every_rank_gets_its_topology_and_log_path_and_the_same_other_start_facts(
-    tmp_path: Path,
-) -> None:
-    told = starts(tmp_path, nproc=3, backend="gloo", timeout=9.0, env={"A": "1"}, joins_group=False)
+@pytest.mark.usefixtures("folder")
+def test_every_rank_gets_its_topology_and_log_path_and_the_same_other_start_facts() -> None:
+    folder, told = starts(nproc=3, backend="gloo", timeout=9.0, env={"A": "1"}, joins_group=False)
     assert [start.topology.rank for start in told] == [0, 1, 2]
-    assert [start.log_path for start in told] == [f"{tmp_path}/rank{rank}.log" for rank in range(3)]
+    assert [start.log_path for start in told] == [f"{folder}/rank{rank}.log" for rank in range(3)]
     for start in told:
-        assert (start.topology.world_size, start.topology.master_port) == (3, 29501)
-        assert (start.attempt, start.secret, start.backend) == (2, b"very secret", "gloo")
+        assert (start.topology.world_size, start.topology.master_port) == (3, 4243)
+        assert (start.attempt, start.secret, start.backend) == (1, b"secret", "gloo")
         assert (start.timeout, start.joins_group, start.colors) == (9.0, False, "linux")
-        assert (start.kernel_pid, start.run_id) == (os.getpid(), tmp_path.name)
-        assert (start.store_port, start.sys_path) == (29500, sys.path)
+        assert (start.kernel_pid, start.run_id) == (os.getpid(), folder.name)
+        assert (start.store_port, start.sys_path) == (4242, sys.path)
         assert (start.env["A"], start.cwd) == ("1", str(Path.cwd()))
 
 
-def test_the_repr_of_a_rank_start_shows_neither_secret_nor_environment(tmp_path: Path) -> None:
-    [start] = starts(tmp_path, nproc=1, env={"TOKEN": "hunter2"})
-    assert "very secret" not in repr(start)
+@pytest.mark.usefixtures("folder")
+def test_the_repr_of_a_rank_start_shows_neither_secret_nor_environment() -> None:
+    _, [start] = starts(nproc=1, env={"TOKEN": "hunter2"})
+    assert "b'secret'" not in repr(start)
     assert "hunter2" not in repr(start)
 
 

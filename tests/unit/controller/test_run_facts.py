@@ -24,12 +24,10 @@ def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Runs git in a new repository, without user settings."""
     for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
         monkeypatch.setenv(name, "/dev/null")
-    for who in ("AUTHOR", "COMMITTER"):
-        monkeypatch.setenv(f"GIT_{who}_NAME", "Somebody")
-        monkeypatch.setenv(f"GIT_{who}_EMAIL", "somebody@example.org")
+    somebody = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.org")
 
     def run(*words: str) -> str:
-        return subprocess.check_output(["git", *words], cwd=tmp_path, text=True).strip()
+        return subprocess.check_output(["git", *somebody, *words], cwd=tmp_path, text=True).strip()
 
     run("init", "-q", "-b", "main")
     (tmp_path / "train.py").write_text("lr = 0.1\n")

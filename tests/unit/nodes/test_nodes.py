@@ -41,9 +41,6 @@ from nbddp.nodes.node_connection import (
 JOIN = JoinFile.new("127.0.0.1", 29400)
 
 
-# ---- the secret
-
-
 def test_only_the_owner_can_read_the_join_file_and_no_repr_shows_its_secret(tmp_path: Path) -> None:
     path = JOIN.save(tmp_path / "join")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -85,9 +82,6 @@ def test_an_agent_started_once_per_rank_is_refused_with_the_options_to_use(
     said = capsys.readouterr().err
     assert "--nproc-per-node=1" in said
     assert "--ranks=8" in said
-
-
-# ---- the listener
 
 
 class ListenerWithNodes(FakeNodes):
@@ -210,9 +204,6 @@ def test_an_address_that_cannot_be_listened_on_is_named(arriving: ListenerWithNo
     ):
         with pytest.raises(RequestError, match=re.escape(named)):
             NodeListener(address, wanted)
-
-
-# ---- forwarded data
 
 
 class OneNode:
@@ -367,9 +358,6 @@ def test_a_connection_accepted_while_the_forwarder_closes_is_closed(turns: int) 
     assert asyncio.run(connect_and_lose())
 
 
-# ---- logs
-
-
 def test_a_log_copy_grows_with_the_log_on_the_node(tmp_path: Path) -> None:
     original, run = tmp_path / "rank0.log", tmp_path / "run"
     run.mkdir()
@@ -442,9 +430,6 @@ def test_a_shared_file_is_sent_in_whole_lines_for_a_rank_that_still_runs(tmp_pat
     original.write_text("longer than all of it before\n")
     outlet.send_new_data()
     assert sent == [(3, b'{"a": 1}\n'), (3, b'{"a": 2}\n')]
-
-
-# ---- clocks
 
 
 def test_the_clock_offset_comes_from_the_shortest_round_trip() -> None:

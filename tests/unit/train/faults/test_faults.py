@@ -305,9 +305,6 @@ def test_slow_does_not_delay_the_time_between_cells(clock: Clock) -> None:
     assert clock.slept == [1.0]
 
 
-# ---- nan
-
-
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> torch.nn.Sequential:
     """A prepared model of which a part is frozen, and a part is unused."""
@@ -336,9 +333,6 @@ def test_a_nan_fault_changes_one_gradient_of_one_backward(
     clear()
     assert poisoned(model) == []
     assert all(not each._backward_hooks for each in model.parameters())
-
-
-# ---- skip
 
 
 @pytest.fixture
@@ -429,9 +423,6 @@ def test_skip_applies_to_the_next_averaging_after_a_forward_that_raises(ddp: Any
     assert averaged(ddp) == 1
     assert not ddp._forward_pre_hooks
     assert not ddp._forward_hooks
-
-
-# ---- corrupt
 
 
 def a_file(path: Path, size: int, *, at: float) -> Path:
