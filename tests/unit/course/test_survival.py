@@ -64,14 +64,21 @@ def step_of(rank: int, number: int) -> TracedStep:
     )
 
 
-def undisturbed() -> list[RankTrace]:
-    traces = [
-        RankTrace(steps=[step_of(rank, number) for number in range(1, N_STEPS + 1)])
+def saves_after(*steps: int) -> list[Save]:
+    return [Save(str(HERE / "checkpoint.pt"), step) for step in steps]
+
+
+SAVES = [*saves_after(10, 20, 30, 40, 50, 60), Save(str(HERE / "weights.pt"), 60)]
+
+
+def undisturbed(saves: list[Save] = SAVES, *, savers: int = 1) -> list[RankTrace]:
+    return [
+        RankTrace(
+            steps=[step_of(rank, number) for number in range(1, N_STEPS + 1)],
+            saves=[*saves] if rank < savers else [],
+        )
         for rank in range(RANKS)
     ]
-    saves = [Save(str(HERE / "checkpoint.pt"), after) for after in (10, 20, 30, 40, 50, 60)]
-    traces[0].saves += [*saves, Save(str(HERE / "weights.pt"), 60)]
-    return traces
 
 
 REFERENCE = undisturbed()
@@ -86,26 +93,29 @@ def resumed(begin: int, end: int = 45) -> list[RankTrace]:
     ]
 
 
-def change(
-    attempt: list[RankTrace], make: Callable[[TracedStep], TracedStep], *ranks: int
-) -> list[RankTrace]:
-    """Change the steps of some ranks, or of all."""
+def altered(attempt: list[RankTrace], *ranks: int, since: int = 1, **facts: Any) -> list[RankTrace]:
+    """Change the later steps of some ranks, or of all."""
     for rank in ranks or range(RANKS):
-        attempt[rank].steps = [make(step) for step in attempt[rank].steps]
+        steps = attempt[rank].steps
+        attempt[rank].steps = [
+            replace(step, **facts) if step.rate <= 1 / since else step for step in steps
+        ]
     return attempt
 
 
-def from_step(number: int, **facts: float) -> Callable[[TracedStep], TracedStep]:
-    return lambda step: replace(step, **facts) if step.rate <= 1 / number else step
+def with_samples(
+    attempt: list[RankTrace], others: Sequence[Sequence[TracedStep]]
+) -> list[RankTrace]:
+    """Give the steps of each rank the samples of other steps."""
+    for trace, steps in zip(attempt, others, strict=True):
+        pairs = zip(trace.steps, steps, strict=True)
+        trace.steps = [replace(step, samples=other.samples) for step, other in pairs]
+    return attempt
 
 
 def with_data_of(begin: int) -> list[RankTrace]:
     """The weights of step 31, and the batches from another step on."""
-    attempt = resumed(31)
-    for trace, other in zip(attempt, resumed(begin, begin + 14), strict=True):
-        pairs = zip(trace.steps, other.steps, strict=True)
-        trace.steps = [replace(step, samples=each.samples) for step, each in pairs]
-    return attempt
+    return with_samples(resumed(31), [trace.steps for trace in resumed(begin, begin + 14)])
 
 
 def without_restoring(attempt: list[RankTrace]) -> list[RankTrace]:
@@ -114,44 +124,32 @@ def without_restoring(attempt: list[RankTrace]) -> list[RankTrace]:
     return attempt
 
 
+def with_random_of_rank_0() -> list[RankTrace]:
+    attempt = altered(resumed(31), since=32, weights=-1)  # their consequence, on both ranks
+    attempt[1].steps = [replace(step, random=step.random - 1) for step in attempt[1].steps]
+    return attempt
+
+
 RESUMED = {
-    "begins again": (resumed(1), DEATH),
-    "begins again after a torn file": (resumed(1), IN_SAVE),
-    "an old checkpoint": (resumed(21), DEATH),
-    "a batch twice": (with_data_of(30), DEATH),
-    "the epoch once more": (with_data_of(21), DEATH),
-    "a batch left out": (with_data_of(32), DEATH),
-    "the wrong epoch": (with_data_of(11), DEATH),
-    "unknown batches": (change(resumed(31), lambda step: replace(step, samples=[1])), DEATH),
-    "unknown weights": (change(resumed(31), lambda step: replace(step, weights=-1)), DEATH),
-    "new weights": (change(resumed(31), lambda step: replace(step, weights=1)), DEATH),
-    "one rank only": ([resumed(31)[0], resumed(1)[1]], DEATH),
-    "new optimizer": (change(resumed(31), lambda step: replace(step, has_averages=False)), DEATH),
-    "new optimizer on a rank": (
-        change(resumed(31), lambda step: replace(step, has_averages=False), 1),
-        DEATH,
-    ),
-    "another rate": (change(resumed(31), from_step(32, rate=0.01)), DEATH),
-    "another update": (change(resumed(31), from_step(33, weights=-1)), DEATH),
-    "another batch later": (
-        change(resumed(31), lambda step: replace(step, samples=[1]) if step.weights > 40 else step),
-        DEATH,
-    ),
-    "other random numbers": (
-        without_restoring(change(resumed(31), lambda step: replace(step, random=-1))),
-        DEATH,
-    ),
-    "drawn after it was restored": (
-        change(resumed(31), lambda step: replace(step, random=-1)),
-        DEATH,
-    ),
-    "random numbers of rank 0": (
-        change(
-            change(resumed(31), lambda step: replace(step, random=step.random - 1), 1),
-            from_step(32, weights=-1),  # their consequence, on both ranks
-        ),
-        DEATH,
-    ),
+    "begins again": resumed(1),
+    "begins again after a torn file": resumed(1),
+    "an old checkpoint": resumed(21),
+    "a batch twice": with_data_of(30),
+    "the epoch once more": with_data_of(21),
+    "a batch left out": with_data_of(32),
+    "the wrong epoch": with_data_of(11),
+    "unknown batches": altered(resumed(31), samples=[1]),
+    "unknown weights": altered(resumed(31), weights=-1),
+    "new weights": altered(resumed(31), weights=1),
+    "one rank only": [resumed(31)[0], resumed(1)[1]],
+    "new optimizer": altered(resumed(31), has_averages=False),
+    "new optimizer on a rank": altered(resumed(31), 1, has_averages=False),
+    "another rate": altered(resumed(31), since=32, rate=0.01),
+    "another update": altered(resumed(31), since=33, weights=-1),
+    "another batch later": altered(resumed(31), since=41, samples=[1]),
+    "other random numbers": without_restoring(altered(resumed(31), random=-1)),
+    "drawn after it was restored": altered(resumed(31), random=-1),
+    "random numbers of rank 0": with_random_of_rank_0(),
 }
 
 
@@ -159,8 +157,8 @@ RESUMED = {
 def test_each_mistake_in_a_resumed_run_has_its_hint(
     mistake: str, snapshot: SnapshotAssertion
 ) -> None:
-    attempt, resume = RESUMED[mistake]
-    assert hint_of(judge_resumed, REFERENCE, attempt, resume) == snapshot
+    resume = IN_SAVE if "torn file" in mistake else DEATH
+    assert hint_of(judge_resumed, REFERENCE, RESUMED[mistake], resume) == snapshot
 
 
 @pytest.mark.parametrize(
@@ -178,43 +176,18 @@ def test_an_attempt_without_a_step_of_each_rank_is_not_judged_yet() -> None:
     assert first_step_of(REFERENCE, [RankTrace(), RankTrace()]) is None
 
 
-def with_saves(*afters: int) -> list[RankTrace]:
-    attempt = undisturbed()
-    attempt[0].saves = [Save(str(HERE / "checkpoint.pt"), after) for after in afters]
-    return attempt
-
-
-def saved_by_both() -> list[RankTrace]:
-    attempt = undisturbed()
-    attempt[1].saves = attempt[0].saves
-    return attempt
-
-
-def saved_at(path: str) -> list[RankTrace]:
-    attempt = undisturbed()
-    attempt[0].saves.append(Save(path, 20))
-    return attempt
-
-
-def in_one_order() -> list[RankTrace]:
-    attempt = undisturbed()
-    for trace in attempt:
-        pairs = zip(trace.steps, trace.steps[:PER_EPOCH] * 3, strict=True)
-        trace.steps = [replace(step, samples=first.samples) for step, first in pairs]
-    return attempt
-
-
+IN_ONE_ORDER = with_samples(undisturbed(), [trace.steps[:PER_EPOCH] * 3 for trace in REFERENCE])
 UNDISTURBED = {
     "no step": [RankTrace(), RankTrace()],
-    "without DDP": change(undisturbed(), lambda step: replace(step, samples=[])),
+    "without DDP": altered(undisturbed(), samples=[]),
     "fewer steps": [RankTrace(steps=trace.steps[:40]) for trace in undisturbed()],
     "the same data on both ranks": [undisturbed()[0], undisturbed()[0]],
-    "one order": in_one_order(),
-    "without dropout": change(undisturbed(), lambda step: replace(step, random=5)),
-    "another folder": saved_at("/elsewhere/checkpoint.pt"),
-    "one file of both": saved_by_both(),
-    "saved at the end": with_saves(60),
-    "seldom saved": with_saves(10, 20, 40, 50, 60),
+    "one order": IN_ONE_ORDER,
+    "without dropout": altered(undisturbed(), random=5),
+    "another folder": undisturbed([*SAVES, Save("/elsewhere/checkpoint.pt", 20)]),
+    "one file of both": undisturbed(savers=2),
+    "saved at the end": undisturbed(saves_after(60)),
+    "seldom saved": undisturbed(saves_after(10, 20, 40, 50, 60)),
 }
 
 
@@ -229,9 +202,9 @@ def test_each_mistake_in_the_undisturbed_run_has_its_hint(
 
 
 def test_the_undisturbed_run_has_no_hint_if_it_saves_often_enough() -> None:
-    for attempt in (undisturbed(), with_saves(*range(1, 61)), with_saves(10, 20, 30, 40, 50)):
-        judge_steps(attempt)
-        judge_saves(attempt, HERE)
+    judge_steps(REFERENCE)
+    for saves in (SAVES, saves_after(*range(1, 61)), saves_after(10, 20, 30, 40, 50)):
+        judge_saves(undisturbed(saves), HERE)
 
 
 CHANGED: dict[str, dict[str, Any]] = {
