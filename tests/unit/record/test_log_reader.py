@@ -38,12 +38,6 @@ def last_state(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2]
 
 
-@given(TEXT)
-def test_every_assembled_line_has_its_last_state(text: str) -> None:
-    *complete, partial = map(last_state, text.split("\n"))
-    assert lines_of(text) == complete + ([partial] if partial.strip() else [])
-
-
 @given(st.text(alphabet="ab\r\n", max_size=60), st.lists(st.integers(0, 60)), st.integers(1, 7))
 def test_any_split_truncates_long_lines_equally(text: str, places: list[int], width: int) -> None:
     cut_lines = lines_of(*cut(text, places), log="x", max_line=width)
@@ -100,13 +94,14 @@ def test_the_inner_bar_of_nested_loops_is_erased_and_the_outer_bar_is_kept() -> 
 
 
 @given(TEXT, st.lists(st.integers(0, 60)))
-def test_a_partial_line_is_shown_as_if_it_were_complete(text: str, places: list[int]) -> None:
-    lines, added = LineAssembler(), ""
+def test_whole_and_partial_lines_have_their_last_state(text: str, places: list[int]) -> None:
+    lines, found, added = LineAssembler(), list[str](), ""
     for piece in cut(text, places):
-        lines.add(piece)
+        found += lines.add(piece)
         added += piece
-        unfinished = last_state(added.rpartition("\n")[2])
-        assert lines.partial == (unfinished if unfinished.strip() else "")
+        *complete, partial = map(last_state, added.split("\n"))
+        assert found == complete
+        assert lines.partial == (partial if partial.strip() else "")
     shown = lines.partial
     assert lines.flush() == ([shown] if shown else [])
     assert lines.partial == ""

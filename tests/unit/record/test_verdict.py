@@ -338,15 +338,18 @@ def test_a_long_error_is_truncated_in_the_headline_and_complete_in_the_traceback
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("name", "variable", "expected"),
     [
-        ("name 'model' is not defined", "run cell [3] again"),
-        ("name 'pushed' is not defined", "set it again."),
-        ("name 'other' is not defined", "Every rank keeps its variables"),
+        ("NameError", "model", "run cell [3] again"),
+        ("NameError", "pushed", "set it again."),
+        ("NameError", "other", "Every rank keeps its variables"),
+        ("KeyError", "model", "Every rank keeps its variables"),
     ],
 )
-def test_report_names_the_cell_whose_variable_was_lost(text: str, expected: str) -> None:
-    failed = dict.fromkeys(range(2), ended("NameError", text))
+def test_report_names_the_cell_whose_variable_was_lost(
+    name: str, variable: str, expected: str
+) -> None:
+    failed = dict.fromkeys(range(2), ended(name, f"name '{variable}' is not defined"))
     report = replace(verdict_on(failed), lost={"model": 3, "pushed": 0}).report()
     assert expected in report
     assert ("`%ddp restart --replay`" in report) == expected.startswith("run cell")
@@ -357,8 +360,3 @@ def test_report_of_a_replay_promises_only_the_variables_that_it_has_made() -> No
     assert "Every rank keeps its variables" in verdict_on(interrupted).report()
     report = replace(verdict_on(interrupted), is_replay=True).report()
     assert "Every rank keeps only the variables" in report
-
-
-def test_name_in_another_error_was_not_lost() -> None:
-    failed = {0: ended("KeyError", "name 'model' is not defined")}
-    assert "Every rank keeps" in replace(verdict_on(failed), lost={"model": 3}).report()

@@ -7,7 +7,7 @@ import itertools
 import random
 import weakref
 from collections import Counter, deque, namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -51,24 +51,15 @@ def own_of(values: RankValues, dead: int, alive: list[int]) -> OwnValues:
     return values.of_replacement(dead, alive[0], alive, NODES)
 
 
-class TwoCells:
-    """Ranks 0 and 1 that report after one cell, and of which rank 1 dies in the next one."""
-
-    def __init__(self, *namespaces: dict[str, Any]) -> None:
-        self._plain = [ReportedValues(each) for each in namespaces]
-        self._values = RankValues()
-        for rank, plain in enumerate(self._plain):
-            self._values.add(rank, 1, plain.changes())
-
-    def die_in(self, source: str) -> OwnValues:
-        """The known values of rank 1 after rank 0 has finished the cell that rank 1 died in."""
-        self._values.add_death(1, 2, source)
-        self._values.add(0, 2, self._plain[0].changes())
-        return own_of(self._values, 1, [0])
-
-    def take(self, own: Mapping[str, tuple[str, str]]) -> tuple[list[str], list[str]]:
-        """Give them to rank 0. Return the paths that changed, and that differ."""
-        return self._plain[0].restore(own, ()), self._plain[0].differing(own)
+def own_after_death(namespaces: list[dict[str, Any]], source: str, **changed: Any) -> OwnValues:
+    """The known values of rank 1, which died in a cell that rank 0 has finished."""
+    ranks, values = [ReportedValues(each) for each in namespaces], RankValues()
+    for rank, reported in enumerate(ranks):
+        values.add(rank, 1, reported.changes())
+    namespaces[0] |= changed
+    values.add_death(1, 2, source)
+    values.add(0, 2, ranks[0].changes())
+    return own_of(values, 1, [0])
 
 
 def test_only_values_that_differ_between_ranks_are_restored() -> None:
@@ -80,19 +71,16 @@ def test_only_values_that_differ_between_ranks_are_restored() -> None:
 
 def test_a_value_that_the_failed_cell_may_have_changed_is_not_restored() -> None:
     namespaces = [{"best": rank / 2, "seed": rank} for rank in range(2)]
-    ranks = TwoCells(*namespaces)
-    namespaces[0]["best"] = 0.25
-    found = ranks.die_in("best = min(best, loss)")
+    found = own_after_death(namespaces, "best = min(best, loss)", best=0.25)
     assert found == OwnValues({"seed": ("0", "1")}, ["best"])
 
 
 def test_an_object_assigned_by_the_failed_cell_is_not_replaced_by_an_earlier_value() -> None:
     """A model has no mark. Its name had one before that cell."""
     namespaces: list[dict[str, Any]] = [{"model": None}, {"model": None}]
-    ranks = TwoCells(*namespaces)
-    model = namespaces[0]["model"] = nn.Linear(1, 1)
-    found = ranks.die_in("model = nn.Linear(1, 1)")
-    assert ranks.take(found.own) == ([], [])
+    model = nn.Linear(1, 1)
+    found = own_after_death(namespaces, "model = nn.Linear(1, 1)", model=model)
+    assert ReportedValues(namespaces[0]).restore(found.own, ()) == []
     assert namespaces[0]["model"] is model
 
 
@@ -176,17 +164,22 @@ def healed(ranks: dict[int, dict[str, Any]], here: dict[str, Any]) -> tuple[list
     return values.restore(own, ()), values.differing(own)
 
 
+def holders(make: Callable[[], Any]) -> dict[str, Any]:
+    """Such a value as a variable, in an object, and in a class."""
+    kind = type("Kind", (), {"__module__": "__main__", "value": make()})
+    return {"value": make(), "held": SimpleNamespace(value=make()), "Kind": kind}
+
+
 def test_differing_enum_members_are_reported_and_never_changed() -> None:
     """Every object that has a member shares it: another name in it would break the whole class."""
 
-    def values(role: Role, seed: int) -> dict[str, Any]:
-        kind = type("Kind", (), {"__module__": "__main__", "role": role})
-        return {"role": role, "kept": SimpleNamespace(role=role), "Kind": kind, "seed": seed}
-
-    ranks = {rank: {"Role": Role, **values(role, rank)} for rank, role in enumerate(Role)}
+    ranks = {
+        rank: {"Role": Role, **holders(lambda role=role: role), "seed": rank}
+        for rank, role in enumerate(Role)
+    }
     taken, unlike = healed(ranks, dict(ranks[0]))
     assert taken == ["seed"]
-    assert unlike == ["role", "kept.role", "Kind.role"]
+    assert unlike == ["value", "held.value", "Kind.value"]
     assert [(each.name, each.value) for each in Role] == [("MAIN", 0), ("OTHER", 1)]
 
 
@@ -214,17 +207,12 @@ PLAIN: list[Callable[[int], Any]] = [
 @pytest.mark.parametrize("make", PLAIN, ids=lambda make: type(make(1)).__name__)
 def test_small_values_of_plain_types_are_restored(make: Callable[[int], Any]) -> None:
     ranks = {
-        rank: {
-            "value": make(rank),
-            "held": SimpleNamespace(value=make(rank)),
-            "settings": {"value": make(rank)},
-            "Kind": type("Kind", (), {"__module__": "__main__", "value": make(rank)}),
-        }
+        rank: {**holders(partial(make, rank)), "settings": {"value": make(rank)}}
         for rank in range(2)
     }
     here = ranks[0]
     taken, unlike = healed(ranks, here)
-    assert taken == ["value", "held.value", "settings['value']", "Kind.value"]
+    assert taken == ["value", "held.value", "Kind.value", "settings['value']"]
     assert not unlike
     for value in (here["value"], here["held"].value, here["settings"]["value"], here["Kind"].value):
         assert value == make(1)
@@ -289,13 +277,10 @@ OTHERS: list[Callable[[int], Any]] = [
 
 @pytest.mark.parametrize("make", OTHERS)
 def test_only_other_values_that_differ_between_ranks_are_named(make: Callable[[int], Any]) -> None:
-    def values(rank: int) -> dict[str, Any]:
-        kind = type("Kind", (), {"__module__": "__main__", "value": make(rank)})
-        return {"value": make(rank), "held": SimpleNamespace(value=make(rank)), "Kind": kind}
-
-    taken, unlike = healed({0: values(0), 1: values(1)}, values(0))
+    one, other, same = (holders(partial(make, rank)) for rank in (0, 1, 1))
+    taken, unlike = healed({0: one, 1: other}, one)
     assert (taken, unlike) == ([], ["value", "held.value", "Kind.value"])
-    assert not own_of(values_of({0: values(1), 1: values(1)}), 1, [0]).own
+    assert not own_of(values_of({0: same, 1: other}), 1, [0]).own
 
 
 def test_a_default_of_a_cells_function_that_differs_is_named() -> None:
