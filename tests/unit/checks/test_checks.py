@@ -37,28 +37,12 @@ TRAINS = "for x, y in train:\n    model(x).sum().backward()\n"
 
 
 def ranks_with(
-    *things: dict[str, Any],
-    text: str = "",
-    threads: int = 1,
-    cores: int = 8,
-    gpus: int = 2,
-    has_bf16: bool = True,
-    **options: Any,
+    *things: dict[str, Any], text: str = "", is_ok: bool = True, **facts: Any
 ) -> GroupFacts:
     """Ranks that have these things, one dict for each."""
-    ranks = {
-        rank: RankFacts(
-            objects=each,
-            ddp_ranks=[len(things)],
-            host="here",
-            cores=cores,
-            gpus=gpus,
-            threads=threads,
-            has_bf16=has_bf16,
-        )
-        for rank, each in enumerate(things)
-    }
-    return GroupFacts(ranks=ranks, world_size=len(things), source=CellSource(text), **options)
+    known = {"ddp_ranks": [len(things)], "host": "here", "cores": 8, "gpus": 2, **facts}
+    ranks = {rank: RankFacts(objects=each, **known) for rank, each in enumerate(things)}
+    return GroupFacts(ranks=ranks, world_size=len(things), source=CellSource(text), is_ok=is_ok)
 
 
 def of_each(
@@ -366,6 +350,5 @@ def test_loader_streams_and_sample_orders_are_compared_between_ranks(
 
 
 def test_sharing_a_gpu_is_not_reported_if_there_are_fewer_gpus_than_ranks() -> None:
-    [rule] = [each for each in RULES if each.id == "ND209"]
-    models = [{"ranks": 2, "device": "GPU-1"}] * 2
-    assert list(rule.findings(of_each("m", ModelFacts, models, gpus=1))) == []
+    facts = of_each("m", ModelFacts, [ON_GPU] * 2, gpus=1)
+    assert list(checker.ALL_RULES["ND209"].findings(facts)) == []
