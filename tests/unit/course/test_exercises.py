@@ -29,6 +29,7 @@ from nbddp.course.exercises import (
     value_names,
 )
 from nbddp.course.grading import HINTS
+from nbddp.course.mesh_project import GPT, LENGTH, LETTERS
 from nbddp.errors import ArgumentError
 
 
@@ -341,3 +342,22 @@ def test_each_exercise_and_its_answer_in_the_notebooks_call_check_answer() -> No
                 assert len(names.split(", ")) == len(value_names(name))
                 assert name in CODE_EXERCISES or names == ", ".join(value_names(name))
     assert asked == answered == set(EXERCISES)
+
+
+def test_the_gpt_of_the_judge_is_that_of_the_notebook() -> None:
+    [notebook] = NOTEBOOKS.glob("19_*.ipynb")
+    cells = nbformat.read(notebook, as_version=4).cells
+    [source] = [each.source for each in cells if "class GPT(nn.Module)" in each.source]
+    names: dict[str, Any] = {
+        "torch": torch,
+        "dist": Mock(get_backend=lambda: "gloo"),
+        "device": torch.device("cpu"),
+    }
+    exec(source.partition("\n")[2], names)
+    theirs = names["make_model"]()
+    torch.manual_seed(0)
+    ours = GPT().double()
+    assert [*ours.state_dict()] == [*theirs.state_dict()]
+    assert [name for name, _ in ours.named_modules()] == [n for n, _ in theirs.named_modules()]
+    numbers = torch.arange(2 * LENGTH).view(2, LENGTH) % LETTERS
+    assert torch.equal(ours(numbers), theirs(numbers))

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch.distributed as dist
 from fakes import FakeLauncher, FakeLink, fake_session
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
@@ -20,6 +21,7 @@ from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
 from nbddp.lifecycle.retries import Retries
 from nbddp.magics.cell_magic import run_cell
+from nbddp.magics.export_log import ExportLog
 from nbddp.magics.line_magic import run_command
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.publish.tracker import Target
@@ -250,3 +252,12 @@ def test_a_listener_opens_with_given_options(typed: Typed, monkeypatch: pytest.M
     for option in options.split("--")[1:]:  # each of them alone opens one
         typed.line(f"nodes --{option}")
     assert opened.call_count == 6
+
+
+def test_the_port_of_a_store_is_known_after_the_notebook_has_dropped_the_store() -> None:
+    no_session: Any = None
+    log = ExportLog(no_session)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    log.record_store_ports({"store": store, "rate": 0.1})
+    log.record_store_ports({"rate": 0.1})
+    assert log.store_ports == {store.port}
