@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nbddp.record.waiting.collective_matcher import CollectiveMatcher
@@ -29,6 +29,16 @@ def arrival_messages(
             cell=cell, base=BASE, kinds=[kind], rows=rows, sent_at=until, **more
         )
     yield CollectiveArrivals(cell=cell, base=BASE, sent_at=end, is_over=True)
+
+
+def matcher_with(*messages_of_ranks: Iterable[CollectiveArrivals]) -> CollectiveMatcher:
+    """Return a matcher with the messages of each rank."""
+    matcher = CollectiveMatcher()
+    matcher.reset_for_cell(range(len(messages_of_ranks)))
+    for rank, messages in enumerate(messages_of_ranks):
+        for message in messages:
+            matcher.add(rank, message, 0.0)
+    return matcher
 
 
 def matcher_of(

@@ -57,10 +57,10 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def begin(said: list[str]) -> Iterator[Begin]:
+def begin(base: Path, said: list[str]) -> Iterator[Begin]:
     with ExitStack() as records:
 
-        def begin(base: Path, name: str = "") -> EventLog:
+        def begin(name: str = "") -> EventLog:
             event_log = records.enter_context(closing(EventLog(said.append)))
             event_log.open(base, name, {})
             return event_log
@@ -83,7 +83,7 @@ def at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_run_has_its_own_folder(base: Path, begin: Begin, said: list[str]) -> None:
-    folders = [begin(base, "lr-0.1_A"), begin(base, "lr-0.1_A"), begin(base), begin(base)]
+    folders = [begin("lr-0.1_A"), begin("lr-0.1_A"), begin(), begin()]
     names = ["20250102-030405-lr-0.1_A", "20250102-030405-lr-0.1_A-1"]
     names += ["20250102-030405", "20250102-030405-1"]
     assert [each.path for each in folders] == [base / ".nbddp" / "runs" / name for name in names]
@@ -98,7 +98,7 @@ def test_unsafe_characters_of_a_run_name_are_replaced(base: Path, begin: Begin) 
     names |= {"e\u0301te\u0301-1": "-été-1", "𠀀" * 61: f"-{'𠀀' * 55}", "\ud800x": "-x"}
     names |= {"a\0b\nc": "-a-b-c", "n" * 61: f"-{'n' * 60}"}
     for name, safe in names.items():
-        folder = begin(base, name)
+        folder = begin(name)
         assert folder.path == base / ".nbddp" / "runs" / f"20250102-030405{safe}"
         shutil.rmtree(folder.path)
 
@@ -107,12 +107,12 @@ def test_unsafe_characters_of_a_run_name_are_replaced(base: Path, begin: Begin) 
 def test_only_its_owner_reads_a_run(base: Path, umask: int, temporary: Path, begin: Begin) -> None:
     before = os.umask(umask)
     try:
-        folder = begin(base, "x")
+        folder = begin("x")
         folder.add_facts({"nproc": 2})
         folder.record("ready")
         shutil.move(base / ".nbddp", base / "moved")
         (base / ".nbddp").touch()
-        elsewhere = begin(base)
+        elsewhere = begin()
     finally:
         os.umask(before)
     [moved] = (base / "moved" / "runs").iterdir()
@@ -129,10 +129,10 @@ def test_a_run_without_a_writable_folder_uses_a_temporary_folder_and_reports_it(
     names = ["20250102-030405", *(f"20250102-030405-{count}" for count in range(1, 1000))]
     for name in names:
         (base / ".nbddp" / "runs" / name).mkdir(parents=True)
-    too_many = begin(base)
+    too_many = begin()
     shutil.rmtree(base / ".nbddp")
     (base / ".nbddp").touch()  # a file where a folder should be: refused to root as well
-    no_folder = begin(base, "x")
+    no_folder = begin("x")
     for folder, remark in zip((too_many, no_folder), said, strict=True):
         assert folder.path.is_relative_to(temporary)
         assert folder.path.is_dir()
@@ -141,16 +141,16 @@ def test_a_run_without_a_writable_folder_uses_a_temporary_folder_and_reports_it(
 
 
 def test_git_ignores_the_runs_folder_unless_the_user_decides(base: Path, begin: Begin) -> None:
-    begin(base)
+    begin()
     ignore = base / ".nbddp" / ".gitignore"
     assert ignore.read_text() == "*\n"
     ignore.write_text("mine\n")
-    begin(base)
+    begin()
     assert ignore.read_text() == "mine\n"
 
 
-def test_run_json_has_the_start_facts_and_the_versions(base: Path, begin: Begin) -> None:
-    folder = begin(base)
+def test_run_json_has_the_start_facts_and_the_versions(begin: Begin) -> None:
+    folder = begin()
     folder.add_facts({"nproc": 2, "backend": "gloo", "odd": Path("x"), "name": 'a "b"\n'})
     text = (folder.path / "run.json").read_text()
     facts = json.loads(text)
@@ -164,7 +164,7 @@ def test_run_json_has_the_start_facts_and_the_versions(base: Path, begin: Begin)
 
 
 def test_run_json_names_the_notebook_or_script_that_started_the_run(
-    begin: Begin, base: Path, monkeypatch: pytest.MonkeyPatch
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for session, file, code, name in (
         ("", None, None, ""),
@@ -175,13 +175,13 @@ def test_run_json_names_the_notebook_or_script_that_started_the_run(
         monkeypatch.setenv("JPY_SESSION_NAME", session)
         main = SimpleNamespace(__file__=file, __vsc_ipynb_file__=code)
         monkeypatch.setitem(sys.modules, "__main__", cast(ModuleType, main))
-        assert begin(base).run_json.facts["started_by"] == name
+        assert begin().run_json.facts["started_by"] == name
 
 
 def test_a_full_disk_does_not_stop_the_run_and_is_reported_once(
-    base: Path, begin: Begin, said: list[str], monkeypatch: pytest.MonkeyPatch
+    begin: Begin, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, write = begin(base), os.write
+    folder, write = begin(), os.write
     folder.record("one")
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))
@@ -200,8 +200,8 @@ def test_a_full_disk_does_not_stop_the_run_and_is_reported_once(
     assert folder.final_output([0]) == ""
 
 
-def test_the_final_output_of_ranks_is_the_end_of_their_logs(base: Path, begin: Begin) -> None:
-    folder = begin(base)
+def test_the_final_output_of_ranks_is_the_end_of_their_logs(begin: Begin) -> None:
+    folder = begin()
     assert EventLog(pytest.fail).final_output([0]) == folder.final_output([0]) == ""
     with (folder.path / "rank0.log").open("wb") as file:
         file.truncate(50 << 30)  # takes no space, and no memory holds it
@@ -278,10 +278,8 @@ def test_the_batch_size_is_known_if_all_loaders_agree_and_gives_samples_per_seco
     assert json.loads(run_json.text())["samples_per_second"] == 160.0
 
 
-def test_run_json_has_all_facts_and_outcomes_even_of_a_resumed_run(
-    base: Path, begin: Begin
-) -> None:
-    folder, again = begin(base), begin(base)
+def test_run_json_has_all_facts_and_outcomes_even_of_a_resumed_run(begin: Begin) -> None:
+    folder, again = begin(), begin()
     folder.add_facts({"nproc": 2, "pid": 1})
     folder.record("cell ended", number=1, outcome="ok")
     folder.add_facts({"devices": ["cpu", "cpu"]})
@@ -299,7 +297,7 @@ def test_run_json_has_all_facts_and_outcomes_even_of_a_resumed_run(
 def test_an_unwritable_run_json_stays_and_a_torn_one_has_no_facts(
     base: Path, begin: Begin, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = begin(base)
+    folder = begin()
     folder.add_facts({"nproc": 2})
     monkeypatch.setattr(Path, "replace", no_space)
     folder.add_facts({"nproc": 3})
@@ -311,8 +309,8 @@ def test_an_unwritable_run_json_stays_and_a_torn_one_has_no_facts(
         assert read_facts(base) == {}, text[:9]
 
 
-def test_settings_that_all_ranks_report_are_recorded_once(base: Path, begin: Begin) -> None:
-    folder = begin(base)
+def test_settings_that_all_ranks_report_are_recorded_once(begin: Begin) -> None:
+    folder = begin()
     for rank, rate in ((0, 0.1), (1, 0.1), (2, 0.2)):
         folder.record_reported(rank, "config", {"values": {"lr": rate}})
     assert [each.facts["rank"] for each in folder.since(0.0)] == [0, 2]
@@ -348,16 +346,16 @@ def test_events_are_listed_by_time_or_attempt(monkeypatch: pytest.MonkeyPatch) -
     assert event_log.since(2.5) == event_log.of_attempt(3) == ()
 
 
-def test_the_facts_of_an_event_may_have_any_name(base: Path, begin: Begin) -> None:
-    event_log = begin(base)
+def test_the_facts_of_an_event_may_have_any_name(begin: Begin) -> None:
+    event_log = begin()
     event_log.record("checkpoint", kind="full", self="x", at=3)
     [event] = event_log.since(0.0)
     assert (event.kind, event.facts) == ("checkpoint", {"kind": "full", "self": "x", "at": 3})
     assert on_disk(event_log)[-1]["self"] == "x"
 
 
-def test_memory_has_the_newest_events_and_the_file_all(base: Path, begin: Begin) -> None:
-    event_log = begin(base)
+def test_memory_has_the_newest_events_and_the_file_all(begin: Begin) -> None:
+    event_log = begin()
     event_log.record("start", attempt=1)
     event_log.record("cell", number=1)
     for number in range(MAX_REPORTED_EVENTS + 50):
@@ -375,8 +373,8 @@ def test_memory_has_the_newest_events_and_the_file_all(base: Path, begin: Begin)
     assert kinds(event_log.of_attempt(1)) == ["cell"] * MAX_OWN_EVENTS
 
 
-def test_a_large_fact_is_truncated_only_in_memory(base: Path, begin: Begin) -> None:
-    event_log = begin(base)
+def test_a_large_fact_is_truncated_only_in_memory(begin: Begin) -> None:
+    event_log = begin()
     event_log.record_reported(
         0, "mine", {"text": "x" * 100_000, "list": [1] * 100_000, "fine": [1, 2]}
     )
@@ -388,7 +386,7 @@ def test_a_large_fact_is_truncated_only_in_memory(base: Path, begin: Begin) -> N
 
 
 def test_a_new_folder_is_opened_after_the_end_or_deletion(base: Path, begin: Begin) -> None:
-    event_log = begin(base, "first")
+    event_log = begin("first")
     first = event_log.path
     event_log.record("ready")
     assert event_log.open(base, "first", {}) == first

@@ -139,11 +139,16 @@ def test_the_state_of_a_rank_without_a_cell(group: Group) -> None:
         assert (each.state, each.is_healthy, each.is_first_cause) == told
 
 
-@pytest.mark.parametrize("is_for_cell", [True, False])
-def test_a_rank_that_has_ended_the_cell_is_not_active(group: Group, is_for_cell: bool) -> None:
+def test_a_rank_that_has_ended_the_cell_is_not_active_and_has_no_cpu_usage(group: Group) -> None:
+    group.note(1, PULSE)
     group.cell.add_report(1, WELL)
-    snapshot = group.look(with_rank_1(RUNNING, IS_IDLE), group.cell, is_for_cell=is_for_cell)
-    assert [each.is_active for each in snapshot.ranks] == [True, False]
+    life = with_rank_1(RUNNING, IS_IDLE)
+    for is_for_cell in (True, False):
+        snapshot = group.look(life, group.cell, is_for_cell=is_for_cell)
+        assert [each.is_active for each in snapshot.ranks] == [True, False]
+    assert group.rank(1, life).cpu < 0
+    group.note(1, replace(PULSE, cell=0, cpu=0.5))
+    assert group.rank(1, life).cpu == 0.5
 
 
 def test_only_a_snapshot_of_a_cell_has_its_outcome_and_its_first_error_once(group: Group) -> None:
@@ -241,15 +246,7 @@ def test_the_last_heartbeat_of_a_killed_rank_counts_only_if_the_rank_stood_still
     assert (rank.step, rank.collective) == ((31, str(PULSE.last)) if seconds else (40, ""))
 
 
-def test_a_rank_that_has_ended_its_cell_does_not_show_its_cpu_usage(group: Group) -> None:
-    group.note(1, PULSE)
-    group.cell.add_report(1, WELL)
-    assert group.look(with_rank_1(RUNNING, IS_IDLE), group.cell).ranks[1].cpu < 0
-    group.note(1, replace(PULSE, cell=0, cpu=0.5))
-    assert group.look(with_rank_1(RUNNING, IS_IDLE), group.cell).ranks[1].cpu == 0.5
-
-
-def test_a_snapshot_has_the_facts_of_the_group_and_of_its_run(group: Group) -> None:
+def test_a_snapshot_has_the_facts_of_the_group_its_run_and_its_script(group: Group) -> None:
     waits = replace(PULSE, collective=PULSE.last, seconds=HANG_AFTER)
     for rank in (0, 1):
         group.note(rank, waits)
@@ -268,9 +265,6 @@ def test_a_snapshot_has_the_facts_of_the_group_and_of_its_run(group: Group) -> N
     group.event_log.folder = None
     snapshot = group.look(RUNNING)
     assert (snapshot.backend, snapshot.folder, snapshot.run) == ("", "", "")
-
-
-def test_a_snapshot_has_the_name_of_the_script_that_its_cell_runs(group: Group) -> None:
     assert group.look(RUNNING, group.cell).script == ""
     script = Script(name="train.py", path="/a/train.py", arguments=["--lr", "1"], folder="/a")
     group.cell.request = replace(group.cell.request, script=script)

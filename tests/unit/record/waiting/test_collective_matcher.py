@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from arrivals import BASE, KIND, arrival_messages, matcher_of
+from arrivals import BASE, KIND, arrival_messages, matcher_of, matcher_with
 
 from nbddp.record.waiting.collective_matcher import (
     MAX_KEPT_ARRIVALS,
     MIN_KEPT_COLLECTIVES,
-    CollectiveMatcher,
 )
 from nbddp.wire.timing_messages import CollectiveArrivals
 
@@ -20,16 +19,6 @@ LATE = 0.05
 
 def late(rank: int, _step: int) -> float:
     return 0.1 + (LATE if rank == 2 else 0.0)
-
-
-def waiting_of(came: dict[int, list[float]], *, ranks: int = 2, **more: Any) -> CollectiveMatcher:
-    """The reports of ranks that arrived at collectives at these seconds."""
-    waiting = CollectiveMatcher()
-    waiting.reset_for_cell(range(ranks))
-    for rank, at in came.items():
-        for message in arrival_messages(at, **more):
-            waiting.add(rank, message, 0.0)
-    return waiting
 
 
 def test_the_wait_of_a_rank_lasts_from_its_arrival_to_the_last_arrival() -> None:
@@ -56,17 +45,17 @@ def test_a_rank_that_is_late_throughout_the_window_is_a_straggler() -> None:
 
 
 def test_a_rank_starved_of_cpu_is_not_reported_as_a_straggler() -> None:
-    waiting = waiting_of({})
-    for rank in (0, 1):
+    def messages(rank: int) -> Iterator[CollectiveArrivals]:
         for message in arrival_messages([0.15 * step + rank * LATE for step in range(1, 18)]):
-            starved = replace(message, awake_time=900_000, cpu_time=900_000 - rank * 300_000)
-            waiting.add(rank, starved, 0.0)
+            yield replace(message, awake_time=900_000, cpu_time=900_000 - rank * 300_000)
+
+    waiting = matcher_with(messages(0), messages(1))
     assert waiting.stragglers() is None
     assert waiting.straggler() is None
 
 
 def test_a_straggler_is_reported_with_its_code_line_and_its_time_loading_data() -> None:
-    waiting = waiting_of({})
+    waiting = matcher_with([], [])
     for rank in (0, 1):
         at = [0.2 * step + rank * LATE for step in range(1, 20)]
         waiting.add_step(rank, BASE + 0.2, 1)
@@ -90,7 +79,7 @@ def test_a_straggler_is_reported_with_its_code_line_and_its_time_loading_data() 
 
 
 def test_process_groups_are_matched_separately_and_groups_of_unknown_ranks_are_skipped() -> None:
-    waiting = waiting_of({}, ranks=4)
+    waiting = matcher_with([], [], [], [])
     groups = {"[0, 2]": (0, 2), "[1, 3]": (1, 3), "'tensor parallel'": (0, 1), "[0, 7]": (0,)}
     for group, ranks in groups.items():
         for rank in ranks:
@@ -105,13 +94,14 @@ def test_process_groups_are_matched_separately_and_groups_of_unknown_ranks_are_s
 
 def test_collectives_of_a_new_process_group_do_not_match_earlier_ones() -> None:
     """A cell may form its process group again."""
-    waiting = waiting_of({})
-    for rank in (0, 1):
+
+    def messages(rank: int) -> Iterator[CollectiveArrivals]:
         for turn in (0, 1):
             at = [turn + 0.1 * step + 0.02 * rank for step in range(1, 5)]
             for message in arrival_messages(at, kind=[*KIND[:4], turn]):
-                waiting.add(rank, replace(message, is_over=bool(turn and message.is_over)), 0.0)
-    found = waiting.history()
+                yield replace(message, is_over=bool(turn and message.is_over))
+
+    found = matcher_with(messages(0), messages(1)).history()
     assert found.count == 2 * 4
     assert max(each.total_wait for each in found.matched) == pytest.approx(0.02, rel=1e-3)
 
@@ -131,20 +121,25 @@ def test_a_new_cell_starts_without_the_collectives_of_the_previous_cell() -> Non
 
 
 def test_lost_and_omitted_collectives_are_counted_and_dropped_ones_stay_in_the_sums() -> None:
-    waiting = waiting_of({}, ranks=MAX_KEPT_ARRIVALS // MIN_KEPT_COLLECTIVES)
-    for rank in waiting.history().ranks:
-        at = [0.01 * step + (0.005 if rank == 3 else 0.0) for step in range(1, 700)]
-        for message in arrival_messages(at, lost=int(rank == 0), omitted=2 * (rank == 0)):
-            waiting.add(rank, message, 0.0)
-    found = waiting.history()
+    found = matcher_with(
+        *(
+            arrival_messages(
+                [0.01 * step + (0.005 if rank == 3 else 0.0) for step in range(1, 700)],
+                lost=int(rank == 0),
+                omitted=2 * (rank == 0),
+            )
+            for rank in range(MAX_KEPT_ARRIVALS // MIN_KEPT_COLLECTIVES)
+        )
+    ).history()
     assert (found.count, len(found.matched)) == (699, MIN_KEPT_COLLECTIVES)
     assert (found.lost, found.thinned) == (7, 14)
     assert found.waits[0, 3] == pytest.approx(699 * 0.005, rel=1e-3)
 
 
 def test_collectives_that_do_not_block_have_no_wait_times() -> None:
-    came = {rank: [0.1 * step + 0.02 * rank for step in range(1, 30)] for rank in (0, 1)}
-    waiting = waiting_of(came, kind=["broadcast", "float [1]", "", False, 0])
+    kind = ["broadcast", "float [1]", "", False, 0]
+    came = ([0.1 * step + 0.02 * rank for step in range(1, 30)] for rank in (0, 1))
+    waiting = matcher_with(*(arrival_messages(at, kind=kind) for at in came))
     found = waiting.history()
     assert (found.count, dict(found.waits)) == (29, {})
     assert found.matched[0].wait_seconds == {}

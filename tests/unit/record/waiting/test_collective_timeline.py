@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from arrivals import BASE, arrival_messages, matcher_of
+from arrivals import BASE, arrival_messages, matcher_of, matcher_with
 from matplotlib.colors import to_rgba
 from pages import readable
 
@@ -70,15 +70,6 @@ def test_the_timeline_covers_the_whole_cell_or_the_requested_last_steps() -> Non
     assert line_of(waiting(steps=3), last=7).meetings
 
 
-def heard(*told_by_ranks: Iterable[CollectiveArrivals]) -> CollectiveMatcher:
-    found = CollectiveMatcher()
-    found.reset_for_cell(range(len(told_by_ranks)))
-    for rank, told_of in enumerate(told_by_ranks):
-        for message in told_of:
-            found.add(rank, message, 0.0)
-    return found
-
-
 def test_wait_time_is_divided_among_the_lines_in_which_the_straggler_was_sampled() -> None:
     def seen(message: CollectiveArrivals) -> CollectiveArrivals:
         came = message.rows[1] if message.rows else 0
@@ -88,7 +79,7 @@ def test_wait_time_is_divided_among_the_lines_in_which_the_straggler_was_sampled
     first, second = (
         arrival_messages([0.2 * step + late for step in range(1, 5)]) for late in (0, 0.1)
     )
-    lines = line_of(heard(first, map(seen, second))).lines
+    lines = line_of(matcher_with(first, map(seen, second))).lines
     assert list(lines) == ["line 4", "a.py line 9"]
     assert lines["line 4"] == pytest.approx(2 * lines["a.py line 9"])
     assert sum(lines.values()) == pytest.approx(4 * 0.1, rel=1e-3)
@@ -117,7 +108,7 @@ def ended_apart() -> CollectiveMatcher:
             samples = [each for at in seen for each in (at, 0)]
             met[-1] = replace(met[-1], cell_lines=[[9, ""]], samples=samples)
         told_of.append([*met, replace(end, sent_at=3_000_000)])
-    return heard(*told_of)
+    return matcher_with(*told_of)
 
 
 def test_the_timeline_shows_ranks_that_waited_for_a_missing_rank() -> None:
@@ -159,7 +150,7 @@ def test_ranks_in_different_collectives_are_unfinished_until_the_end_of_the_cell
         before, _ = arrival_messages([0.1, 0.2])
         last, end = arrival_messages([0.5 + 0.1 * rank], first=3, kind=[name, "", "", True, 0])
         told_of.append([before, last, replace(end, sent_at=2_000_000)])
-    found = heard(*told_of).history()
+    found = matcher_with(*told_of).history()
     both = find_unfinished(found, BASE + 2, is_over=True)
     assert [(each.call.name, set(each.arrivals), each.missing) for each in both] == [
         ("all_reduce", {0, 1}, (2,)),
@@ -169,7 +160,7 @@ def test_ranks_in_different_collectives_are_unfinished_until_the_end_of_the_cell
 
 
 def test_the_timeline_shows_waits_in_the_first_collective() -> None:
-    found = heard(arrival_messages([0.2]), [], []).history()
+    found = matcher_with(arrival_messages([0.2]), [], []).history()
     line = build_timeline(found, unmet=find_unfinished(found, BASE + 5, is_over=True))
     assert not line.is_empty
     assert line.waits == {(0, 1): pytest.approx(0.075), (0, 2): pytest.approx(0.075)}
@@ -183,7 +174,7 @@ def of_kind(name: str, *came: list[float], took: Sequence[int] = ()) -> Collecti
         known = [took[rank], 0, 2 * took[rank], 0] if took else []
         *met, end = arrival_messages(at, kind=[name, "float [1]", "", False, 0])
         told_of.append([*(replace(each, durations=known) for each in met), end])
-    return heard(*told_of)
+    return matcher_with(*told_of)
 
 
 def test_the_timeline_of_many_ranks_shows_the_slow_ranks() -> None:
