@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from IPython.core.formatters import DisplayFormatter
+from refusals import refusal
 from runs_on_disk import BEGAN, lines, make_run, rows_of
 
 import nbddp
@@ -78,9 +79,7 @@ def test_the_figure_of_a_run_can_be_saved_and_shown(folder: Path) -> None:
 def test_a_figure_without_metrics_is_refused(folder: Path, snapshot: Any) -> None:
     for rows, names in ((None, ["lose"]), ([], None)):
         run = nbddp.Run(make_run(folder, f"20270115-0{len(names or [])}0000", rows=rows))
-        with pytest.raises(RequestError) as caught:
-            run.figure(names)
-        assert str(caught.value) == snapshot
+        assert refusal(RequestError, run.figure, names) == snapshot
 
 
 def test_invalid_rows_are_left_out_of_the_metrics(folder: Path) -> None:

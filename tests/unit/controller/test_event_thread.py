@@ -24,14 +24,6 @@ def actor() -> Iterator[EventThread]:
     actor.close()
 
 
-@pytest.fixture
-def clock(actor: EventThread, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The event thread's clock, which only tests advance."""
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(actor._loop, "time", lambda: clock.now)
-    return clock
-
-
 def settle(actor: EventThread) -> None:
     """Wait until all submitted and due calls have run."""
     actor.run(lambda: None)
@@ -94,9 +86,10 @@ def test_urgent_calls_run_before_queued_calls(actor: EventThread) -> None:
 
 
 def test_calls_due_during_a_stall_wait_for_delayed_messages(
-    actor: EventThread, clock: SimpleNamespace
+    actor: EventThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done: list[str] = []
+    clock, done = SimpleNamespace(now=100.0), list[str]()
+    monkeypatch.setattr(actor._loop, "time", lambda: clock.now)
 
     def stand_still() -> None:
         actor.call_later(0.01, done.append, "judged")

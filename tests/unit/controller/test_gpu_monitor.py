@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
@@ -120,12 +121,7 @@ def test_a_snapshot_samples_each_shared_gpu_once() -> None:
     for rank, uuid in enumerate(["a", "a", "b"]):
         pulse = RankStatus(cell=0, line=0, function="", gpu=uuid, gpu_name="NVIDIA T4")
         rank_monitor.add(rank, pulse, 0.0)
-    asked: list[object] = []
-
-    def look(pids: object) -> dict[str, GpuUsage]:
-        asked.append(pids)
-        return {"a": GpuUsage(load=3.0)}
-
+    look = Mock(return_value={"a": GpuUsage(load=3.0)})
     snapshot = build_snapshot(
         replace(Life(), state=GroupState.IDLE, attempt=1, ranks=ranks),
         cell=None,
@@ -134,7 +130,7 @@ def test_a_snapshot_samples_each_shared_gpu_once() -> None:
         ready={r: Ready(pid=10 + r, device="", backend="", host="") for r in range(4)},
         sample_gpus=look,
     )
-    assert asked == [{"a": {10, 11}, "b": {12}}]
+    look.assert_called_once_with({"a": {10, 11}, "b": {12}})
     assert [each.gpu_ranks for each in snapshot.ranks] == [(1,), (0,), (), ()]
     assert [each.gpu_usage.load for each in snapshot.ranks] == [3.0, 3.0, -1.0, -1.0]
 

@@ -17,12 +17,11 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
-from nbddp.controller.threads import EventThread
 from nbddp.errors import RequestError, StartError
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.cell import CellRequest
-from nbddp.record.notices import MAX_RICH, OutputText
-from nbddp.wire.messages import Display, EventReported, MessageBatch, Metrics, Output
+from nbddp.record.notices import OutputText
+from nbddp.wire.messages import EventReported, MessageBatch, Metrics, Output
 
 TWO = GroupSpec(nproc=2)
 HELLO = CellRequest(source="print('hello')")
@@ -127,16 +126,6 @@ def test_close_ends_a_launch_in_progress_and_the_group_can_be_started_again(
     assert run(off)
 
 
-def test_close_works_while_displays_of_a_cell_are_unread(session: Session, link: FakeLink) -> None:
-    link.on_send = lambda *_sent: None
-    session.submit(HELLO)
-    picture = Display(data={"image/png": "x" * MAX_RICH}, metadata={})
-    link.deliver(0, picture)
-    link.deliver(0, picture)
-    session.close()
-    assert session.life.state is GroupState.OFF
-
-
 def test_a_lost_link_ends_the_ranks_and_a_restart_makes_a_new_link(
     launcher: FakeLauncher, link: FakeLink
 ) -> None:
@@ -150,21 +139,6 @@ def test_a_lost_link_ends_the_ranks_and_a_restart_makes_a_new_link(
     session.restart()
     assert run(session)
     session.close()
-
-
-def test_requests_to_a_closing_session_are_refused(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    close, refused = EventThread.close, []
-
-    def closing(actor: EventThread, *, timeout: float | None = None) -> None:
-        close(actor, timeout=timeout)
-        refused.append(refusal(RequestError, session.submit, HELLO))
-
-    monkeypatch.setattr(EventThread, "close", closing)
-    session.close()
-    assert all("`%ddp start`" in each for each in refused)
-    assert refused
 
 
 def test_a_link_that_cannot_be_made_is_one_clear_error_and_the_next_start_works(

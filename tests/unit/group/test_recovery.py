@@ -158,9 +158,7 @@ def test_a_stop_during_a_replay_ends_it_and_the_ranks(play: Play) -> None:
     stopping = play.when_it_hangs(play.session.stop)
     result = play.recovery.replay(ENTRIES)
     stopping.join()
-    assert result is not None
-    assert result.verdict is not None
-    assert result.verdict.is_interrupt
+    assert_interrupted(result)
     assert play.sources == ["step 0", "step 1"]
     assert play.state is GroupState.OFF
 

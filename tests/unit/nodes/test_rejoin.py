@@ -81,12 +81,10 @@ def test_adopting_nodes_can_be_repeated_after_a_timeout_or_an_interrupt(
 
 
 def test_an_interrupt_while_a_listener_opens_or_closes_leaves_none_open(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    back: Back, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ranks would be looked for on nodes for ever: there is nothing to close."""
-    monkeypatch.setenv("HOME", str(folder))
-    launcher = FakeLauncher()
-    group = RankGroup(GroupSpec(nproc=1), Session(launcher))
+    group = back.group
     use, closed = group.session.use_launcher, NodeListener.close
 
     def use_and_stop(chosen: Launcher) -> None:
@@ -106,8 +104,7 @@ def test_an_interrupt_while_a_listener_opens_or_closes_leaves_none_open(
     with pytest.raises(KeyboardInterrupt):
         group.stop()
     assert group.nodes is None
-    assert group.session.launcher is launcher
-    group.close()
+    assert group.session.launcher is back.launcher
 
 
 def test_a_listener_of_a_living_notebook_is_not_taken_over(

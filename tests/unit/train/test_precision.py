@@ -10,6 +10,7 @@ from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from nbddp.errors import RequestError
 from nbddp.train import this_rank
@@ -18,7 +19,7 @@ from nbddp.train.precision import Precision, precision
 mse = nn.functional.mse_loss
 
 
-def model_and_optimizer(lr: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:
+def model_and_optimizer(lr: float = 0.1) -> tuple[nn.Module, Optimizer]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     return model, torch.optim.SGD(model.parameters(), lr=lr)
@@ -35,12 +36,7 @@ def parameters(model: nn.Module) -> torch.Tensor:
 
 
 def step(
-    amp: Precision,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    final: bool = False,
-    **options: Any,
+    amp: Precision, model: nn.Module, optimizer: Optimizer, *, final: bool = False, **options: Any
 ) -> bool:
     """A micro-step with the mean of the outputs as the loss."""
     with amp.autocast(model, final=final):

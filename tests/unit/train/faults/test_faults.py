@@ -62,9 +62,6 @@ def keep(monkeypatch: pytest.MonkeyPatch, *newest: Path | None) -> None:
     monkeypatch.setattr(fault_actions, "checkpoints", lambda: kept)
 
 
-# ---- spelling
-
-
 @given(
     kind=st.sampled_from(KINDS),
     rank=st.integers(0, 10**6),
@@ -122,9 +119,6 @@ def test_a_fault_without_a_target_says_so_and_stays_armed(
     assert sink.calls == [1, 1, 1]
 
 
-# ---- when
-
-
 def test_faults_that_are_due_fire_once_each_after_the_metrics_of_a_step(sink: Recorder) -> None:
     for step in (2, 1, 2):
         arm(step)
@@ -180,9 +174,6 @@ def test_faults_are_armed_from_the_environment_and_disarmed_by_their_text(
     assert [str(fault) for fault in armed()] == texts[1:2]
 
 
-# ---- not again after a restart
-
-
 @pytest.mark.parametrize(
     ("fired", "count", "is_armed"),
     [
@@ -221,9 +212,6 @@ def test_a_fault_fires_again_in_the_same_process_only_if_requested(sink: Recorde
         with suppress(FaultError):
             log(step=0)
     assert sink.calls.count("flush") == 2
-
-
-# ---- what they do
 
 
 def test_fatal_faults_are_reported_first(sink: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
