@@ -104,12 +104,6 @@ def test_waits_and_communication_are_shares_of_the_time_of_all_ranks() -> None:
     assert (slower["communication"], slower["exposed"]) == (1.0, 1.0), "no more than the whole step"
 
 
-def test_a_world_size_has_the_median_rate_and_the_spread_of_its_rounds() -> None:
-    one = size(2, 10.0, 30.0, 11.0, batch=8)
-    assert (one.rate, one.samples_per_second) == (11.0, 88.0)
-    assert one.spread == pytest.approx(20 / 11)
-
-
 def test_speed_up_and_efficiency_of_strong_and_weak_scaling() -> None:
     steps, samples = (
         (size(1, 10.0), size(4, 8.0)),
