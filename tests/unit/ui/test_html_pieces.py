@@ -53,6 +53,8 @@ def test_the_title_names_a_script_only_while_it_runs() -> None:
 def test_an_event_is_a_mark_at_its_time_and_a_line_of_text() -> None:
     page = line_of(failure(105.0))
     assert marks(page) == [50.0]
+    assert "nbddp-bad" in page.values("class")
+    assert "nbddp-warn" in line_of(RunEvent(105.0, "interrupt", {})).values("class")
     assert page.by_tag["li"] == ['5.0 s rank 1: <ValueError>: "no"']
     assert marks(line_of(failure(99.0), failure(200.0))) == [0.0, 100.0], "outside of the cell"
     assert marks(line_of(failure(100.0), failure(101.0), seconds=0.0)) == [0.0, 100.0]
@@ -67,18 +69,6 @@ def test_the_newest_events_are_listed_and_all_events_have_a_mark() -> None:
     assert page.by_tag["li"][0] == "3 earlier"
     listed = [int(text.split(":")[0].split()[-1]) for text in page.by_tag["li"][1:]]
     assert listed == [*range(3, count)]
-
-
-def test_each_highlighted_kind_of_event_has_a_colour_class() -> None:
-    facts = {"rank": 1, **dict.fromkeys(("what", "how", "reason", "text", "fault"), "x")}
-    for mood, kinds in (
-        ("nbddp-bad", "exit, failure, not healed, start failed"),
-        ("nbddp-warn", "fault, interrupt, kill asked, no progress, restart asked, stop asked"),
-        ("", "checkpoint, mine"),
-    ):
-        for kind in kinds.split(", "):
-            classes = {*line_of(RunEvent(101.0, kind, facts)).values("class")}
-            assert classes & {"nbddp-bad", "nbddp-warn"} == {*filter(None, [mood])}, kind
 
 
 @pytest.mark.parametrize(
