@@ -106,9 +106,8 @@ OUTSIDE = {
 }
 
 
-@pytest.mark.parametrize("name", OUTSIDE)
-def test_definitions_that_need_no_guarded_name_stay_outside_the_main_guard(name: str) -> None:
-    text = OUTSIDE[name]
+@pytest.mark.parametrize("text", OUTSIDE.values(), ids=OUTSIDE)
+def test_definitions_that_need_no_guarded_name_stay_outside_the_main_guard(text: str) -> None:
     assert parts(f"{text}\nlater = []") == [(False, text), (True, "later = []")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ipywidgets as widgets
@@ -64,19 +65,14 @@ def in_widget(slot: OutputSlot) -> list[str]:
     return [each.value for each in slot.root.children]
 
 
-def test_a_panel_replaces_a_placeholder_and_a_record_a_panel(page: Page, slot: OutputSlot) -> None:
+@pytest.mark.parametrize("clear", [lambda _: None, dict.clear], ids=["kept", "cleared"])
+def test_a_panel_replaces_a_placeholder_and_a_record_a_panel_even_if_it_was_cleared(
+    page: Page, slot: OutputSlot, clear: Callable[[dict[str, Any]], None]
+) -> None:
+    clear(page.outputs)
     show_panel(slot)
     assert page.shown == ["panel", HINT]
-    slot.show_record("record", "record")
-    assert page.shown == [RECORD]
-    assert list(page.outputs.values())[:-1] == [EMPTY_OUTPUT] * 3
-
-
-def test_the_record_is_shown_after_the_output_was_cleared(page: Page, slot: OutputSlot) -> None:
-    page.outputs.clear()
-    show_panel(slot)
-    assert page.shown == ["panel", HINT]
-    page.outputs.clear()
+    clear(page.outputs)
     slot.show_record("record", "record")
     assert page.shown == [RECORD]
 
