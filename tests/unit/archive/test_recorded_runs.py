@@ -20,22 +20,6 @@ RECORDED = (HERE / "recorded_runs", HERE / "golden" / "recorded")
 NAMES = ("loops", "resumed", "killed", "lr0.1", "slow", "fast")
 
 
-def numbers_of(name: str) -> dict[str, Any]:
-    """The metrics of a run, as rows and as curves."""
-    path = nbddp.Run(name).path
-    metrics = StoredRun(path).metrics()
-    rows = nbddp.Run(name).metrics()
-    return {
-        "rows": len(rows["time"]),
-        "columns": list(rows),
-        "last": {each: metrics.last(each) for each in metrics.names()},
-        "points": {
-            each: {rank: len(curve.steps) for rank, curve in metrics.curves(each).items()}
-            for each in metrics.names()
-        },
-    }
-
-
 def said(line: str) -> str:
     """The text of a command, without local times."""
     return re.sub(r"\b\d\d-\d\d \d\d:\d\d\b|\b\d\d:\d\d:\d\d\b", "TIME", ddp(line))
@@ -49,5 +33,16 @@ def test_recorded_runs_are_read_as_by_their_version(folder: Path, snapshot: Any)
         values, _, _ = said(f"compare {names}").partition("\n\ndiffers")
         assert values == snapshot(name=f"comparison of {names}")
     for name in NAMES:
-        assert numbers_of(name) == snapshot(name=f"numbers of {name}")
+        rows = nbddp.Run(name).metrics()
+        metrics = StoredRun(nbddp.Run(name).path).metrics()
+        curves = {each: metrics.curves(each) for each in metrics.names()}
+        assert {
+            "rows": len(rows["time"]),
+            "columns": list(rows),
+            "last": {each: metrics.last(each) for each in curves},
+            "points": {
+                each: {rank: len(curve.steps) for rank, curve in by_rank.items()}
+                for each, by_rank in curves.items()
+            },
+        } == snapshot(name=f"numbers of {name}")
         assert " at last (ranks 0-1)\n" in said(f"show {name}")

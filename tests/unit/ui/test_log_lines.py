@@ -115,14 +115,10 @@ def test_a_flood_of_output_is_buffered_in_little_time() -> None:
     assert log.dropped_count() == 79_500
 
 
-def value(text: str) -> dict[str, Any]:
-    return {"data": {"text/plain": text}, "metadata": {}}
-
-
 def test_values_with_equal_text_but_different_html_are_distinguished() -> None:
-    rich = {"data": {"text/plain": "1", "text/html": "<b>1</b>"}, "metadata": {}}
+    plain, rich = {"data": {"text/plain": "1"}}, {"data": {"text/plain": "1", "text/html": "<b>"}}
     text = LogLine((0,), "1", mark="Out")
-    assert split_text_and_rich({0: value("1"), 1: rich}) == ([text], [([1], rich)])
+    assert split_text_and_rich({0: plain, 1: rich}) == ([text], [([1], rich)])
 
 
 EARLIER = "12,345 earlier lines in <b>/rank0.log"
