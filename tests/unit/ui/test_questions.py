@@ -7,7 +7,8 @@ import math
 import os
 import pty
 from collections.abc import Callable
-from typing import Any
+from itertools import chain, repeat
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,33 +18,13 @@ from nbddp.ui.input_requests import ConsoleInput, InputBackend, InputQueue
 from nbddp.wire.messages import InputReply, InputRequested
 
 
-class FakeBox(InputBackend):
-    def __init__(self) -> None:
-        super().__init__()
-        self.shown: list[tuple[str, bool]] = []
-        self.typed: list[str] = []
-        self.closed = 0
-        self.can_close = True
-
-    def show_prompt(self, prompt: str, *, is_secret: bool) -> str:
-        self.shown.append((prompt, is_secret))
-        return ""
-
-    def poll(self) -> str | None:
-        return self.typed.pop(0) if self.typed else None
-
-    def close(self) -> bool:
-        self.closed += 1
-        return self.can_close
-
-
 class Asking(InputQueue):
     """Questions that are asked in a box, and the messages sent to the ranks."""
 
-    def __init__(self, box: Any = None) -> None:
-        self.box = FakeBox()
+    def __init__(self, box: InputBackend | None = None) -> None:
+        self.box = box or Mock(spec=InputBackend, **{"show_prompt.return_value": ""})
         self.sent: list[tuple[int, InputReply]] = []
-        super().__init__(box or self.box, lambda *sent: self.sent.append(sent))
+        super().__init__(self.box, lambda *sent: self.sent.append(sent))
 
     def ask(self, rank: int, number: int = 1, prompt: str = "> ", **more: bool) -> None:
         asked = InputRequested(question=number, prompt=prompt, **more)
@@ -51,13 +32,14 @@ class Asking(InputQueue):
 
     def look(self, typed: str = "", *, times: int = 1) -> tuple[int, str] | None:
         """Pump while no rank has ended, and something was typed."""
-        self.box.typed += [typed] if typed else []
+        self.box.poll.side_effect = chain([typed] if typed else [], repeat(None))
         return [self.poll(lambda _rank: False) for _ in range(times)][-1]
 
     @property
     def asked(self) -> list[int]:
         """The ranks whose questions were shown."""
-        return [int(prompt.split("]")[0].removeprefix("[rank ")) for prompt, _ in self.box.shown]
+        prompts = [call.args[0] for call in self.box.show_prompt.call_args_list]
+        return [int(prompt.split("]")[0].removeprefix("[rank ")) for prompt in prompts]
 
 
 @pytest.fixture
@@ -69,14 +51,15 @@ def test_a_question_is_asked_with_its_rank_and_answered_once(questions: Asking) 
     assert questions.poll_interval == math.inf
     questions.ask(2, 7, "\ud800? ", is_secret=True)
     questions.look(times=3)
-    assert questions.box.shown == [("[rank 2] \\ud800? ", True)], "no message holds a surrogate"
+    prompt = "[rank 2] \\ud800? "  # no message holds a surrogate
+    questions.box.show_prompt.assert_called_once_with(prompt, is_secret=True)
     assert (questions.sent, questions.poll_interval) == ([], room.POLL_INTERVAL)
     assert questions.look("anna") == (2, "\\ud800? ········")
     assert questions.look(times=2) is None
     assert questions.poll_interval == math.inf
     questions.close()
     assert questions.sent == [(2, InputReply(question=7, text="anna"))]
-    assert questions.box.closed == 0, "the answer has closed the box"
+    questions.box.close.assert_not_called()  # the answer has closed the box
 
 
 def test_a_repeated_debugger_question_comes_before_questions_of_other_ranks(
@@ -124,7 +107,7 @@ def test_the_box_of_a_needless_question_is_closed_and_the_next_is_asked(
     assert not questions.sent
     end(questions)
     assert questions.sent == [(0, InputReply(question=1, is_end=True))] * is_answered
-    assert questions.box.closed == has_box
+    assert questions.box.close.call_count == has_box
     questions.look("x", times=2)
     assert questions.asked == [0, 1]
     assert questions.sent[-1] == (1, InputReply(question=4, text="x"))
@@ -134,12 +117,12 @@ def test_the_box_of_a_needless_question_is_closed_and_the_next_is_asked(
 def test_all_questions_get_the_end_of_input_at_the_end_of_the_cell(
     questions: Asking, can_close: bool, hint: str
 ) -> None:
-    questions.box.can_close = can_close
+    questions.box.close.return_value = can_close
     for rank in range(3):
         questions.ask(rank, rank + 1)
     questions.look()
     questions.close()
-    assert (questions.box.closed, questions.leftover_hint) == (1, hint)
+    assert (questions.box.close.call_count, questions.leftover_hint) == (1, hint)
     questions.close()
     ends = [(rank, InputReply(question=rank + 1, is_end=True)) for rank in range(3)]
     assert (questions.sent, questions.poll_interval) == (ends, math.inf)
@@ -148,7 +131,7 @@ def test_all_questions_get_the_end_of_input_at_the_end_of_the_cell(
 def test_questions_are_refused_at_once_without_an_input_page() -> None:
     questions = Asking(InputBackend("no page"))
     questions.ask(0)
-    questions.look(times=2)
+    questions.poll(lambda _rank: False)
     assert questions.sent == [(0, InputReply(question=1, refusal="no page"))]
 
 
