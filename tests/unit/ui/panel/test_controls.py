@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import ipywidgets as widgets
 import pytest
@@ -83,12 +83,6 @@ def test_another_button_or_rank_does_not_confirm_and_interrupt_acts_at_once(hand
     assert hand.controls.buttons[ButtonPress.INTERRUPT].disabled
 
 
-KERNEL = SimpleNamespace(
-    get_parent=lambda channel: {"channel": channel},
-    set_parent=lambda _identities, _parent, _channel: None,
-)
-
-
 class Offer:
     """Two buttons that are shown nowhere; what they begin goes on until it is let go."""
 
@@ -96,9 +90,8 @@ class Offer:
         self.begun = 0
         self.may_end = threading.Event()
         self.root = widgets.VBox([widgets.HTML("the record")])
-        self.buttons = controls.RetryButtons(
-            KERNEL, {controls.HEAL: self._do, controls.RESTART: self._do}, self.root
-        )
+        actions = {controls.HEAL: self._do, controls.RESTART: self._do}
+        self.buttons = controls.RetryButtons(Mock(), actions, self.root)
         self.row: widgets.HBox = self.buttons._row
         self.buttons.publish()
 
@@ -137,7 +130,7 @@ def test_only_the_heal_button_is_hidden_after_a_heal(offer: Offer) -> None:
     heal, restart, _ = offer.row.children
     offer.buttons.hide_heal()
     assert (heal.layout.display, restart.layout.display) == ("none", None)
-    controls.RetryButtons(KERNEL, {controls.RESTART: str}).hide_heal()
+    controls.RetryButtons(Mock(), {controls.RESTART: str}).hide_heal()
 
 
 def test_buttons_removed_during_an_action_are_closed_only_after_it(offer: Offer) -> None:
