@@ -35,6 +35,11 @@ def cell(line: str) -> Namespace:
     return parse_line(CELL, line)
 
 
+def command(line: str) -> Namespace:
+    name, _, options = line.partition(" ")
+    return parse_line(COMMANDS[name], options)
+
+
 def accepted(line: str) -> dict[str, Any]:
     """Return the options of a cell that a line changes."""
     unchanged = vars(cell(""))
@@ -53,26 +58,17 @@ OPTIONS = (
     *("--fresh", "--no-init", "--no-wait", "--quiet", "--auto"),
 )
 COMMAND_LINES = (
-    ("kill", ("1",)),
-    ("logs", ("1", "1 --lines 5")),
-    ("push", ("a b", "a --ranks 0-1")),
-    ("pull", ("x", "'x + 1' --rank 1")),
-    ("auto", ("on",)),
-    ("trace", ("",)),
-    ("stop", ("",)),
+    *("kill 1", "logs 1", "logs 1 --lines 5", "push a b", "push a --ranks 0-1", "pull x"),
+    *("pull 'x + 1' --rank 1", "auto on", "trace", "stop"),
 )
 
 
 def test_options_and_arguments_set_their_values(snapshot: SnapshotAssertion) -> None:
     assert set(vars(cell("")).values()) == {None, False}
     assert {line: str(accepted(line)) for line in OPTIONS} == snapshot(name="of cells")
-    said = {
-        f"%ddp {name} {line}": str(vars(parse_line(COMMANDS[name], line)))
-        for name, lines in COMMAND_LINES
-        for line in lines
-    }
+    said = {f"%ddp {line}": str(vars(command(line))) for line in COMMAND_LINES}
     assert said == snapshot(name="of commands")
-    args = parse_line(COMMANDS["run"], "--name -1 --quiet train.py --lr -1 --trace -1:3 -- -2")
+    args = command("run --name -1 --quiet train.py --lr -1 --trace -1:3 -- -2")
     assert (args.name, args.script, args.trace) == ("-1", "train.py", None)
     assert args.script_args == ["--lr", "-1", "--trace", "-1:3", "--", "-2"]
 
@@ -91,27 +87,15 @@ REFUSED = (
     *("--out a-b", "--out x --no-wait", "--timeline --no-wait"),
 )
 REFUSED_COMMANDS = (
-    ("kill", ("", "one")),
-    ("logs", ("0 -n 0",)),
-    ("pull", ("", "x --rank -1")),
-    ("push", ("", "a --to 1")),
-    ("stop", ("now",)),
-    ("nodes", ("--port 65536", "--nnodes 4:2")),
-    ("view", ("",)),
-    ("auto", ("",)),
-    ("fault", ("",)),
-    ("run", ("--kep train.py",)),
-    ("trace", ("--memory", "--off --steps 1")),
+    *("kill", "kill one", "logs 0 -n 0", "pull", "pull x --rank -1", "push", "push a --to 1"),
+    *("stop now", "nodes --port 65536", "nodes --nnodes 4:2", "view", "auto", "fault"),
+    *("run --kep train.py", "trace --memory", "trace --off --steps 1"),
 )
 
 
 def test_a_wrong_option_is_refused_with_the_allowed_values(snapshot: SnapshotAssertion) -> None:
     said = {f"%%ddp {line}": refusal(UsageError, cell, line) for line in REFUSED}
-    for name, lines in REFUSED_COMMANDS:
-        said |= {
-            f"%ddp {name} {line}": refusal(UsageError, parse_line, COMMANDS[name], line)
-            for line in lines
-        }
+    said |= {f"%ddp {line}": refusal(UsageError, command, line) for line in REFUSED_COMMANDS}
     assert said == snapshot
     assert [line for line, words in said.items() if "\n" in words] == []
 
@@ -201,5 +185,5 @@ def test_options_of_a_new_start_are_refused_with_its_command(snapshot: SnapshotA
         asked = requested_spec(cell(line), current)
         said[line] = refusal(RequestError, check_unchanged, asked, current)
         offered = said[line].split("`%ddp restart ")[1].split("`")[0]
-        assert requested_spec(parse_line(COMMANDS["restart"], offered), current) == asked
+        assert requested_spec(command(f"restart {offered}"), current) == asked
     assert said == snapshot

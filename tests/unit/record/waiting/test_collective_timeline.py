@@ -111,24 +111,18 @@ def ended_apart() -> CollectiveMatcher:
     return matcher_with(*told_of)
 
 
-def test_the_timeline_shows_ranks_that_waited_for_a_missing_rank() -> None:
+def test_the_timeline_shows_the_waits_for_a_missing_rank_and_its_death() -> None:
     told = ended_apart().history()
     (last,) = find_unfinished(told, BASE + 3, is_over=True)
     assert (last.call.number, last.missing, set(last.arrivals)) == (4, (1,), {0, 2})
-    line = build_timeline(told, unmet=[last])
+    line = build_timeline(told, unmet=[last], died={1: BASE + 1.5})
     assert line.waits[0, 1] == pytest.approx(2.2)
     assert line.span[1] == pytest.approx(BASE + 3)
     assert list(line.pieces(0))[-1] == ("wait", pytest.approx(BASE + 0.8), pytest.approx(BASE + 3))
-    assert [kind for kind, _, _ in line.pieces(1)].count("wait") == 3, "it waits for rank 2 before"
+    *before, gone = line.pieces(1)
+    assert [kind for kind, _, _ in before] == ["wait"] * 3, "it waits for rank 2 before"
+    assert gone == ("gone", BASE + 1.5, pytest.approx(BASE + 3))
     assert line.lines["line 9"] == pytest.approx(2.2 + 2.18, abs=0.01)
-
-
-def test_the_timeline_of_a_dead_rank_ends_at_its_death() -> None:
-    told = ended_apart().history()
-    line = build_timeline(
-        told, unmet=find_unfinished(told, BASE + 3, is_over=True), died={1: BASE + 1.5}
-    )
-    assert list(line.pieces(1))[-1] == ("gone", BASE + 1.5, pytest.approx(BASE + 3))
     assert picture(line) != picture(replace(line, died={}))
 
 
