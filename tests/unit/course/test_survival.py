@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from unittest.mock import Mock
 import nbformat
 import pytest
 import torch
+from runs_on_disk import lines
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.course import survival
@@ -247,10 +247,9 @@ def test_the_given_training_is_that_of_the_notebook() -> None:
 
 def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
     assert read_attempt(tmp_path, 0) is None
-    lines = [{"event": "began"}, {"event": "step", "samples": [1, 2]}]
-    lines += [{"event": "save", "path": "a.pt", "after": 1}, {"event": "fault"}]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (tmp_path / "0-1.jsonl").write_text(text + '{"event": "st')
+    rows = [{"event": "began"}, {"event": "step", "samples": [1, 2]}]
+    rows += [{"event": "save", "path": "a.pt", "after": 1}, {"event": "fault"}]
+    (tmp_path / "0-1.jsonl").write_text(lines(rows) + '{"event": "st')
     attempt = read_attempt(tmp_path, 0)
     assert attempt is not None
     assert attempt[0] == RankTrace()
@@ -288,13 +287,17 @@ def judge_events(
     return [*survival._events(job, REFERENCE, faults, has_failed=False)]
 
 
-def test_an_attempt_that_fails_by_itself_is_told_with_the_error_that_is_no_lost_connection(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("logs", "rank"),
+    [((LOST, CAUSE), 1), ((f"Traceback\n{CAUSE}{ABORTED}", LOST), 0)],
+    ids=["lost connection", "aborted"],
+)
+def test_an_attempt_that_fails_by_itself_is_told_with_the_error_of_the_script(
+    logs: Sequence[str], rank: int, tmp_path: Path
 ) -> None:
-    job = failed_job(tmp_path, LOST, CAUSE)
-    hint = hint_of(judge_events, job)
+    hint = hint_of(judge_events, failed_job(tmp_path, *logs))
     assert "In attempt 1" in hint
-    assert "`KeyError: 7`, line 30, on rank 1" in hint
+    assert f"`KeyError: 7`, line 30, on rank {rank}" in hint
     assert "Connection" not in hint
 
 
@@ -307,7 +310,7 @@ def test_a_failed_start_after_a_death_in_a_save_is_blamed_on_the_file_if_it_cann
 ) -> None:
     job = failed_job(tmp_path, f"[rank0]: {error}\n", number=1)
     died = {"event": "save", "path": "a.pt", "after": 2}, {"event": "fault"}
-    (tmp_path / "0-0.jsonl").write_text("".join(json.dumps(each) + "\n" for each in died))
+    (tmp_path / "0-0.jsonl").write_text(lines(died))
     job.look()
     hint = hint_of(judge_events, job, [survival._PlannedFault("save", 0, 2)])
     assert f"`{error}`" in hint
@@ -322,11 +325,6 @@ def test_an_attempt_whose_port_was_taken_or_that_aborts_at_its_end_is_no_fault_o
     job = failed_job(tmp_path, *logs)
     assert judge_events(job) == []
     assert job.n_fired == 0
-
-
-def test_an_abort_after_an_error_of_the_script_is_its_fault(tmp_path: Path) -> None:
-    job = failed_job(tmp_path, f"Traceback\n{CAUSE}{ABORTED}", LOST)
-    assert "KeyError" in hint_of(judge_events, job)
 
 
 def test_the_undisturbed_run_is_the_attempt_that_has_trained(

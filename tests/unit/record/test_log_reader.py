@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import stat
 import time
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_use import keeps_less_than
 from syrupy.assertion import SnapshotAssertion
-from tqdm import tqdm
 
 from nbddp.record import log_reader as room
 from nbddp.record.log_reader import MAX_LINE, LineAssembler, LogReader, LogSpan, tail
@@ -77,20 +75,6 @@ def test_nested_bars_give_the_same_lines_for_any_split(text: str, places: list[i
 )
 def test_text_at_the_cursor_is_overwritten(text: str, shown: list[str]) -> None:
     assert lines_of(text) == shown
-
-
-def test_the_inner_bar_of_nested_loops_is_erased_and_the_outer_bar_is_kept() -> None:
-    out = io.StringIO()
-    for _ in tqdm(range(3), desc="outer", file=out, mininterval=0):
-        for _ in tqdm(range(50), desc="inner", file=out, mininterval=0, leave=False):
-            pass
-    half = out.getvalue().index("inner:  50%") + len("inner:  50%")
-    lines = LineAssembler()
-    assert len(lines.add(out.getvalue()[:half])) == 1
-    assert [row[:11] for row in lines.partial.split("\n")] == ["inner:  50%"]
-    told = [*lines.add(out.getvalue()[half:]), *lines.flush()]
-    assert [line[:11] for line in told] == ["outer: 100%"]
-    assert (lines.flush(), lines.partial) == ([], "")
 
 
 @given(TEXT, st.lists(st.integers(0, 60)))

@@ -134,13 +134,3 @@ def test_lost_and_omitted_collectives_are_counted_and_dropped_ones_stay_in_the_s
     assert (found.count, len(found.matched)) == (699, MIN_KEPT_COLLECTIVES)
     assert (found.lost, found.thinned) == (7, 14)
     assert found.waits[0, 3] == pytest.approx(699 * 0.005, rel=1e-3)
-
-
-def test_collectives_that_do_not_block_have_no_wait_times() -> None:
-    kind = ["broadcast", "float [1]", "", False, 0]
-    came = ([0.1 * step + 0.02 * rank for step in range(1, 30)] for rank in (0, 1))
-    waiting = matcher_with(*(arrival_messages(at, kind=kind) for at in came))
-    found = waiting.history()
-    assert (found.count, dict(found.waits)) == (29, {})
-    assert found.matched[0].wait_seconds == {}
-    assert waiting.straggler() is None
