@@ -27,6 +27,14 @@ from nbddp.record.metrics import (
 from nbddp.record.step_rate import StepRate
 
 Points = Iterable[tuple[float | None, float]]
+Row = tuple[int, float, float | None, dict[str, float]]  # rank, time, step and values
+
+
+def store_of(*rows: Row) -> MetricStore:
+    metrics = MetricStore()
+    for row in rows:
+        metrics.add(*row)
+    return metrics
 
 
 def reported(*attempts: Points) -> MetricStore:
@@ -48,10 +56,8 @@ def curve_of(*attempts: Points) -> Curve:
 
 
 def test_metrics_are_stored_by_name_and_rank() -> None:
-    metrics = MetricStore()
-    metrics.add(1, 0.0, 0, {"loss": 2.0, "accuracy": 0.1})
-    metrics.add(0, 0.5, 0, {"loss": 3.0})
-    metrics.add(0, 0.75, 1, {"loss": 1.0})
+    of_rank_0: list[Row] = [(0, 0.5, 0, {"loss": 3.0}), (0, 0.75, 1, {"loss": 1.0})]
+    metrics = store_of((1, 0.0, 0, {"loss": 2.0, "accuracy": 0.1}), *of_rank_0)
     assert metrics.names() == ["loss", "accuracy"]
     assert list(metrics.curves("loss")) == [0, 1]
     values = dict.fromkeys(("mean", "low", "high"), (3.0, 1.0))
@@ -173,8 +179,7 @@ def test_metric_names_beyond_the_limit_are_dropped_and_counted_once() -> None:
 
 
 def test_a_report_changes_only_the_versions_of_its_metrics_even_after_clear() -> None:
-    metrics = MetricStore()
-    metrics.add(0, 0.0, 0, {"loss": 1.0, "accuracy": 1.0})
+    metrics = store_of((0, 0.0, 0, {"loss": 1.0, "accuracy": 1.0}))
     first = metrics.snapshot(most=9).versions
     metrics.add(0, 0.0, 1, {"loss": 1.0})
     newer = metrics.snapshot(first, most=9)
@@ -211,10 +216,7 @@ RATES: dict[str, list[tuple[float, float | None]]] = {
 def test_the_step_rate_of_a_rank_is_computed_from_its_reports(snapshot: SnapshotAssertion) -> None:
     said = {}
     for name, reports in RATES.items():
-        metrics = MetricStore()
-        for at, step in reports:
-            metrics.add(0, at, step, {"loss": 1.0})
-        rate = metrics.step_rate(0)
+        rate = store_of(*((0, at, step, {"loss": 1.0}) for at, step in reports)).step_rate(0)
         said[name] = rate and f"step {rate.step:g} at {rate.at:.2f}, {rate.per_second:.4f} a second"
     assert said == snapshot
 
@@ -304,17 +306,8 @@ def test_a_coarse_curve_has_the_lowest_and_the_highest_value(values: list[float]
 
 # ---- totals of a run
 
-Told = tuple[int, float, float | None, dict[str, float]]
 
-
-def store_of(*rows: Told) -> MetricStore:
-    metrics = MetricStore()
-    for row in rows:
-        metrics.add(*row)
-    return metrics
-
-
-def totals_of(*rows: Told) -> dict[str, Any]:
+def totals_of(*rows: Row) -> dict[str, Any]:
     return RunTotals().facts(store_of(*rows))
 
 
@@ -327,7 +320,7 @@ def test_run_totals_count_steps_and_their_rate() -> None:
     set_back = [(0, at, step, {"x": 1.0}) for step, at in enumerate((5.0, 1.0, 2.0))]
     assert totals_of(*set_back)["steps_per_second"] == 1.0
     assert RunTotals().facts(MetricStore()) == {}
-    epochs: list[Told] = [(0, 3.0 * epoch, epoch, {"accuracy": 0.5}) for epoch in range(3)]
+    epochs: list[Row] = [(0, 3.0 * epoch, epoch, {"accuracy": 0.5}) for epoch in range(3)]
     loops = totals_of(*((0, step / 10, step, {"loss": 1.0}) for step in range(100)), *epochs)
     assert (loops["steps"], loops["steps_per_second"]) == (100, pytest.approx(10))
 
@@ -353,7 +346,7 @@ def test_the_last_metrics_have_their_mean_and_spread_over_ranks() -> None:
         ((1.0, math.inf), [math.inf] * 3),
         ((largest, largest), [pytest.approx(largest), largest, largest]),
     ):
-        now: list[Told] = [(rank, 1.0, 1, {"loss": value}) for rank, value in enumerate(values)]
+        now: list[Row] = [(rank, 1.0, 1, {"loss": value}) for rank, value in enumerate(values)]
         last = totals_of((0, 0.0, 0, {"loss": 9.0}), *now)["last"]["loss"]
         assert [last["mean"], last["low"], last["high"]] == spread
 
