@@ -67,24 +67,16 @@ def test_cores_are_divided_among_ranks_unless_threads_are_given(
     assert GroupSpec(nproc=nproc, threads=threads).threads_per_rank() == each
 
 
-def test_the_ranks_get_the_kernels_environment_at_the_time_of_the_start(
+def test_options_override_the_kernels_environment_at_the_time_of_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    spec = GroupSpec(env={"BOTH": "asked"})
-    monkeypatch.setenv("BOTH", "kernel")
-    monkeypatch.setenv("LATER", "set after the spec was made")
+    spec, key = GroupSpec(env={"BOTH": "asked"}), "CUDA_VISIBLE_DEVICES"
+    for name in ("BOTH", "LATER", key):
+        monkeypatch.setenv(name, "7")
     env = spec.environment()
-    assert (env["BOTH"], env["LATER"]) == ("asked", "set after the spec was made")
+    assert (env["BOTH"], env["LATER"], env[key]) == ("asked", "7", "7")
     assert env["PATH"] == os.environ["PATH"]
-    assert os.environ["BOTH"] == "kernel"
-
-
-def test_the_gpus_option_overrides_the_kernels_variable_and_the_env_option_overrides_both(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    key = "CUDA_VISIBLE_DEVICES"
-    assert GroupSpec().environment()[key] == "7"
+    assert os.environ["BOTH"] == "7"
     assert GroupSpec(gpus=(0, 2)).environment()[key] == "0,2"
     assert GroupSpec(gpus=(0, 2), env={key: "3"}).environment()[key] == "3"
 
