@@ -64,16 +64,10 @@ class Stage:
         self.session.messages.handle(self.link.deliver(rank, message))
 
     def handle_all_events(self) -> None:
-        while self.turn_once():
-            pass
-
-    def turn_once(self) -> bool:
-        """Run one queued call or report one exit. Return whether there was one."""
-        for actor in (self.actor, self.runtime.launch_thread):
-            if actor.inbox:
-                actor.run_next()
-                return True
-        return self.actor.report_exit()
+        threads = (self.actor, self.runtime.launch_thread)
+        while (busy := [each for each in threads if each.inbox]) or self.actor.report_exit():
+            if busy:
+                busy[0].run_next()
 
     def ask_start(self) -> Future[None]:
         return self.session._request_start(TWO, TWO.start_event())
