@@ -16,7 +16,7 @@ from strategies import any_message
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import ReplayError, SignatureError, WireError
-from nbddp.wire import envelope, payloads
+from nbddp.wire import payloads
 from nbddp.wire import queues as room
 from nbddp.wire.envelope import CONTROLLER, Envelope, verify
 from nbddp.wire.messages import (
@@ -31,6 +31,7 @@ from nbddp.wire.queues import QueueReader, QueueWriter
 
 SECRET = b"s" * 32
 QUEUE = "up"
+HEADER = struct.Struct("!iIIQ")
 
 
 def writer(store: MemoryStore, *, sender: int = 0, attempt: int = 1) -> QueueWriter:
@@ -69,20 +70,15 @@ def letter(sequence: int = 1, *, sender: int = 0, attempt: int = 1) -> Envelope:
     return Envelope(sender, attempt, sequence, InterruptAcknowledged(cell=sequence))
 
 
-def seal(letter: Envelope, *, queue: str, secret: bytes) -> bytes:
-    """A message as its writer puts it into a queue."""
-    head = envelope.HEADER.pack(letter.sender, letter.attempt, letter.incarnation, letter.sequence)
-    body = head + encode(letter.message)
+def signed(body: bytes, *, queue: str = QUEUE, secret: bytes = SECRET) -> bytes:
+    """Any body with the signature that only an owner of the secret can make."""
     return hmac.digest(secret, queue.encode() + b"\0" + body, "sha256") + body
 
 
-def sealed(sequence: int = 1, *, queue: str = QUEUE, secret: bytes = SECRET) -> bytes:
-    return seal(letter(sequence), queue=queue, secret=secret)
-
-
-def signed(body: bytes) -> bytes:
-    """Any body with the signature that only an owner of the secret can make."""
-    return hmac.digest(SECRET, QUEUE.encode() + b"\0" + body, "sha256") + body
+def seal(letter: Envelope, *, queue: str = QUEUE, secret: bytes = SECRET) -> bytes:
+    """A message as its writer puts it into a queue."""
+    head = HEADER.pack(letter.sender, letter.attempt, letter.incarnation, letter.sequence)
+    return signed(head + encode(letter.message), queue=queue, secret=secret)
 
 
 # ---- sign and verify
@@ -103,28 +99,24 @@ def test_a_signed_message_is_read_unchanged(
     assert verify(seal(sent, queue=queue, secret=secret), queue=queue, secret=secret) == sent
 
 
-def test_the_signature_is_hmac_sha256_over_queue_and_body() -> None:
-    data = sealed()
-    assert data == signed(data[32:])
-    assert data[32:] == struct.pack("!iIIQ", 0, 1, 0, 1) + encode(InterruptAcknowledged(cell=1))
-    assert SECRET not in data
-
-
 def flipped(data: bytes, bit: int) -> bytes:
     changed = bytearray(data)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
 
 
+SEALED = seal(letter())
 CHANCE = random.Random(20)
 UNSIGNED: dict[str, list[bytes]] = {
     "nobody's": [b"\0" * size for size in (0, 1, 31, 32, 48)] + [b"{}" * 100],
     "random": [CHANCE.randbytes(CHANCE.randrange(200)) for _ in range(500)],
-    "changed in one bit": [flipped(sealed(), bit) for bit in range(len(sealed()) * 8)],
-    "cut": [sealed()[:length] for length in range(len(sealed()))],
-    "longer": [sealed() + b"\0"],
-    "of another queue": [sealed(queue=queue) for queue in ("", "u", "up\0", "up2", "down")],
-    "with another secret": [sealed(secret=it) for it in (b"", b"s" * 31, b"s" * 33, b"t" * 32)],
+    "changed in one bit": [flipped(SEALED, bit) for bit in range(len(SEALED) * 8)],
+    "cut": [SEALED[:length] for length in range(len(SEALED))],
+    "longer": [SEALED + b"\0"],
+    "of another queue": [seal(letter(), queue=it) for it in ("", "u", "up\0", "up2", "down")],
+    "with another secret": [
+        seal(letter(), secret=it) for it in (b"", b"s" * 31, b"s" * 33, b"t" * 32)
+    ],
 }
 
 
@@ -136,7 +128,7 @@ def test_messages_without_a_valid_signature_are_refused_and_a_later_valid_one_is
         with pytest.raises(SignatureError, match=repr(QUEUE)):
             verify(data, queue=QUEUE, secret=SECRET)
         queue.push(data)
-    queue.push(sealed())  # their number is not used up
+    queue.push(SEALED)  # their number is not used up
     with caplog.at_level(logging.DEBUG):
         assert queue.reader.get() == letter()
     assert queue.reader.refused == len(UNSIGNED[kind])
@@ -144,28 +136,19 @@ def test_messages_without_a_valid_signature_are_refused_and_a_later_valid_one_is
     assert repr(QUEUE) in caplog.text
 
 
-HEADER = struct.pack("!iIIQ", 0, 1, 0, 1)
-NO_MESSAGES = {
-    "empty": b"",
-    "half a header": HEADER[:19],
-    "header only": HEADER,
-    "null": HEADER + b"null",
-    "kind": HEADER + b'["Nonsense", {}]',
-    "deep": HEADER + b"[" * 100_000,
-}
-
-
 def test_signed_data_that_is_not_a_message_is_refused_and_the_next_message_is_read(
     queue: Queue,
 ) -> None:
-    for name, body in NO_MESSAGES.items():
+    head = HEADER.pack(0, 1, 0, 1)
+    bodies = [b"", head[:19], head, head + b"null"]
+    for body in bodies:
         with pytest.raises(WireError) as caught:
             verify(signed(body), queue=QUEUE, secret=SECRET)
-        assert not isinstance(caught.value, SignatureError), name
+        assert not isinstance(caught.value, SignatureError), body
         queue.push(signed(body))
     queue.box.put(Shutdown())
     assert queue.reader.get().message == Shutdown()
-    assert queue.reader.refused == len(NO_MESSAGES)
+    assert queue.reader.refused == len(bodies)
 
 
 # ---- writer and reader
@@ -187,20 +170,20 @@ def test_a_message_with_an_old_sequence_number_is_refused(
     queue: Queue, caplog: pytest.LogCaptureFixture, snapshot: SnapshotAssertion
 ) -> None:
     queue.push(b"forged")
-    queue.push(sealed(7))
+    queue.push(seal(letter(7)))
     assert queue.reader.get() == letter(7)
     said = [*caplog.messages]
     for number in (0, 1, 7):
-        said.append(refusal(ReplayError, queue.reader.verify, sealed(number)))
+        said.append(refusal(ReplayError, queue.reader.verify, seal(letter(number))))
     assert said == snapshot
-    assert queue.reader.verify(sealed(8)) == letter(8)
+    assert queue.reader.verify(seal(letter(8))) == letter(8)
 
 
 def test_each_sender_and_attempt_has_its_own_sequence_numbers(queue: Queue) -> None:
     for sender in (CONTROLLER, 0, 1):
         for attempt in (1, 2):
             one = letter(1, sender=sender, attempt=attempt)
-            assert queue.reader.verify(seal(one, queue=QUEUE, secret=SECRET)) == one
+            assert queue.reader.verify(seal(one)) == one
 
 
 def test_a_batch_of_messages_is_one_queue_entry(queue: Queue) -> None:
