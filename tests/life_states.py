@@ -96,27 +96,32 @@ def after(life: Life, *events: ev.Event) -> Life:
     return life
 
 
-def effect_of(life: Life, event: ev.Event) -> tuple[Any, ...]:
-    """Return the next state and the actions. Of an action with a text, return only the type."""
-    changed, actions = advance(life, event)
+def last_step(life: Life, *events: ev.Event) -> tuple[Life, list[ev.Action]]:
+    """Return the state after some events, and the actions for the last of them."""
+    *earlier, last = events
+    return advance(after(life, *earlier), last)
+
+
+def effect_of(life: Life, *events: ev.Event) -> tuple[Any, ...]:
+    """Return the last state and its actions. Of an action with a text, return only the type."""
+    changed, actions = last_step(life, *events)
     return changed.state, *(type(each) if isinstance(each, WITH_TEXT) else each for each in actions)
 
 
-def assert_unchanged(refused: Mapping[str, Any], ignored: Mapping[str, Any]) -> None:
-    """Check that events are refused, or ignored without an action, and change no state."""
-    for name, (life, event) in refused.items():
-        changed, actions = advance(life, event)
-        assert (changed, [*map(type, actions)]) == (life, [ev.Refuse]), name
-    for name, (life, event) in ignored.items():
-        assert advance(life, event) == (life, []), name
+def assert_unchanged(refused: dict[str, Any], ignored: dict[str, Any]) -> None:
+    """Check that last events are refused, or ignored without an action, and change no state."""
+    for name, cause in (refused | ignored).items():
+        changed, actions = last_step(*cause)
+        expected = [ev.Refuse] if name in refused else []
+        assert (changed, [*map(type, actions)]) == (after(*cause[:-1]), expected), name
 
 
-def texts_of(causes: Mapping[str, tuple[Life, ev.Event]]) -> dict[str, str]:
-    """Return the texts for the user that events lead to, by the name of the row."""
+def texts_of(causes: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts for the user that last events lead to, by the name of the row."""
     return {
         name: each.text if isinstance(each, ev.Notify) else each.reason
         for name, cause in causes.items()
-        for each in advance(*cause)[1]
+        for each in last_step(*cause)[1]
         if isinstance(each, WITH_TEXT)
     }
 
