@@ -95,6 +95,7 @@ def test_trace_file_has_all_ranks_on_one_clock(make_group: MakeRanks) -> None:
     assert steps == {f"ProfilerStep#{step}" for step in range(5, 9)}
     first, second = trace_rows(trace.ranks)[:2]
     assert {first.name, second.name} == {OUTSIDE_OPERATORS, "gloo:all_reduce"}
+    assert "aten::mm" in trace.ranks[1].operator_times
     assert trace.folder is not None
     assert sorted(each.name for each in trace.folder.iterdir()) == [
         f"rank{rank}.json.gz" for rank in range(3)

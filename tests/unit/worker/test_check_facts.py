@@ -119,7 +119,7 @@ def test_data_descriptions_are_equal_only_for_equal_data() -> None:
     assert describe_data(Subset(unknown, [0])) != describe_data(Subset(unknown, [1]))
 
 
-def test_the_facts_of_a_model_describe_its_mode_gradients_and_shapes() -> None:
+def test_the_facts_of_a_model_describe_its_mode_gradients_and_parameters() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     said = thing(net)
     assert (said.ranks, said.differs_in_training, said.is_training) == (0, True, True)
@@ -132,6 +132,8 @@ def test_the_facts_of_a_model_describe_its_mode_gradients_and_shapes() -> None:
         net[0].weight.add_(1)
     assert thing(net).sample != said.sample
     assert not thing(nn.Linear(1, 1)).differs_in_training
+    after_failure: Any = collect_facts({"net": net}, "net", failure=FAILED).objects["net"]
+    assert after_failure.sample == []
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
@@ -150,11 +152,6 @@ def test_both_parts_of_complex_parameters_are_compared(
     assert changed.shapes == said.shapes
     moved = [after - before for before, after in zip(said.sample, changed.sample, strict=True)]
     assert moved == pytest.approx([0, 1, 0, 1, 0, 0, 0, 0], abs=1e-6)
-
-
-def test_no_values_are_read_after_a_failed_cell() -> None:
-    found: Any = collect_facts({"it": nn.Linear(1, 1)}, "it", failure=FAILED).objects["it"]
-    assert found.sample == []
 
 
 def test_an_optimizer_of_a_replaced_model_is_reported() -> None:

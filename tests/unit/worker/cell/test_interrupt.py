@@ -55,7 +55,7 @@ class Cells(CellInterrupter):
             return "not begun"
         self.begun.set()
         try:
-            exec(compile(source, CELL, "exec"), {"time": time, **names})
+            exec(compile(source, CELL, "exec"), {"time": time, "signal": signal, **names})
         except BaseException as error:  # noqa: BLE001 - any end of a cell
             return type(error).__name__
         finally:
@@ -243,7 +243,7 @@ def test_a_signal_and_the_interrupt_message_that_follows_count_as_one_interrupt(
         "    done.append('cleaned up')\n    raise"
     )
     done: list[str] = []
-    assert cells.run(1, source, signal=signal, done=done) == "KeyboardInterrupt"
+    assert cells.run(1, source, done=done) == "KeyboardInterrupt"
     asked.join()
     assert cells.was_interrupted
     assert done == ["cleaned up"]
@@ -260,10 +260,9 @@ def test_a_signal_without_a_message_interrupts_the_cell_unless_it_was_interrupte
         "signal.raise_signal(signal.SIGINT)"
     )
     run = cells.interrupted if has_had_it else partial(cells.run, 1)
-    ended = run(source, has_had_it=has_had_it, signal=signal)
+    ended = run(source, has_had_it=has_had_it)
     assert ended == ("done" if has_had_it else "KeyboardInterrupt")
-    again = cells.run(2, "signal.raise_signal(signal.SIGINT)", signal=signal)
-    assert again == "KeyboardInterrupt"
+    assert cells.run(2, "signal.raise_signal(signal.SIGINT)") == "KeyboardInterrupt"
 
 
 def imported(seconds: float, *, filename: str, name: str = "a_library") -> None:

@@ -360,31 +360,22 @@ def test_a_source_that_never_ends_does_not_hold_up_the_end_of_a_cell(outboxes: O
     assert wait_until(lambda: report(1) in outboxes.posted)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "lines", "period"),
+    [(1, 2, 0.01), (4, 2, 0.04), (4, 3, 0.1), (10, 2, 0.1), (64, 2, 0.64), (64, 3, 0.64)],
+)
 def test_ranks_send_at_common_times_less_often_if_many_and_a_first_line_at_once(
-    outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
+    outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch, ranks: int, lines: int, period: float
 ) -> None:
-    rate, batch_period = outbox_module.RANKS_AT_FULL_RATE, outbox_module.BATCH_PERIOD
-    few, many, crowd = (outboxes.make(ranks=ranks) for ranks in (1, rate, 64))
-    assert few._period == many._period == batch_period
-    assert crowd._period == pytest.approx(64 / rate * batch_period)
-    assert crowd._next_due(0.0, 1) == crowd._next_due(0.0, 100)
     now = 1000.013
     monkeypatch.setattr(outbox_module.time, "monotonic", lambda: now)
-    one, other = outboxes.make(ranks=4), outboxes.make(ranks=4)
-    large = outbox_module.SMALL_BATCH + 1
-    for mailed, period in ((1, 0.4 * batch_period), (large, batch_period)):
-        due = one._next_due(0.0, mailed)
-        assert due <= now
-        while due <= now:  # which is soon
-            due = one._next_due(due, mailed)
-        assert due <= now + period
-    later = now + 0.017  # the other one began then
-    for _ in range(100):
-        now += 0.01
-        due = one._next_due(due, 100) if now >= due else due
-        later = other._next_due(later, 100) if now >= later else later
-    assert due == pytest.approx(later, abs=1e-6)
-    assert now < due <= now + batch_period
+    outbox = outboxes.make(ranks=ranks)
+    after_pause = outbox._next_due(0.0, lines)
+    assert after_pause <= now + period - outbox_module.CATCH_UP
+    for batch in (after_pause, now, now + 0.003):
+        due = outbox._next_due(batch, lines)
+        assert 0.0 < due - batch <= period + 1e-6
+        assert due == pytest.approx(round(due / period) * period, abs=1e-6)  # for any start
 
 
 # ---- pictures

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from drivers.inside import imported
 from torch.autograd import DeviceType
 
 from nbddp.train import log_and_track
@@ -211,28 +208,6 @@ def test_trace_files_are_returned_as_bytes_if_no_folder_is_given(rank: Rank) -> 
     assert not told.reason
     assert json.loads(gzip.decompress(files[0])) == json.loads(rank.profile.document)
     assert files[1:] == [b""]
-
-
-@pytest.mark.process
-def test_torchs_profiler_returns_operator_times_and_writes_a_trace_file(tmp_path: Path) -> None:
-    script = (
-        imported(log_and_track, SendTrace, TraceSteps, CellProfiler)
-        + """
-import gzip, json, torch
-from pathlib import Path
-profiler = CellProfiler(TraceSteps(first=0, last=0), 3)
-profiler.begin_cell()
-torch.ones(9).sum()
-log_and_track.report_step(0, source="log")
-command = SendTrace(request=1, cell=3, rank=2, folder=".", start_ns=0, max_events=100)
-sent, _ = profiler.export(command)
-assert not sent.reason, sent.reason
-assert "aten::sum" in sent.operator_times
-own = json.loads(gzip.decompress(Path("rank2.json.gz").read_bytes()))
-assert "ProfilerStep#0" in [each["name"] for each in own["traceEvents"]]
-"""
-    )
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=150)
 
 
 # ---- beside other ranks

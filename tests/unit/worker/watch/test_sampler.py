@@ -9,18 +9,8 @@ import pytest
 
 from nbddp.wire.messages import RankStatus
 from nbddp.wire.timing_messages import CollectiveArrivals
-from nbddp.worker.watch.resource_usage import ResourceUsage, UsageSampler
+from nbddp.worker.watch.resource_usage import ResourceUsage
 from nbddp.worker.watch.sampler import Sampler
-
-
-class FakeUsage(UsageSampler):
-    """Returns the usage that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = ResourceUsage(cpu=0.5, memory=300_000_000)
-
-    def read(self) -> ResourceUsage:
-        return self.now
 
 
 class RecordingSampler(Sampler):
@@ -28,18 +18,19 @@ class RecordingSampler(Sampler):
 
     def __init__(self) -> None:
         self.posted: list[RankStatus | CollectiveArrivals] = []
-        self.usage = FakeUsage()
+        self.usage = ResourceUsage(cpu=0.5, memory=300_000_000)
         shell = Mock(is_cell_file=lambda _file: False)
         log = Mock(print_count=0, position=lambda: 0)
         sink, stdin = Mock(report_count=0, steps={}), Mock(waiting_for="")
-        super().__init__(self.posted.append, shell, self.usage, log, sink, stdin)
+        usage = Mock(read=lambda: self.usage)
+        super().__init__(self.posted.append, shell, usage, log, sink, stdin)
         self.sample_once()  # the first look between cells has no CPU
         self.posted.clear()
         self.force_next_status()
 
     def sample_once(self, *, is_due: bool = False, **change: float) -> int:
         """Look once more between cells; how much was posted by then."""
-        self.usage.now = replace(self.usage.now, **change)
+        self.usage = replace(self.usage, **change)
         self.sample_between_cells(is_due=is_due)
         return len(self.posted)
 
