@@ -13,33 +13,32 @@ from nbddp.lifecycle.retries import (
     why_no_retry,
 )
 
+HEAL, RESTART = RecoveryMethod.HEAL, RecoveryMethod.RESTART
+
 
 def setback(step: float | None) -> AttemptFailure:
     return AttemptFailure(what="rank 1 is gone", at=10.0, step=step)
 
 
-def death(step: float, way: RecoveryMethod = RecoveryMethod.HEAL) -> AttemptFailure:
+def death(step: float, way: RecoveryMethod = HEAL) -> AttemptFailure:
     return AttemptFailure(what="rank 1 is gone", at=0.0, step=step, is_death=True, method=way)
 
 
-ONE, NINE, BOTH = Retries(restarts=1), Retries(restarts=9), Retries(heals=1, restarts=1)
+ONE, TWO, NINE = (Retries(restarts=count) for count in (1, 2, 9))
+BOTH = Retries(heals=1, restarts=1)
 WAYS: dict[str, tuple[list[AttemptFailure], Retries, RecoveryMethod | None]] = {
-    "the first of one restart": ([setback(3)], ONE, RecoveryMethod.RESTART),
-    "the second of two restarts": (
-        [setback(3), setback(5)],
-        Retries(restarts=2),
-        RecoveryMethod.RESTART,
-    ),
+    "the first of one restart": ([setback(3)], ONE, RESTART),
+    "the second of two restarts": ([setback(3), setback(5)], TWO, RESTART),
     "no restart is left": ([setback(3), setback(5)], ONE, None),
-    "no restart of two is left": ([setback(3), setback(5), setback(7)], Retries(restarts=2), None),
+    "no restart of two is left": ([setback(3), setback(5), setback(7)], TWO, None),
     "no restart was asked for": ([setback(3)], Retries(), None),
-    "a death": ([death(1)], BOTH, RecoveryMethod.HEAL),
-    "a second death": ([death(1), death(2)], BOTH, RecoveryMethod.RESTART),
-    "a third death": ([death(1), death(2, RecoveryMethod.RESTART), death(3)], BOTH, None),
+    "a death": ([death(1)], BOTH, HEAL),
+    "a second death": ([death(1), death(2)], BOTH, RESTART),
+    "a third death": ([death(1), death(2, RESTART), death(3)], BOTH, None),
     "no heal is left": ([death(1), death(2)], Retries(heals=1), None),
-    "all live": ([setback(3)], Retries(heals=3, restarts=1), RecoveryMethod.RESTART),
+    "all live": ([setback(3)], Retries(heals=3, restarts=1), RESTART),
     "all live and cannot be healed": ([setback(3)], Retries(heals=3), None),
-    "progress in between": ([setback(30), setback(40), setback(30)], NINE, RecoveryMethod.RESTART),
+    "progress in between": ([setback(30), setback(40), setback(30)], NINE, RESTART),
 }
 IN_VAIN = {f"twice at step {step}": [setback(step), setback(step)] for step in (30, None, 0)}
 

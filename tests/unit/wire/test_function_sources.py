@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -21,20 +21,17 @@ Define = Callable[[str, str], dict[str, Any]]
 
 
 @pytest.fixture
-def define() -> Iterator[Define]:
+def define(monkeypatch: pytest.MonkeyPatch) -> Define:
     """Runs a cell of this name, and registers its source as IPython does."""
-    names = []
+    monkeypatch.setattr(linecache, "cache", dict(linecache.cache))
 
     def run(name: str, text: str) -> dict[str, Any]:
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-        names.append(name)
         namespace: dict[str, Any] = {"__name__": "__main__"}
         exec(compile(text, name, "exec"), namespace)
         return namespace
 
-    yield run
-    for name in names:
-        del linecache.cache[name]
+    return run
 
 
 def test_functions_are_sent_with_the_source_of_their_cells_and_of_functions_they_call(

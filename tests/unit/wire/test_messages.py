@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refusal
 from strategies import KINDS, any_message, of_kind
 from syrupy.assertion import SnapshotAssertion
 
@@ -109,6 +110,4 @@ def test_malformed_messages_are_refused(data: bytes) -> None:
 
 def test_the_error_for_an_invalid_message_has_the_reason(snapshot: SnapshotAssertion) -> None:
     for data in (b"", b'["Nonsense", {}]'):
-        with pytest.raises(WireError) as caught:
-            decode(data)
-        assert str(caught.value) == snapshot
+        assert refusal(WireError, decode, data) == snapshot

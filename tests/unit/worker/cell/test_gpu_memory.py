@@ -9,7 +9,7 @@ import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.worker.cell import failure as failure
+from nbddp.worker.cell import failure
 from nbddp.worker.cell.failure import describe_out_of_memory, largest_tensors
 
 GIB = 1 << 30

@@ -109,7 +109,6 @@ def test_a_flood_is_sent_as_a_log_position_and_later_output_as_text(
 def test_a_flood_without_newlines_ends_with_a_whole_character(write: Write, log: LogWriter) -> None:
     write("€" * MAX_UNREAD + "\udce2\udc82")  # the first two bytes of another one
     flood = log.read()
-    assert flood is not None
     assert (flood.end, flood.is_omitted) == (BEGIN + 3 * MAX_UNREAD, True)
     write("\udcac!")
     assert [each.text for each in pieces_of(log)] == ["€!"]
@@ -127,7 +126,6 @@ def test_output_after_a_log_position_is_read_separately(
     assert (first.end, first.is_omitted) == (mark, is_flood)
     assert first.text == ("" if is_flood else before)
     second = log.read()
-    assert second is not None
     assert (second.start, second.text) == (mark, "" if is_flood else "after\n")
     assert log.read(mark) is None  # before the read position
 

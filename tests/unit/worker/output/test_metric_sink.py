@@ -58,10 +58,8 @@ def read_all(sink: MetricSink) -> list[MessageFromRank]:
 
 
 def labels(sink: MetricSink) -> list[str]:
-    """The bars of the newest word on them; there is one."""
-    progress = read_all(sink)[-1]
-    assert isinstance(progress, Progress)
-    return [label for label, _, _, _ in progress.bars]
+    """Return the labels of the bars in the newest message, which is about bars."""
+    return [label for label, _, _, _ in read_all(sink)[-1].bars]
 
 
 def bar(label: str = "", total: int = 0) -> ProgressBar:
@@ -120,17 +118,14 @@ def test_ranks_share_a_file_and_no_line_is_torn(make: Make, path: Path) -> None:
 def test_a_full_disk_is_reported_once_and_metrics_are_still_sent(
     sink: MetricSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_fd: int, _data: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     with monkeypatch.context() as patch:
-        patch.setattr(metric_sink_module.os, "write", refuse)
+        patch.setattr(metric_sink_module.os, "write", full)
         sink.log(1, {"loss": 1.0})
         sink.log(2, {"loss": 1.0})
     [[remark]] = [call.args for call in sink._outbox.post.call_args_list]  # type: ignore[attr-defined]
     assert "No space left on device" in remark.data["text/plain"]
     [metrics] = read_all(sink)
-    assert isinstance(metrics, Metrics)
     assert [step for _, step, _ in metrics.rows] == [1, 2]
 
 
@@ -212,7 +207,6 @@ def test_a_progress_bar_is_read_only_after_it_has_changed(sink: MetricSink) -> N
     loop.done = 3
     sink.update_bar(loop)
     [progress] = read_all(sink)
-    assert isinstance(progress, Progress)
     assert progress.bars[0][:3] == ["epoch 1", 3, 8]
 
 

@@ -49,7 +49,6 @@ def test_a_collective_is_numbered_by_its_group(
     began = {"collective_seq_id": 3, "time_created_ns": 5_000_000_000}
     record(recorder_entry(record_id=7), recorder_entry(record_id=8, **began, **facts))
     newest = newest_collective()
-    assert newest is not None
     assert str(newest.call).startswith(said)
     assert (newest.call.number, newest.began_at) == (3, 5.0)
 
@@ -74,7 +73,6 @@ def test_entries_of_the_nccl_recorder_are_read_before_those_of_other_backends(
     record(started, recorder_entry(record_id=0, **of_nccl), recorder="nccl")
     assert [each["record_id"] for each in read_entries()] == [NCCL_OFFSET, NCCL_OFFSET + 1]
     newest = newest_collective()
-    assert newest is not None
     told = (newest.call.number, newest.backend, newest.is_in_flight)
     assert told == (2, "nccl", True)
     record(recorder="nccl")

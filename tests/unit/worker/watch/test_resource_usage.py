@@ -60,8 +60,6 @@ def test_gpu_usage_is_that_of_the_rank_and_is_not_sampled_before_cuda_is_initial
 def child(*command: str) -> Iterator[Popen[bytes]]:
     """A process, from its first line on; a shell waits there to be let go."""
     with Popen(command, stdin=PIPE, stdout=PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         process.stdout.readline()
         yield process
         process.stdin.close()
