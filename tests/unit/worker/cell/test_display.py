@@ -49,24 +49,21 @@ def test_pictures_and_values_within_the_limit_are_not_truncated() -> None:
     assert truncate_failure(failure) == failure
 
 
-def test_a_truncated_value_names_the_pull_command_and_keeps_its_other_mime_types() -> None:
+def test_truncated_values_and_displays_name_a_way_to_the_rest_and_keep_other_mime_types() -> None:
     text = "x" * MAX_TEXT + "y" * 8_900_002
     short = truncate_value(value(text))
     hint = "\n… 8,900,002 more characters; `%ddp pull _` fetches the value"
     assert short["data"] == {"text/plain": "x" * MAX_TEXT + hint, "text/html": text}
     assert short["metadata"] == {"a": 1}
+    shown = truncate_display({"text/plain": "x" * (MAX_TEXT + 1), "text/html": text})
+    hint = "\n… 1 more characters; print it instead, and the log has all of it"
+    assert shown == {"text/plain": "x" * MAX_TEXT + hint, "text/html": text}
 
 
 def test_truncated_values_that_differ_after_the_cut_are_in_different_groups() -> None:
     texts = ["x" * MAX_TEXT + end for end in ("a", "b", "a")]
     results = {rank: truncate_value(value(text)) for rank, text in enumerate(texts)}
     assert [ranks for ranks, _ in split_text_and_rich(results)[1]] == [[0, 2], [1]]
-
-
-def test_a_truncated_display_has_a_hint_to_print_it() -> None:
-    short = truncate_display({"text/plain": "x" * (MAX_TEXT + 1)})
-    hint = "\n… 1 more characters; print it instead, and the log has all of it"
-    assert short["text/plain"].endswith(hint)
 
 
 def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:

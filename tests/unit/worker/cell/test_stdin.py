@@ -67,25 +67,24 @@ def test_input_returns_the_answer_to_its_question(stdin: RecordingStdin) -> None
     assert stdin.ask() == "second"
 
 
-def test_getpass_marks_its_question_as_secret(stdin: RecordingStdin) -> None:
+def test_questions_of_getpass_are_secret_and_those_of_a_debugger_are_marked(
+    stdin: RecordingStdin,
+) -> None:
+    seen: list[str] = []
     stdin.later(InputReply(question=1, text="x"))
     assert stdin.ask_secret() == "x"
     assert (stdin.asked.is_secret, stdin.asked.prompt) == (True, "Password: ")
-    stdin.later(InputReply(question=2, refusal="no page"))
-    with pytest.raises(RuntimeError, match=r"^getpass\(\) .*: no page$"):
-        stdin.ask_secret()
-
-
-def test_questions_of_a_debugger_are_marked_as_debugger_questions(stdin: RecordingStdin) -> None:
-    seen: list[str] = []
-    stdin.later(lambda: seen.append(stdin.waiting_for), InputReply(question=1, text="c"))
+    stdin.later(lambda: seen.append(stdin.waiting_for), InputReply(question=2, text="c"))
     stdin.is_debugging = True
     assert stdin.ask("ipdb> ") == "c"
     assert (stdin.asked.what, seen) == (DEBUGGER, [DEBUGGER])
 
 
-def test_input_raises_eof_error_at_the_end(stdin: RecordingStdin) -> None:
-    stdin.later(InputReply(question=1, is_end=True))
+def test_refused_and_ended_input_raises_an_error(stdin: RecordingStdin) -> None:
+    stdin.later(InputReply(question=1, refusal="no page"))
+    with pytest.raises(RuntimeError, match=r"^getpass\(\) .*: no page$"):
+        stdin.ask_secret()
+    stdin.later(InputReply(question=2, is_end=True))
     with pytest.raises(EOFError):
         stdin.ask()
 

@@ -246,7 +246,6 @@ def test_a_new_cell_drops_the_bars_of_the_previous_cell_and_keeps_its_queued_row
 # ---- in a child
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_forked_during_a_read_writes_the_file_and_sends_nothing(
     sink: MetricSink, path: Path
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -131,11 +130,8 @@ def picture(size: int) -> msg.Display:
     return msg.Display(data={"image/png": "x" * size}, metadata={})
 
 
-def happened(kind: str) -> msg.EventReported:
-    return msg.EventReported(kind=kind)
-
-
 ENDLESS = Mock(position=lambda: 0, read=lambda _upto: wrote("more"))
+C, D = msg.EventReported(kind="c"), msg.EventReported(kind="d")
 NUMBERS, BARS = msg.Metrics(rows=[[0.0, 1, {"loss": 0.5}]]), msg.Progress(bars=[["", 1, 2, 0.1]])
 
 
@@ -144,10 +140,7 @@ NUMBERS, BARS = msg.Metrics(rows=[[0.0, 1, {"loss": 0.5}]]), msg.Progress(bars=[
     [
         ([[wrote("a"), wrote("b")]], [[wrote("a")], [wrote("b")]]),
         ([[wrote("a")], [], [NUMBERS, BARS]], [[wrote("a"), NUMBERS, BARS]]),
-        (
-            [[wrote("a"), wrote("b")], [happened("c"), happened("d")]],
-            [[wrote("a")], [wrote("b"), happened("c")], [happened("d")]],
-        ),
+        ([[wrote("a"), wrote("b")], [C, D]], [[wrote("a")], [wrote("b"), C], [D]]),
     ],
     ids=["one source", "one letter", "one of each kind in a letter"],
 )
@@ -403,7 +396,6 @@ def test_display_blocks_while_too_many_pictures_are_queued(
     assert len(outboxes.posted) == 10
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_can_print_and_display_even_if_forked_during_a_send(
     outboxes: Outboxes,
 ) -> None:

@@ -66,7 +66,6 @@ def child(*command: str) -> Iterator[Popen[bytes]]:
 
 
 @pytest.mark.process
-@pytest.mark.skipif(sys.platform == "win32", reason="a shell")
 def test_cpu_time_and_output_of_a_child_and_a_finished_grandchild_are_counted() -> None:
     before = sample_process("S", 0.0)
     count = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done"
