@@ -318,9 +318,7 @@ def test_each_hint_to_code_is_used_and_each_mistake_has_one() -> None:
     assert {each for each in HINTS if not computed.fullmatch(each)} <= named <= {*HINTS}
 
 
-def test_unknown_exercises_and_too_few_values_are_refused(
-    snapshot: SnapshotAssertion,
-) -> None:
+def test_unknown_exercises_and_too_few_values_are_refused(snapshot: SnapshotAssertion) -> None:
     wrong = (("9", 1), (["00.1"], 1), ("02.3", 12), ("00.1",))
     refused = [refusal(ArgumentError, nbddp.check_answer, *given) for given in wrong]
     assert refused == snapshot

@@ -35,29 +35,24 @@ WENT_WELL = Mock(spec=CellResult, is_ok=True, verdict=None, ranks=(0,), prompt=1
 
 
 class Typed:
-    """A notebook's magics, without ranks; what would start them or run on them is noted.
-
-    Attributes:
-        started: how ranks were to start, each time.
-        asked: each cell or script that was to run, and how often again.
-    """
+    """A notebook's magics, without ranks: mocks start ranks, and run cells and scripts."""
 
     def __init__(self, shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launcher, self.link = FakeLauncher(), FakeLink()
         self.notebook = NotebookState(shell)
         self.notebook.group = RankGroup(GroupSpec(), fake_session(self.launcher, self.link))
-        self.started: list[GroupSpec] = []
-        self.asked: list[tuple[CellRequest, Retries | None]] = []
-        monkeypatch.setattr(Session, "start", lambda _session, spec: self.started.append(spec))
-        monkeypatch.setattr(Recovery, "run", lambda _recovery, *asked: self._run(*asked))
+        self.start, self.run = Mock(), Mock(return_value=WENT_WELL)
+        monkeypatch.setattr(Session, "start", self.start)
+        monkeypatch.setattr(Recovery, "run", self.run)
         Path("train.py").write_text("x = 1\n")
 
-    def _run(
-        self, request: CellRequest, retries: Retries | None = None, begun: object = None
-    ) -> CellResult:
+    def asked(self) -> tuple[CellRequest, Retries]:
+        """The cell or script that was to run since the last time, and how often again."""
+        self.run.assert_called_once()
+        request, retries, begun = self.run.call_args.args
         assert begun is None
-        self.asked.append((request, retries))
-        return WENT_WELL
+        self.run.reset_mock()
+        return request, retries
 
     def line(self, line: str) -> None:
         run_command(self.notebook, line)
@@ -109,7 +104,7 @@ HOW: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize("begin", BEGINS.values(), ids=BEGINS)
 def test_ranks_start_with_the_given_options(typed: Typed, begin: Run) -> None:
     begin(typed, " ".join(HOW))
-    [spec] = typed.started
+    (spec,) = typed.start.call_args.args
     assert {name: getattr(spec, name) for name, _ in HOW.values()} == dict(HOW.values())
     assert [name for name, value in HOW.values() if getattr(GroupSpec(), name) == value] == []
 
@@ -194,7 +189,7 @@ def test_values_are_sent_to_the_ranks_that_the_option_names(with_ranks: Typed) -
 
 def test_a_fault_is_armed_on_the_given_rank_with_the_given_options(typed: Typed) -> None:
     typed.line("fault slow --rank 1 --step 7 --factor 3")
-    request, *_ = typed.asked.pop()
+    request: CellRequest = typed.run.call_args.args[0]
     assert request.ranks == (1,)
     calls: list[dict[str, Any]] = []
     exec(request.source, {"nbddp": Mock(**{"faults.at": lambda **how: calls.append(how)})})
@@ -223,10 +218,10 @@ def test_a_cell_or_a_script_runs_with_the_given_options(
     typed.notebook.publishing = publishing = Mock()
     run(typed, "--publish wandb:digits")
     assert publishing.follow.call_args.args[-1] == [Target("wandb", "digits")]
-    plain, _ = typed.asked.pop()
+    plain, _ = typed.asked()
     for options in (*WHAT, *RETRIES):
         run(typed, options)
-        request, retries = typed.asked.pop()
+        request, retries = typed.asked()
         assert retries == RETRIES.get(options, Retries())
         if options in WHAT:
             name, value = WHAT[options]
@@ -236,7 +231,7 @@ def test_a_cell_or_a_script_runs_with_the_given_options(
 def test_a_scripts_names_are_kept_and_replayed_only_with_the_keep_option(typed: Typed) -> None:
     for options, keeps in (("", False), ("--keep", True)):
         typed.line(f"run {options} train.py --lr 3")
-        request, _ = typed.asked.pop()
+        request, _ = typed.asked()
         assert request.script is not None
         assert (request.script.keeps_names, request.once) == (keeps, not keeps)
         assert list(request.script.arguments) == ["--lr", "3"]

@@ -104,15 +104,6 @@ def test_an_alarm_lasts_as_long_as_the_hang_and_is_told_once_per_cell(dog: HangD
     assert dog.problem_text == ""
 
 
-def test_a_silent_rank_raises_an_alarm_until_its_next_heartbeat(dog: HangDetector) -> None:
-    dog.heartbeats[2] = Heartbeat(elsewhere(seconds=0.0), LATE)
-    text = look(dog, elsewhere(seconds=0.0), now=LATE)
-    assert dog.problem_text == text
-    assert "rank 1" in text
-    dog.heartbeats[1] = Heartbeat(elsewhere(seconds=0.0), LATE + 1)
-    assert look(dog, now=LATE + 1) == dog.problem_text == ""
-
-
 def waits(*call: Any) -> RankStatus:
     return RankStatus(cell=5, line=3, function="", collective=Collective(*call))
 
