@@ -43,25 +43,6 @@ def when_cell_runs(group: Ranks, act: Callable[[], object]) -> threading.Thread:
     return when(lambda: bool(group.ranks_in_cell), act)
 
 
-def run_and_act(
-    group: Ranks,
-    source: str,
-    wanted: Callable[[str], bool],
-    act: Callable[[], object],
-) -> None:
-    """Run a cell, call a function once its output matches, and raise its failure."""
-
-    has_acted = False
-
-    def watch(said: str) -> None:
-        nonlocal has_acted
-        if not has_acted and wanted(said):
-            has_acted = True
-            act()
-
-    group.run_and_watch(source, watch)
-
-
 def interrupt_at(group: Ranks, handle: CellHandle, *marks: str) -> None:
     """Interrupt a cell or a script once it has created these files; it ends as interrupted."""
     assert wait_until(lambda: all(Path(mark).exists() for mark in marks))

@@ -40,12 +40,7 @@ class OnNodes:
     """A group on nodes, and its messages."""
 
     def __init__(
-        self,
-        *,
-        least: int = 2,
-        most: int = 2,
-        nproc_per_node: int = 2,
-        host: str = "127.0.0.1",
+        self, *, least: int = 2, most: int = 2, nproc_per_node: int = 2, host: str = "127.0.0.1"
     ) -> None:
         # grace: surviving ranks on two busy cores answer slowly
         self.group = Ranks(nproc=1, launcher=new_launcher(), grace=20.0)
@@ -124,12 +119,6 @@ class OnNodes:
         agent = psutil.Process(node.facts["pid"]).parent()
         assert agent is not None
         return agent
-
-    def bring_all(self, *nprocs: int) -> Ranks:
-        """Connect nodes with these numbers of ranks, without agents, and start the ranks."""
-        for nproc in nprocs:
-            self.start_node_agent(nproc)
-        return self.start_ranks()
 
     def close(self) -> None:
         """End the group and the listener; agents and node agents end with the listener."""

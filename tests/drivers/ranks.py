@@ -121,11 +121,6 @@ class Ranks(WorkerGroup):
         """Return the state of the group, in the words of ``%ddp status``."""
         return self.life.state.value
 
-    @property
-    def is_busy(self) -> bool:
-        """Return whether the ranks run a cell, start, heal or stop."""
-        return self.life.state.is_busy
-
     # ---- cells
 
     def begin(self, source: str, **request: Any) -> CellHandle:
@@ -179,16 +174,21 @@ class Ranks(WorkerGroup):
         sums = self.evaluate("x = torch.ones(1)\ndist.all_reduce(x)\nint(x.item())")
         assert sums == [self.world_size] * self.world_size
 
-    def run_and_watch(self, source: str, watch: Callable[[str], None]) -> None:
-        """Run a cell; after each piece of output, call a function with all output so far."""
+    def run_and_act(
+        self, source: str, wanted: Callable[[str], bool], act: Callable[[], object]
+    ) -> None:
+        """Run a cell, call a function once its output matches, and raise its failure."""
 
         class Watching(TextView):
             said = ""
+            has_acted = False
 
             def _show_notice(self, notice: Notice) -> None:
                 super()._show_notice(notice)
                 self.said += getattr(notice, "text", "")
-                watch(self.said)
+                if not self.has_acted and wanted(self.said):
+                    self.has_acted = True
+                    act()
 
         view = Watching(StreamTarget())
         show_cell(self.session, self.begin(source), view).raise_for_failure()
@@ -272,11 +272,6 @@ class Ranks(WorkerGroup):
     def secret(self) -> bytes:
         """Return the secret that signs the messages of ranks and controller."""
         return self.session.require_link().secret
-
-    @property
-    def refused(self) -> int:
-        """Return the number of messages that were refused for an invalid signature."""
-        return self.session.require_link().refused
 
     @property
     def store(self) -> Any:

@@ -9,7 +9,7 @@ import signal
 import time
 
 import pytest
-from conditions import NO_TIMEOUT, SHORT, act_on_alarm, output_of_hang, run_and_act, when_cell_runs
+from conditions import NO_TIMEOUT, SHORT, act_on_alarm, output_of_hang, when_cell_runs
 from drivers.ranks import Capture, MakeRanks, Ranks
 from limits import limit, set_limits
 from multiproc.long_work import waits_for, works
@@ -241,8 +241,7 @@ def test_interrupt_reports_a_sigstopped_rank_and_how_to_continue_it(
     os.kill(pid, signal.SIGSTOP)
     when_cell_runs(group, group.interrupt)
     with pytest.raises(CellInterruptedError):
-        run_and_act(
-            group,
+        group.run_and_act(
             "import time\ntime.sleep(60)",
             lambda said: "SIGSTOP" in said,
             lambda: os.kill(pid, signal.SIGCONT),

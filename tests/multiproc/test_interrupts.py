@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conditions import interrupt_at, run_and_act, wait_until_blocked, wait_until_computing, when
+from conditions import interrupt_at, wait_until_blocked, wait_until_computing, when
 from drivers.ranks import Capture, MakeRanks, Ranks
 from golden.walks import KEEP, assert_ranks_work
 from limits import set_limits
@@ -141,7 +141,7 @@ def test_second_interrupt_kills_at_once_after_the_notice(make_group: MakeRanks) 
     pressing = when(lambda: all(map(Path.exists, begun)), press_twice)
     began = time.monotonic()
     with pytest.raises(CellFailedError, match=r"^rank 1 was killed by SIGKILL"):
-        run_and_act(group, NEVER_RETURNS, lambda said: "interrupt again" in said, group.interrupt)
+        group.run_and_act(NEVER_RETURNS, lambda said: "interrupt again" in said, group.interrupt)
     pressing.join()
     assert time.monotonic() - began < 30  # without a second interrupt it takes the grace period
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conditions import run_and_act, wait_until_computing, when, when_cell_runs
+from conditions import wait_until_computing, when, when_cell_runs
 from drivers.ranks import Capture, Ranks
 from limits import set_limits
 from local_nodes import CONNECT_TIMEOUT, OnNodes, all_ended, process_tree
@@ -150,7 +150,7 @@ def test_new_node_replaces_a_lost_node(on_nodes: OnNodes) -> None:
     its = agent.children(recursive=True)
     name = on_nodes.node_of(2).name
     with pytest.raises(CellFailedError) as caught:
-        run_and_act(group, TRAIN, lambda said: said.count("trains") == 4, agent.kill)
+        group.run_and_act(TRAIN, lambda said: said.count("trains") == 4, agent.kill)
     assert f"node {name}: " in caught.value.report
     [told] = [said for said in on_nodes.messages if "ranks 2-3" in said]
     assert told.startswith(f"node {name} (127.0.0.1): ")

@@ -14,7 +14,7 @@ from pathlib import Path
 import listener_attacks
 import psutil
 import pytest
-from conditions import run_and_act, when_cell_runs
+from conditions import when_cell_runs
 from drivers.ranks import Capture, Ranks
 from limits import limit, set_limits
 from local_nodes import OnNodes, SeparateNetworks
@@ -148,7 +148,7 @@ def test_slow_network_only_slows_cells_down(on_nodes: OnNodes, capsys: Capture) 
     assert [len(big) for big in group.pull("big")] == [9 << 20] * 2
     source = "print('begun')\nwhile True: dist.all_reduce(torch.ones(1))"
     with pytest.raises(CellInterruptedError):
-        run_and_act(group, source, lambda said: said.count("begun") == 2, group.interrupt)
+        group.run_and_act(source, lambda said: said.count("begun") == 2, group.interrupt)
     group.kill(1)
     assert group.heal().ranks == (1,)
     assert group.evaluate("len(big)") == [9 << 20] * 2
@@ -212,7 +212,9 @@ def test_small_spare_node_cannot_replace_a_larger_node_but_a_restart_uses_it(
     one_or_two: OnNodes,
 ) -> None:
     lost = one_or_two.start_node_agent(2)
-    group = one_or_two.bring_all(1, 1)  # the last is a spare
+    for _ in range(2):  # the last is a spare
+        one_or_two.start_node_agent(1)
+    group = one_or_two.start_ranks()
     name = one_or_two.node_of(0).name
     one_or_two.nodes.release(name)
     lost.wait(30)
