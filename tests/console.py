@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-import pytest
 from IPython.core.error import UsageError
+from refusals import refusal
 
 from nbddp.magics.line_magic import run_command
 from nbddp.magics.presenter import Presenter
@@ -31,6 +31,4 @@ def ddp(line: str, **state: Any) -> str:
 
 
 def refused(line: str, **state: Any) -> str:
-    with pytest.raises(UsageError) as caught:
-        ddp(line, **state)
-    return str(caught.value)
+    return refusal(UsageError, ddp, line, **state)
