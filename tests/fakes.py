@@ -20,17 +20,8 @@ from nbddp.controller.session import Session
 from nbddp.controller.threads import EventThread, Runtime
 from nbddp.launch.local_launcher import Launcher, RankHandle
 from nbddp.sigint import Future
+from nbddp.wire import messages as msg
 from nbddp.wire.envelope import Envelope
-from nbddp.wire.messages import (
-    URGENT_MESSAGES,
-    CellEnded,
-    JsonDict,
-    Message,
-    MessageToRank,
-    Ready,
-    RunCell,
-    Shutdown,
-)
 from nbddp.wire.rank_start import RankStart
 from nbddp.wire.request_messages import Answer, Complete, Inspect, Pull, Push
 
@@ -171,10 +162,10 @@ class FakeLink:
 
     def __init__(self) -> None:
         self.attempt = 0
-        self.sent: list[tuple[int, MessageToRank]] = []
+        self.sent: list[tuple[int, msg.MessageToRank]] = []
         self.faults: deque[Exception | None] = deque()
         self.is_broken = False
-        self.on_send: Callable[[int, int, MessageToRank], Any] = lambda *_sent: None
+        self.on_send: Callable[[int, int, msg.MessageToRank], Any] = lambda *_sent: None
         self.envelopes: SimpleQueue[Envelope | Exception | None] = SimpleQueue()
         self.urgent: SimpleQueue[Envelope | Exception | None] = SimpleQueue()
         self._values: dict[str, Any] = {}
@@ -196,17 +187,17 @@ class FakeLink:
         if self.is_broken:
             raise ConnectionError("the store is gone")
 
-    def send(self, rank: int, command: MessageToRank) -> None:
+    def send(self, rank: int, command: msg.MessageToRank) -> None:
         self._check_whole()
         if fault := self.faults.popleft() if self.faults else None:
             raise fault
         self.sent.append((rank, command))
         self.on_send(self.attempt, rank, command)
 
-    def deliver(self, rank: int, message: Message, *, attempt: int | None = None) -> Envelope:
+    def deliver(self, rank: int, message: msg.Message, *, attempt: int | None = None) -> Envelope:
         number = self.attempt if attempt is None else attempt
         envelope = Envelope(rank, number, next(self._sequence), message)
-        (self.urgent if isinstance(message, URGENT_MESSAGES) else self.envelopes).put(envelope)
+        (self.urgent if isinstance(message, msg.URGENT_MESSAGES) else self.envelopes).put(envelope)
         return envelope
 
     def fail(self, error: Exception) -> None:
@@ -219,15 +210,15 @@ class FakeLink:
             raise envelope
         return envelope
 
-    def store_payload(self, data: bytes) -> JsonDict:
+    def store_payload(self, data: bytes) -> msg.JsonDict:
         key = f"value {next(self._sequence)}"
         self._values[key] = data
         return {"key": key}
 
-    def load_payload(self, payload: JsonDict) -> Any:
+    def load_payload(self, payload: msg.JsonDict) -> Any:
         return self._values[payload["key"]]
 
-    def discard_payload(self, payload: JsonDict) -> None:
+    def discard_payload(self, payload: msg.JsonDict) -> None:
         self._values.pop(payload["key"], None)
 
     def close(self) -> None:
@@ -328,10 +319,10 @@ def fake_session(launcher: FakeLauncher, link: FakeLink) -> Session:
 def answer_commands(launcher: FakeLauncher, link: FakeLink) -> None:
     """Make launched ranks ready, and make them answer commands at once."""
 
-    def answer(attempt: int, rank: int, command: MessageToRank) -> None:
+    def answer(attempt: int, rank: int, command: msg.MessageToRank) -> None:
         match command:
-            case RunCell(cell=cell):
-                link.deliver(rank, CellEnded(cell=cell, in_group=True), attempt=attempt)
+            case msg.RunCell(cell=cell):
+                link.deliver(rank, msg.CellEnded(cell=cell, in_group=True), attempt=attempt)
             case (
                 Push(request=request)
                 | Pull(request=request)
@@ -339,7 +330,7 @@ def answer_commands(launcher: FakeLauncher, link: FakeLink) -> None:
                 | Inspect(request=request)
             ):
                 link.deliver(rank, Answer(request=request), attempt=attempt)
-            case Shutdown():
+            case msg.Shutdown():
                 launcher.handles[attempt, rank].end(0)
 
     launcher.on_launch = lambda start: link.deliver(
@@ -348,8 +339,8 @@ def answer_commands(launcher: FakeLauncher, link: FakeLink) -> None:
     link.on_send = answer
 
 
-def ready(rank: int) -> Ready:
-    return Ready(pid=1000 + rank, device="cpu", backend="gloo", host="here")
+def ready(rank: int) -> msg.Ready:
+    return msg.Ready(pid=1000 + rank, device="cpu", backend="gloo", host="here")
 
 
 def recorder_entry(**facts: Any) -> dict[str, Any]:

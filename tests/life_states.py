@@ -14,12 +14,8 @@ START = ev.StartAsked(world_size=2)
 INTERRUPT = ev.InterruptAsked()
 STOP = ev.StopAsked()
 HEAL = ev.HealAsked(ranks=(1,), donor=0)
-WITH_TEXT = (
-    ev.Notify,
-    ev.Refuse,
-    ev.GroupStartFailed,
-    ev.HealFailed,
-)  # the actions with a text for the user
+# the actions with a text for the user
+WITH_TEXT = (ev.Notify, ev.Refuse, ev.GroupStartFailed, ev.HealFailed)
 
 
 def ready(rank: int, attempt: int = 1) -> ev.RankReady:

@@ -25,7 +25,7 @@ class Page(HTMLParser):
     """The text of some HTML; tags and attributes that nbddp does not use are refused.
 
     Attributes:
-        text: the visible text, without the style sheet, which is in ``sheet``.
+        text: the visible text, without the style sheet.
         all_text: the visible text and the tooltips.
         tags: every tag with its attributes, in order.
         by_tag: the text inside each tag of a kind.
@@ -35,7 +35,6 @@ class Page(HTMLParser):
         super().__init__(convert_charrefs=True)
         html.encode()  # a message to a page is UTF-8
         self.text = ""
-        self.sheet = ""
         self.tags: list[tuple[str, dict[str, str]]] = []
         self.by_tag: dict[str, list[str]] = {}
         self._open: list[tuple[str, int]] = []
@@ -66,9 +65,7 @@ class Page(HTMLParser):
         self.by_tag.setdefault(tag, []).append(self.text[at:])
 
     def handle_data(self, data: str) -> None:
-        if self._open and self._open[-1][0] == "style":
-            self.sheet += data
-        else:
+        if not self._open or self._open[-1][0] != "style":
             self.text += data
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

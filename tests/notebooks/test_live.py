@@ -177,12 +177,10 @@ def page(shared: Page) -> Iterator[Page]:
 
 @pytest.fixture
 def is_tap(page: Page) -> bool:
-    return page.value("print(live.mode.value)") == "thread"
-
-
-def test_dispatch_mode_depends_on_the_kernel_version(page: Page) -> None:
+    """Whether a thread answers, as it must with ipykernel 7."""
     version, way = page.value("print(ipykernel.version_info[0], live.mode.value)").split()
     assert way == ("thread" if int(version) >= 7 else "poll")
+    return way == "thread"
 
 
 def test_button_pressed_through_a_subshell_is_answered(page: Page, is_tap: bool) -> None:

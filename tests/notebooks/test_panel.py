@@ -188,11 +188,9 @@ def test_rich_output_is_shown_below_the_panel(page: Notebook) -> None:
         reply = page.run_until(cell, lambda it: "<b>bold</b>" in str(it.displays))
     kinds = [next(iter(set(each) - {"text/plain"})) for each in panels(reply.displays)]
     assert kinds == ["text/html"] * 3
-    assert "running" in panels(reply.displays)[0]["text/html"]
-    assert [each["text/html"] for each in panels(reply.displays)[1:]] == [
-        "<b>bold</b>",
-        "<i>value</i>",
-    ]
+    first, *others = panels(reply.displays)
+    assert "running" in first["text/html"]
+    assert [each["text/html"] for each in others] == ["<b>bold</b>", "<i>value</i>"]
     assert reply.text == "[rank 1]\n[ranks 0-1]\n"
 
 
