@@ -9,11 +9,10 @@ import pytest
 from pages import Page, readable
 
 from nbddp.lifecycle.group_state import GroupState
-from nbddp.record.cell import CellResult
+from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.event_log import RunEvent
 from nbddp.record.metrics import MetricStore
 from nbddp.record.snapshot import RankSnapshot, Snapshot
-from nbddp.record.verdict import ProcessExit, find_first_cause
 from nbddp.ui.log_lines import LogLine
 from nbddp.ui.report.finished_cell import CellReport, record_html, record_text
 from nbddp.wire.messages import CellEnded, Failure
@@ -34,33 +33,23 @@ def well() -> CellEnded:
     return CellEnded(cell=7, in_group=True)
 
 
-def badly(
-    name: str = "ValueError",
-    text: str = "no",
-    traceback: str = "Traceback\nCell In[3], line 9",
-    collective: str = "",
-    *,
-    is_interrupted: bool = False,
-) -> CellEnded:
-    failure = Failure(name=name, text=text, traceback=traceback, line=9, collective=collective)
-    return replace(well(), failure=asdict(failure), is_interrupted=is_interrupted)
+def badly(*, is_interrupted: bool = False, **more: str) -> CellEnded:
+    known = {"name": "ValueError", "text": "no", "traceback": "Traceback\nCell In[3], line 9"}
+    failure = asdict(Failure(line=9, **known | more))
+    return replace(well(), failure=failure, is_interrupted=is_interrupted)
 
 
 def result_of(*reports: CellEnded | None, ended_by: str = "") -> CellResult:
     """The result of a cell: the report of each rank, None for a killed rank."""
-    known = {rank: each for rank, each in enumerate(reports) if each is not None}
-    exits = {rank: ProcessExit(-9, 5.0) for rank, each in enumerate(reports) if each is None}
-    ranks = range(len(reports))
-    return CellResult(
-        number=7,
-        prompt=8,
-        ranks=tuple(ranks),
-        reports=known,
-        exits=dict.fromkeys(exits, -9),
-        seconds=12.0,
-        verdict=find_first_cause(ranks, known, exits, ended_by=ended_by),
-        fetch=lambda _: None,
-    )
+    handle = CellHandle(7, CellRequest(source=""), tuple(range(len(reports))), lambda _: None)
+    if ended_by:
+        handle.set_ended_by(ended_by)
+    for rank, report in enumerate(reports):
+        if report is None:
+            handle.add_exit(rank, -9)
+        else:
+            handle.add_report(rank, report)
+    return replace(handle.finish(), seconds=12.0)
 
 
 NOTE = "metrics.jsonl \x1b[1mhas\x1b[m more"
@@ -69,7 +58,7 @@ EARLIER = "12 earlier lines in rank0.log"
 
 def failed() -> CellReport:
     """Rank 0 waits in a collective in which rank 1 fails; a hang was seen before."""
-    waiting = badly("KeyboardInterrupt", "", collective="all_reduce #7", is_interrupted=True)
+    stop = {"name": "KeyboardInterrupt", "text": "", "collective": "all_reduce #7"}
     snapshot = replace(
         SNAPSHOT,
         ranks=(RankSnapshot(rank=0, state="the state"),),
@@ -77,7 +66,10 @@ def failed() -> CellReport:
         alarm="no progress for 10 s:\n  ranks 0-1 waiting",
     )
     lines = [LogLine((0,), "\x1b[32mthe output\x1b[m")]
-    result = result_of(waiting, badly(traceback="\x1b[31mTraceback\x1b[m\nCell In[3], line 9"))
+    result = result_of(
+        badly(is_interrupted=True, **stop),
+        badly(traceback="\x1b[31mTraceback\x1b[m\nCell In[3], line 9"),
+    )
     return CellReport(snapshot=snapshot, result=result, lines=lines, earlier=EARLIER, notes=[NOTE])
 
 
