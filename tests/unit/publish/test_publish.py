@@ -306,7 +306,6 @@ def test_the_publisher_ends_with_its_notebook(tmp_path: Path, fake: Callable[[st
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every tracker's package is there."""
     monkeypatch.setattr("nbddp.magics.publishing.require_package", lambda _kind: None)
 
 

@@ -27,12 +27,8 @@ from nbddp.ui.wording import format_progress_bar
 
 ONE = RankSnapshot(rank=0, state="running")
 BAR = LoopProgress("epoch 1", 50, 250, 50.0)
-GONE = {
-    "state": "was killed by SIGKILL",
-    "is_alive": False,
-    "is_healthy": False,
-    "is_first_cause": True,
-}
+FAILED = {"is_healthy": False, "is_first_cause": True}
+GONE = {"state": "was killed by SIGKILL", "is_alive": False, **FAILED}
 
 
 def table(ranks: Sequence[RankSnapshot]) -> Page:
@@ -103,7 +99,7 @@ def test_first_causes_are_red_and_waiting_or_interrupted_ranks_are_yellow() -> N
     for facts, mood in (
         ({}, set()),
         ({"state": "waiting"}, {"nbddp-waits"}),
-        ({"state": "was killed", "is_healthy": False, "is_first_cause": True}, {"nbddp-wrong"}),
+        ({"state": "was killed", **FAILED}, {"nbddp-wrong"}),
         ({"state": "interrupted", "is_healthy": False}, {"nbddp-waits"}),
     ):
         page = table([replace(ONE, **facts)])
@@ -134,7 +130,7 @@ def test_the_table_of_many_ranks_shows_failed_ranks_and_counts_the_rest() -> Non
     assert shown(slow) == [*range(80, 79 + MAX_ROWS), 127]
     ill = change(slow, *range(40, 80), state="interrupted", is_healthy=False)
     assert shown(ill) == [*range(40, 40 + MAX_ROWS)]
-    failed = change(ill, 126, state="ValueError: no", is_healthy=False, is_first_cause=True)
+    failed = change(ill, 126, state="ValueError: no", **FAILED)
     assert shown(failed) == [*range(40, 39 + MAX_ROWS), 126]
     assert "96 more ranks" in table(failed).text
 
@@ -186,7 +182,7 @@ def test_a_few_ranks_have_a_row_each_and_names_of_nodes_are_escaped() -> None:
     "facts",
     [
         GONE,
-        {"state": "ValueError: no", "is_healthy": False, "is_first_cause": True},
+        {"state": "ValueError: no", **FAILED},
         {"state": "interrupted, line 4", "is_healthy": False},
         {"lag": StragglerLag(0.3, 10.0)},
         {"seconds": STALL_AFTER},
@@ -263,7 +259,7 @@ def test_a_rank_that_has_ended_has_no_time_left() -> None:
 
 
 def test_the_open_grid_shows_all_64_ranks_and_failed_ranks_have_a_row() -> None:
-    ranks = change(training(64), 9, state="ValueError: <no>", is_healthy=False, is_first_cause=True)
+    ranks = change(training(64), 9, state="ValueError: <no>", **FAILED)
     ranks = change(ranks, *range(20, 32), state="interrupted, line 4", is_healthy=False)
     closed, opened = (ranks_html(ranks, is_open=each) for each in (False, True))
     assert "nbddp-grid" not in closed
