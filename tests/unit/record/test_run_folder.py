@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -57,7 +58,9 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def begin(base: Path, said: list[str]) -> Iterator[Begin]:
+def begin(base: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
+    """Begin runs, all of them in the same second."""
+    monkeypatch.setattr(time, "strftime", lambda _format: "20250102-030405")
     with ExitStack() as records:
 
         def begin(name: str = "") -> EventLog:
@@ -68,18 +71,11 @@ def begin(base: Path, said: list[str]) -> Iterator[Begin]:
         yield begin
 
 
-def no_space(*_arguments: object, **_options: object) -> int:
-    raise OSError(28, "No space left on device")
+no_space = Mock(side_effect=OSError(28, "No space left on device"))
 
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
-
-
-@pytest.fixture(autouse=True)
-def at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All runs begin in the same second."""
-    monkeypatch.setattr(time, "strftime", lambda _format: "20250102-030405")
 
 
 def test_each_run_has_its_own_folder_without_unsafe_characters(
