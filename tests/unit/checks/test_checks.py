@@ -15,7 +15,7 @@ from pages import readable
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.checks import checker, registry
+from nbddp.checks import checker
 from nbddp.checks.facts import (
     GroupFacts,
     LoaderFacts,
@@ -26,7 +26,7 @@ from nbddp.checks.facts import (
     TrainerFacts,
     kinds_by_name,
 )
-from nbddp.checks.registry import Finding, Rule
+from nbddp.checks.registry import TEXT, Finding, Rule
 from nbddp.checks.source import CellSource
 from nbddp.errors import RequestError
 from nbddp.group.checking import check_script
@@ -144,8 +144,7 @@ PROGRAM = re.compile(r"^```python (wrong|right)(.*)\n((?:.*\n)*?)```$", re.MULTI
 
 def programs(rule: Rule) -> Iterator[tuple[str, CellSource]]:
     """The programs in rules.md, with what ranks report of their names."""
-    text = (Path(registry.__file__).with_name("rules.md")).read_text()
-    section = text[text.index(f"## {rule.id}") :].partition("\n## ")[0]
+    section = TEXT[TEXT.index(f"## {rule.id}") :].partition("\n## ")[0]
     for word, known, program in PROGRAM.findall(section):
         kinds = dict(each.replace("-", " ").split("=") for each in known.split())
         yield word, CellSource(program, kinds)

@@ -118,12 +118,6 @@ def with_data_of(begin: int) -> list[RankTrace]:
     return with_samples(resumed(31), [trace.steps for trace in resumed(begin, begin + 14)])
 
 
-def without_restoring(attempt: list[RankTrace]) -> list[RankTrace]:
-    for trace in attempt:
-        trace.events.clear()
-    return attempt
-
-
 def with_random_of_rank_0() -> list[RankTrace]:
     attempt = altered(resumed(31), since=32, weights=-1)  # their consequence, on both ranks
     attempt[1].steps = [replace(step, random=step.random - 1) for step in attempt[1].steps]
@@ -147,7 +141,9 @@ RESUMED = {
     "another rate": altered(resumed(31), since=32, rate=0.01),
     "another update": altered(resumed(31), since=33, weights=-1),
     "another batch later": altered(resumed(31), since=41, samples=[1]),
-    "other random numbers": without_restoring(altered(resumed(31), random=-1)),
+    "other random numbers": [
+        replace(trace, events=[]) for trace in altered(resumed(31), random=-1)
+    ],
     "drawn after it was restored": altered(resumed(31), random=-1),
     "random numbers of rank 0": with_random_of_rank_0(),
 }
