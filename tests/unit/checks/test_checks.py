@@ -139,24 +139,20 @@ ROOT = Path(__file__).parents[3]
 RULES = list(checker.ALL_RULES.values())
 
 
-PROGRAM = re.compile(r"^```python (wrong|right)(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
-
-
-def programs(rule: Rule) -> Iterator[tuple[str, CellSource]]:
-    """The programs in rules.md, with what ranks report of their names."""
+def programs(rule: Rule) -> Iterator[CellSource]:
+    """The wrong and the right program of a rule, with what ranks report of their names."""
     section = TEXT[TEXT.index(f"## {rule.id}") :].partition("\n## ")[0]
-    for word, known, program in PROGRAM.findall(section):
-        kinds = dict(each.replace("-", " ").split("=") for each in known.split())
-        yield word, CellSource(program, kinds)
+    known = dict(re.findall(r"^```python (wrong|right)(.*)$", section, re.MULTILINE))
+    for word in ("wrong", "right"):
+        kinds = dict(each.replace("-", " ").split("=") for each in known[word].split())
+        yield CellSource(rule.programs[word], kinds)
 
 
 @pytest.mark.parametrize("rule", checker.CODE_RULES, ids=lambda each: each.id)
 def test_a_rule_reports_its_wrong_program_and_no_rule_reports_its_right_program(
     rule: Rule, snapshot: SnapshotAssertion
 ) -> None:
-    (wrong, bad), (right, good) = programs(rule)
-    assert (wrong, right) == ("wrong", "right")
-    assert rule.programs == {"wrong": bad.text, "right": good.text}
+    bad, good = programs(rule)
     found = [each for each in checker.check_source(bad) if each.rule == rule.id]
     assert found
     assert [each.headline for each in found] == snapshot
