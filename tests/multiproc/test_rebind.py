@@ -43,61 +43,54 @@ def agree(group: Ranks, *expressions: str) -> bool:
     return all(other == one for other in others)
 
 
-@pytest.mark.parametrize(
-    ("made", "model", "name"),
-    [
-        (
-            "class Trainer:\n    def __init__(self):\n"
-            "        self.model = DDP(torch.nn.Linear(4, 4))\n"
-            "        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)\n"
-            "trainer = Trainer()\nstep(trainer.model, trainer.optimizer)",
-            "trainer.model",
-            "trainer.model, trainer.optimizer",
-        ),
-        (
-            "def make():\n    inner = DDP(torch.nn.Linear(4, 4))\n"
-            "    optimizer = torch.optim.Adam(inner.parameters())\n"
-            "    def train(): step(inner, optimizer)\n"
-            "    def get(): return inner\n    return train, get\n"
-            "train, get = make()\ntrain()",
-            "get()",
-            "a DDP model (Linear), an Adam",
-        ),
-    ],
-    ids=["object", "closure"],
-)
-def test_model_in_any_container_moves_to_the_new_process_group(
-    group: Ranks, capsys: Capture, made: str, model: str, name: str
+MADE = {  # code that makes a model and an optimizer, a step of them, the model, and their names
+    "object": (
+        "class Trainer:\n    def __init__(self):\n"
+        "        self.model = DDP(torch.nn.Linear(4, 4))\n"
+        "        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)\n"
+        "trainer = Trainer()",
+        "step(trainer.model, trainer.optimizer)",
+        "trainer.model",
+        "trainer.model, trainer.optimizer",
+    ),
+    "closure": (
+        "def make():\n    inner = DDP(torch.nn.Linear(4, 4))\n"
+        "    optimizer = torch.optim.Adam(inner.parameters())\n"
+        "    def train(): step(inner, optimizer)\n"
+        "    def get(): return inner\n    return train, get\n"
+        "train, get = make()",
+        "train()",
+        "get()",
+        "a DDP model (Linear), an Adam",
+    ),
+    "optimizer of two groups": (
+        "model = DDP(torch.nn.Linear(4, 4))\nweight, bias = model.parameters()\n"
+        "groups = [{'params': [weight], 'lr': 0.1}, {'params': [bias]}]\n"
+        "optimizer = torch.optim.SGD(groups, lr=0.01)",
+        "step(model, optimizer)",
+        "model",
+        "model, optimizer",
+    ),
+    "zero": (
+        "model = DDP(torch.nn.Linear(4, 4))\n"
+        "from torch.distributed.optim import ZeroRedundancyOptimizer\n"
+        "optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)",
+        "step(model, optimizer)",
+        "model",
+        "model, optimizer",
+    ),
+}
+
+
+@pytest.mark.parametrize(("made", "step", "model", "names"), MADE.values(), ids=MADE)
+def test_model_and_optimizer_of_any_kind_move_to_the_new_process_group(
+    group: Ranks, capsys: Capture, made: str, step: str, model: str, names: str
 ) -> None:
-    group.run(f"{DDP}{STEP}torch.manual_seed(rank)\n{made}")
+    group.run(f"{DDP}{STEP}torch.manual_seed(rank)\n{made}\n{step}")
     lose_the_group(group)
-    group.run(
-        f"o = torch.optim.SGD({model}.parameters(), lr=1e-2)\nfor _ in range(3): step({model}, o)"
-    )
-    assert taken_along(capsys) == [name]
+    group.run(f"for _ in range(3): {step}")
+    assert taken_along(capsys) == [names]
     assert agree(group, f"[p.tolist() for p in {model}.parameters()]")
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        "torch.optim.SGD([{'params': list(model.parameters())[:1], 'lr': 0.1}, "
-        "{'params': list(model.parameters())[1:]}], lr=0.01)",
-        "torch.distributed.optim.ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)",
-    ],
-    ids=["groups", "zero"],
-)
-def test_no_kind_of_optimizer_breaks_the_next_cell(
-    group: Ranks, capsys: Capture, made: str
-) -> None:
-    group.run(
-        f"{DDP}{STEP}import torch.distributed.optim\ntorch.manual_seed(rank)\n"
-        f"model = DDP(torch.nn.Linear(4, 4))\noptimizer = {made}\nstep(model, optimizer)"
-    )
-    lose_the_group(group)
-    group.run("step(model, optimizer)")
-    assert taken_along(capsys) == ["model, optimizer"]
-    assert agree(group, "[p.tolist() for p in model.parameters()]")
 
 
 def test_gradient_accumulation_restarts_and_the_scaler_is_copied_from_rank_0(
