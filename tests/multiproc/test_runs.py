@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,27 +95,6 @@ def test_running_cell_is_recorded_and_an_interrupt_is_no_failure(
     facts = facts_at_end(group)
     assert facts["outcome"].startswith("ranks 0-1 interrupted, line ")
     assert (facts["interrupted"], facts["failures"]) == (True, 0)
-
-
-# ---- in a notebook
-
-
-@pytest.mark.full
-def test_restart_with_a_name_replays_the_cells_into_a_new_run(
-    notebook: Notebook, base: Path
-) -> None:
-    cell = "%%ddp --nproc 2 --name first\nimport os\nx = rank\nnbddp.log(loss=x)"
-    assert notebook.run(cell).status == "ok"
-    assert notebook.run("%ddp restart --name second --replay").status == "ok"
-    assert notebook.run("x = %ddp pull x\nprint(x)").text == "[0, 1]\n"
-    count = "%%ddp --ranks 0\nprint(os.environ['TORCHELASTIC_RESTART_COUNT'])"
-    assert notebook.run(count).lines(0) == ["0"]
-    notebook.run("%ddp restart --replay")
-    assert notebook.run(count).lines(0) == ["1"]
-    first, second = sorted((base / ".nbddp" / "runs").iterdir())
-    assert (first.name[16:], second.name[16:]) == ("first", "second")
-    lines = (second / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["attempt"] for line in lines] == [1, 1, 2, 2]
 
 
 def test_run_of_a_killed_kernel_is_shown_by_the_next_kernel(

@@ -167,14 +167,16 @@ def test_the_ranks_and_the_status_count_the_attempts_of_the_run(
         answer(rank)
 
     with_ranks.launcher.on_launch = note
-    for line in ("start --nproc 1", "restart", "stop", "start --nproc 1"):
+    lines = ("start --nproc 1", "restart", "stop", "start", "restart --replay --name other")
+    for line in lines:
         with_ranks.line(line)
-    assert started == [(1, 1), (2, 2), (3, 1)]
+    assert started == [(1, 1), (2, 2), (3, 1), (4, 1)]
     capsys.readouterr()
     with_ranks.line("status")
     assert "attempt 1\n" in capsys.readouterr().out
     events = [each for each in notebook.group.session.event_log.since(0) if each.kind == "start"]
-    assert [each.facts["attempt"] for each in events] == [1, 2, 1]
+    assert [each.facts["attempt"] for each in events] == [1, 2, 1, 1]
+    assert notebook.group.session.spec.name == "other"
 
 
 def test_values_are_sent_to_the_ranks_that_the_option_names(with_ranks: Typed) -> None:
