@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conditions import interrupt_at
 from drivers.ranks import Lines, Ranks, Write
 from notebook import Notebook
 from processes import free_port, under_torchrun
@@ -56,13 +55,12 @@ def main():
 if __name__ == "__main__":
     main()
 """
-DESTROY = "dist.destroy_process_group()"
 
 
 def test_script_prints_the_same_as_under_torchrun(
     group: Ranks, write: Write, lines: Lines, folder: Path
 ) -> None:
-    write(TRAIN.replace("INIT", "'gloo'").replace("ENDING", DESTROY))
+    write(TRAIN.replace("INIT", "'gloo'").replace("ENDING", "dist.destroy_process_group()"))
     wanted = under_torchrun("work/script.py", "--lr", "2e-5", cwd=folder)
     for _ in range(2):  # the second is as fresh as the first
         group.run_script("work/script.py", "--lr", "2e-5")
@@ -74,20 +72,11 @@ BY_ADDRESS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("how", "ending"),
-    [
-        pytest.param(BY_ADDRESS, "pass", id="by address, left behind"),
-        pytest.param("", "pass", id="by default, left behind"),
-        pytest.param(BY_ADDRESS, DESTROY, id="by address", marks=pytest.mark.full),
-        pytest.param("'gloo', init_method='env://'", DESTROY, id="env", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.parametrize("how", [BY_ADDRESS, ""], ids=["by address", "by default"])
 def test_script_can_init_by_address_and_leave_its_group_open(
-    group: Ranks, write: Write, lines: Lines, how: str, ending: str
+    group: Ranks, write: Write, lines: Lines, how: str
 ) -> None:
-    how = how.replace("PORT", str(free_port()))
-    write(TRAIN.replace("INIT", how).replace("ENDING", ending))
+    write(TRAIN.replace("INIT", how.replace("PORT", str(free_port()))).replace("ENDING", "pass"))
     for _ in range(2):
         group.run_script("work/script.py")
     assert len(lines()) == 6
@@ -143,19 +132,21 @@ def test_script_with_another_exit_code_fails_with_rank_and_code(
     assert lines() == printed
 
 
-def test_script_runs_exit_handlers_and_joins_threads(
+def test_script_runs_exit_handlers_joins_threads_and_ends_pools(
     group: Ranks, write: Write, lines: Lines
 ) -> None:
     write(
         "import atexit, multiprocessing, time, threading\n"
-        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor\n"
         "def say(*words):\n    print(*words)\n"
+        "executor, pool = ProcessPoolExecutor(2), multiprocessing.Pool(2)\n"
+        "assert [executor.submit(abs, -1).result()] == pool.map(abs, [-1]) == [1]\n"
         "go = threading.Event()\n"
         "def later():\n    go.wait(); time.sleep(0.2); print('thread\\n', end='')\n"  # two
         "atexit.register(say, 'first'); atexit.register(say, 'second')\n"
         "atexit.register(later); atexit.unregister(later)\n"
         "@atexit.register\ndef fails():\n    raise ValueError('at exit')\n"
-        "pool = ThreadPoolExecutor(2)\npool.submit(later)\n"
+        "threads = ThreadPoolExecutor(2)\nthreads.submit(later)\n"
         "threading.Thread(target=later).start()\n"
         "multiprocessing.Process(target=time.sleep, args=(600,), daemon=True).start()\n"
         "multiprocessing.Process(target=print, args=('child',)).start()\n"
@@ -198,24 +189,12 @@ def test_forked_child_of_a_script_exits_normally(group: Ranks, write: Write, lin
     assert lines() == ["4"]
 
 
-def test_interrupt_ends_the_threads_of_a_script_and_keeps_names_of_cells(
-    group: Ranks, write: Write
-) -> None:
-    write(
-        "import os, threading, time\nthreading.Thread(target=time.sleep, args=(30,)).start()\n"
-        "open('begun' + os.environ['RANK'], 'w').close()"
-    )
-    group.run("kept = 1")
-    interrupt_at(group, group.begin_script("work/script.py"), "begun0", "begun1")
-    group.run("assert kept == 1\ndist.barrier()")
-
-
 # ---- the environment of a script
 
 
 FOUND = """
-import builtins, decimal, logging, multiprocessing as mp, numpy as np, os
-import resource, sys, threading, time, torch
+import builtins, decimal, logging, multiprocessing as mp, numpy as np
+import resource, sys, threading, torch
 f = lambda: None
 names = {name: type(value).__name__ for name, value in globals().items() if name.startswith("__")}
 del names["__builtins__"]  # a module, and in a run with -m as well
@@ -227,24 +206,13 @@ print([name for name in ("__IPYTHON__", "display", "get_ipython") if hasattr(bui
 files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 print(torch.tensor([1.23456]), np.array([1.23456]), decimal.getcontext().prec, files)
 print(np.geterr()["divide"], torch.get_float32_matmul_precision(), torch.backends.cudnn.enabled)
-print(torch.distributed.is_initialized())
+print(torch.distributed.is_initialized(), torch.get_default_dtype(), torch.is_grad_enabled(),
+      torch.are_deterministic_algorithms_enabled(), logging.root.manager.disable)
 torch.set_num_interop_threads(2)  # a process may say it once, and each run is one
 try:
     torch.set_num_interop_threads(2)
 except RuntimeError:
     print("once")
-print(torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads() > 0,
-      torch.are_deterministic_algorithms_enabled(), time.tzname[0], logging.root.manager.disable,
-      "/mine" in sys.path)
-# and what it changes is of this run alone
-torch.set_default_dtype(torch.float64)
-torch.set_grad_enabled(False)
-torch.use_deterministic_algorithms(True)
-torch.set_float32_matmul_precision("medium")
-os.environ["TZ"] = "XYZ-3"
-time.tzset()
-logging.disable(logging.ERROR)
-sys.path = ["/mine", *sys.path]
 """
 
 
@@ -258,7 +226,7 @@ def test_script_sees_the_same_environment_as_a_plain_program(
     for _ in range(2):
         group.run_script("work/script.py")
         assert lines() == alone.stdout.splitlines()
-    group.run("assert display and __IPYTHON__\nassert torch.get_default_dtype() == torch.float32")
+    group.run("assert display and __IPYTHON__")
 
 
 def test_script_gets_its_arguments_and_can_be_a_module(
@@ -338,9 +306,6 @@ def test_ten_script_runs_leak_nothing_in_the_controller(group: Ranks, write: Wri
     assert after[1:] == before[1:]
 
 
-# ---- in a notebook
-
-
 def test_run_expands_notebook_variables_and_accepts_ranks(notebook: Notebook, write: Write) -> None:
     write("import os, sys\nprint(sys.argv[1:], os.environ['WORLD_SIZE'])")
     notebook.run(f"%cd -q {Path.cwd()}\nrate = 0.5")
@@ -349,9 +314,6 @@ def test_run_expands_notebook_variables_and_accepts_ranks(notebook: Notebook, wr
     reply = notebook.run("%ddp run --ranks 1 work/script.py --nproc 7 --lr {rate} -m 'a b'")
     assert reply.lines(1) == ["['--nproc', '7', '--lr', '0.5', '-m', 'a b'] 3"]
     assert "rank 3" in notebook.run("%ddp run --ranks 3 work/script.py").text
-
-
-# ---- what cannot be run
 
 
 def test_invalid_script_is_refused_before_ranks_start(
