@@ -11,6 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from processes import wait_until
+
+from nbddp.publish.publisher import read_published
+
 BLOCK, WANDB_HEAD, RECORD_HEAD = 32768, 7, struct.Struct("<IHB")  # checksum, size, kind
 WHOLE, LAST = 1, 4
 
@@ -44,6 +48,15 @@ def init(**options):
 def run_folder(base: Path) -> Path:
     [folder] = (base / ".nbddp" / "runs").iterdir()
     return folder
+
+
+def await_whole(folder: Path, tracker: str) -> dict[str, Any]:
+    """Wait until a run is published to its end. Return what is recorded of that."""
+    has_ended = wait_until(
+        lambda: bool(read_published(folder, tracker).get("is_whole")), timeout=120
+    )
+    assert has_ended, f"see publish-{tracker}.log in {folder}"
+    return read_published(folder, tracker)
 
 
 def fake_wandb(base: Path) -> Path:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from notebook import Notebook
-from processes import wait_until
-from published import fake_wandb, run_folder
+from published import await_whole, fake_wandb, run_folder
 
 from nbddp.publish.publisher import read_published
 
@@ -60,8 +59,7 @@ def test_run_is_published_until_stop_including_later_cells(
         notebook.run(f"%%ddp\n{TRAINING}")
     notebook.run("%ddp stop")
     folder = run_folder(base)
-    assert wait_until(lambda: bool(read_published(folder, "wandb").get("is_whole")), timeout=120)
-    done = read_published(folder, "wandb")
+    done = await_whole(folder, "wandb")
     assert (done["steps"], done["late"]) == (90, 0)
     log = (folder / "publish-wandb.log").read_text()
     assert log.count('"loss": 1.5, ') == 90
@@ -78,8 +76,7 @@ def test_script_is_published_as_its_own_run_beside_the_run_of_the_cells(
     (base / "train.py").write_text(f"{begin}rank = dist.get_rank()\n{TRAINING}")
     assert notebook.run("%ddp run --publish wandb train.py").status == "ok"
     [script] = {*cells.parent.iterdir()} - {cells}
-    assert wait_until(lambda: bool(read_published(script, "wandb").get("is_whole")), timeout=120)
-    assert read_published(script, "wandb")["steps"] == 30
+    assert await_whole(script, "wandb")["steps"] == 30
     assert not read_published(cells, "wandb").get("is_whole")
     notebook.run("%ddp stop")
-    assert wait_until(lambda: bool(read_published(cells, "wandb").get("is_whole")), timeout=120)
+    await_whole(cells, "wandb")

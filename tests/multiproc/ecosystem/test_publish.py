@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from notebook import Notebook
 from published import (
     Curves,
+    await_whole,
     expected,
     of_mlflow,
     of_tensorboard,
@@ -24,7 +23,6 @@ from published import (
 from runs_on_disk import BEGAN, make_run, rows_of
 
 from nbddp.publish.publication import Publication
-from nbddp.publish.publisher import read_published
 from nbddp.publish.tracker import TRACKER_CLASSES, Target, plain_name
 
 for package in TRACKER_CLASSES:
@@ -79,15 +77,6 @@ def check_equal(kind: str, base: Path, folder: Path) -> None:
         assert same(found[name], curve), name
 
 
-def await_whole(folder: Path, kind: str, seconds: float = 120.0) -> dict[str, Any]:
-    deadline = time.monotonic() + seconds
-    while not read_published(folder, kind).get("is_whole"):
-        log = folder / f"publish-{kind}.log"
-        assert time.monotonic() < deadline, log.read_text() if log.exists() else "no log"
-        time.sleep(0.1)
-    return read_published(folder, kind)
-
-
 @pytest.mark.parametrize("kind", TRACKER_CLASSES)
 def test_live_run_is_published_as_one_run_across_restarts(offline: Path, kind: str) -> None:
     with Notebook(offline) as notebook:
@@ -106,27 +95,8 @@ def test_live_run_is_published_as_one_run_across_restarts(offline: Path, kind: s
     check_equal(kind, offline, folder)
 
 
-@pytest.mark.parametrize("kind", TRACKER_CLASSES)
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_finished_run_is_published_with_the_values_of_its_file(
-    offline: Path, kind: str, ranks: int
-) -> None:
-    folder = make_run(offline, rows=rows_of(50, ranks=ranks), config={"lr": 0.1})
-    Publication(Target(kind, PLACE), folder, folder.name).wait()
-    check_equal(kind, offline, folder)
-
-
 ODD_NAMES = (
-    *(
-        "/loss of all",
-        "a//b",
-        "../up",
-        "..down",
-        "größe é 😀",
-        "val/acc@5 (%)",
-        ".",
-        "a b",
-    ),
+    *("/loss of all", "a//b", "../up", "..down", "größe é 😀", "val/acc@5 (%)", ".", "a b"),
     f"{'deep/' * 60}end",
 )
 
@@ -140,14 +110,8 @@ def test_trackers_accept_unusual_names_and_values(offline: Path, kind: str) -> N
         for step in range(4)
         for rank in range(2)
     ]
-    settings = {
-        "": 1,
-        "_": 2,
-        "/näme é": None,
-        "big": "x" * 100_000,
-        "up": math.inf,
-        "..": {"a": [1, 2]},
-    }
+    settings = {"": 1, "_": 2, "/näme é": None, "big": "x" * 100_000, "up": math.inf}
+    settings[".."] = {"a": [1, 2]}
     folder = make_run(offline, rows=rows, config=settings)
     told = {"kind": "config", "rank": 0, "values": settings, "time": BEGAN + 0.5}
     with (folder / "events.jsonl").open("a") as events:

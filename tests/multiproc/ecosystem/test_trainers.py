@@ -25,15 +25,6 @@ torch.save([each.detach().clone() for each in train().parameters()], f"{folder}/
 """
 
 
-def train_with_torchrun(source: str, folder: Path, threads: int) -> None:
-    folder.mkdir()
-    script = folder / "script.py"
-    script.write_text(
-        f"import os\nfolder, rank = {str(folder)!r}, os.environ['RANK']\n{source}\n{SAVE}"
-    )
-    run_torchrun([str(script)], folder, threads)
-
-
 def run_torchrun(command: list[str], folder: Path, threads: int) -> list[str]:
     env = {**os.environ, "OMP_NUM_THREADS": str(threads), "ACCELERATE_USE_CPU": "true"}
     return under_torchrun(*command, cwd=folder, env=env, timeout=250)
@@ -50,7 +41,12 @@ def test_trainer_has_the_weights_of_torchrun_and_reports_its_metrics(
         cell = f"folder = {str(tmp_path / number)!r}\n{SAVE}"
         assert group.findings_of(group.run(cell), f"{source}\n{cell}") == []
     threads = group.pull("torch.get_num_threads()", rank=0)
-    train_with_torchrun(source, tmp_path / "torchrun", threads)
+    folder = tmp_path / "torchrun"
+    folder.mkdir()
+    script = folder / "script.py"
+    place = f"folder, rank = {str(folder)!r}, os.environ['RANK']"
+    script.write_text(f"import os\n{place}\n{source}\n{SAVE}")
+    run_torchrun([str(script)], folder, threads)
     saved = {
         (run, rank): torch.load(tmp_path / run / f"{rank}.pt")
         for run in ("first", "second", "torchrun")
