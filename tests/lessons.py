@@ -62,14 +62,26 @@ def answers_of(notebook: NotebookNode) -> list[NotebookNode]:
     ]
 
 
-def definitions(number: str, *names: str) -> str:
-    """Return the source of these functions and classes of a notebook and its answers."""
+def sources_of(number: str) -> list[str]:
+    """Return the source of the code cells of a notebook, and of its answers."""
     [path] = [path for path in NOTEBOOKS if path.name.startswith(f"{number}_")]
     notebook = nbformat.read(path, as_version=4)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [cell.source for cell in (*cells, *answers_of(notebook))]
+
+
+def written_file(number: str, name: str) -> str:
+    """Return the content of the file with this name that a notebook writes."""
+    begin = f"%%writefile {name}\n"
+    [source] = [each for each in sources_of(number) if each.startswith(begin)]
+    return source.removeprefix(begin) + "\n"
+
+
+def definitions(number: str, *names: str) -> str:
+    """Return the source of these functions and classes of a notebook and its answers."""
     found = {}
-    for cell in (*cells, *answers_of(notebook)):
-        source = re.sub("^[%!]", "#", cell.source, flags=re.MULTILINE)
+    for written in sources_of(number):
+        source = re.sub("^[%!]", "#", written, flags=re.MULTILINE)
         if re.search(rf"^(def|class) ({'|'.join(names)})\b", source, re.MULTILINE):
             for node in ast.parse(source).body:
                 name = getattr(node, "name", "")

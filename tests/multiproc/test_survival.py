@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-import nbformat
 import pytest
-from lessons import NOTEBOOKS, answers_of
+from lessons import written_file
 from syrupy.assertion import SnapshotAssertion
 
 import nbddp
@@ -17,19 +17,8 @@ from nbddp.course import survival
 
 pytestmark = pytest.mark.timeout(500)
 
-[PATH] = [path for path in NOTEBOOKS if path.name.startswith("18_")]
-LESSON = nbformat.read(PATH, as_version=4)
-WRITES = "%%writefile "
-
-
-def script_of(cells: list[nbformat.NotebookNode], name: str) -> str:
-    [cell] = [cell for cell in cells if cell.source.startswith(f"{WRITES}{name}\n")]
-    source: str = cell.source
-    return source.partition("\n")[2] + "\n"
-
-
-STARTER = script_of(LESSON.cells, "train.py")
-SOLUTION = script_of(answers_of(LESSON), "solution.py")
+STARTER = written_file("18", "train.py")
+SOLUTION = written_file("18", "solution.py")
 SAVE = SOLUTION[SOLUTION.index("            if step % SAVE_EVERY") :].partition("\n\n")[0] + "\n"
 LOAD = "    if CHECKPOINT.exists():\n        saved = torch.load(CHECKPOINT, weights_only=True)\n"
 OWN_GENERATOR = "sampler=sampler, generator=torch.Generator()"
@@ -94,38 +83,28 @@ NUMBERED = but(  # another right way: a file for each checkpoint, and the newest
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder for temporary files."""
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder for temporary files, in which the judge leaves nothing."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
-
-
-def folders_in(temporary: Path) -> list[Path]:
-    """The folders of the judge; torch creates a cache beside them."""
-    return list(temporary.glob("nbddp-*"))
+    yield folder
+    assert list(folder.glob("nbddp-*")) == []  # torch creates a cache beside them
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("script", [SOLUTION, NUMBERED], ids=["one file", "numbered files"])
-def test_a_right_script_survives(
-    script: str, temporary: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_right_script_survives(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert nbddp.check_answer("18.1", script).text == "Right."
     told = capsys.readouterr().out
     assert "continues with step 31" in told
     assert "continues with step 41" in told
-    assert folders_in(temporary) == []
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("mistake", WRONG)
-def test_a_script_with_a_mistake_gets_its_hint(
-    mistake: str, temporary: Path, snapshot: SnapshotAssertion
-) -> None:
+def test_a_script_with_a_mistake_gets_its_hint(mistake: str, snapshot: SnapshotAssertion) -> None:
     assert nbddp.check_answer("18.1", WRONG[mistake]).text == snapshot
-    assert folders_in(temporary) == []
 
 
 @pytest.mark.full
@@ -143,11 +122,10 @@ def test_an_interrupt_ends_the_job_and_leaves_no_file(
 
     def interrupted(job: survival._Job) -> None:
         look(job)
-        assert len(folders_in(temporary)) == 1
+        assert len([*temporary.glob("nbddp-*")]) == 1
         if job.attempts:  # its workers run
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(survival._Job, "look", interrupted)
     with pytest.raises(KeyboardInterrupt):
         nbddp.check_answer("18.1", STARTER)
-    assert folders_in(temporary) == []

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import nbformat
 import pytest
 import torch
+from lessons import written_file
 from runs_on_disk import lines
 from syrupy.assertion import SnapshotAssertion
 
@@ -224,14 +224,8 @@ def test_a_training_that_is_not_the_given_one_gets_a_hint(
 
 
 def test_the_given_training_is_that_of_the_notebook() -> None:
-    [notebook] = (Path(__file__).parents[3] / "notebooks").glob("18_*.ipynb")
-    [source] = [
-        cell.source.partition("\n")[2]
-        for cell in nbformat.read(notebook, as_version=4).cells
-        if cell.source.startswith("%%writefile train.py")
-    ]
     names: dict[str, Any] = {"__name__": "train"}
-    exec(source, names)
+    exec(written_file("18", "train.py"), names)
     pairs = zip(make_dataset().tensors, names["make_dataset"]().tensors, strict=True)
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
     ours, theirs = make_net(), names["make_net"]()
