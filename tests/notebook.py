@@ -278,9 +278,8 @@ class Notebook:
         for path in paths:
             path.unlink(missing_ok=True)
         request = self.begin(source)
-        assert wait_until(lambda: all(path.exists() for path in paths)), (
-            "the cell did not create the files"
-        )
+        are_there = wait_until(lambda: all(path.exists() for path in paths), timeout=PATIENCE)
+        assert are_there, "the cell did not create the files"
         self.interrupt()
         return self.finish(request)
 

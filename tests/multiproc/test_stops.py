@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -70,30 +69,12 @@ def test_interrupt_rerun_and_interrupt_with_fifty_million_parameters(
     notebook: Notebook, seconds: float
 ) -> None:
     notebook.run(MODEL.format(nproc=2, width=4096))
-    request = notebook.begin(f"{TRAIN}    print('a step')")
-    notebook.finish(request, until="a step")
-    notebook.interrupt()
-    assert notebook.finish(request).error.startswith("CellInterruptedError")
+    reply = notebook.run_and_stop_at(f"{TRAIN}    open('step', 'w').close()", "step")
+    assert reply.error.startswith("CellInterruptedError")
     reply = notebook.run_and_stop(TRAIN, seconds)  # the model is on its way to a new process group
     assert re.match(ENDINGS, reply.error)
     assert "lost" not in reply.traceback
     check_names(notebook, 2)
-
-
-def walk(notebook: Notebook, *, nproc: int, seed: int, steps: int) -> None:
-    """Stop cells at random moments, one to three in a row; after each row all names are there."""
-    chance = random.Random(seed)
-    notebook.run(MODEL.format(nproc=nproc, width=256))
-    for step in range(steps):
-        for _ in range(chance.choice([1, 1, 2, 3])):
-            name = chance.choice(list(CELLS))
-            seconds = chance.choice([0.0, 0.005, 0.02, chance.random(), chance.random() * 0.3])
-            reply = notebook.run_and_stop(CELLS[name], seconds)
-            where = f"seed {seed}, step {step}: {name} after {seconds:.3f} s: {reply.text[-500:]}"
-            assert reply.status == "error", where
-            assert not reply.error or re.match(ENDINGS, reply.error), where
-            assert ": killed" not in reply.text, where  # a warning that it may be is no harm
-        check_names(notebook, nproc)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +92,18 @@ def test_interrupts_at_random_moments_of_random_cells(
     notebook: Notebook, nproc: int, steps: int
 ) -> None:
     seed = int(os.environ.get("NBDDP_SOAK_SEED", str(nproc)))
-    walk(notebook, nproc=nproc, seed=seed, steps=steps)
+    chance = random.Random(seed)
+    notebook.run(MODEL.format(nproc=nproc, width=256))
+    for step in range(steps):
+        for _ in range(chance.choice([1, 1, 2, 3])):  # in a row; after each row all names are there
+            name = chance.choice(list(CELLS))
+            seconds = chance.choice([0.0, 0.005, 0.02, chance.random(), chance.random() * 0.3])
+            reply = notebook.run_and_stop(CELLS[name], seconds)
+            where = f"seed {seed}, step {step}: {name} after {seconds:.3f} s: {reply.text[-500:]}"
+            assert reply.status == "error", where
+            assert not reply.error or re.match(ENDINGS, reply.error), where
+            assert ": killed" not in reply.text, where  # a warning that it may be is no harm
+        check_names(notebook, nproc)
 
 
 def test_interrupt_just_before_a_cell_interrupts_that_cell(
@@ -167,23 +159,11 @@ def test_interrupt_while_sending_a_large_value_keeps_all_names(group: Ranks) -> 
 
 
 READY = "%%ddp --nproc 2\nkept = rank"
-COMMANDS = [
-    "status",
-    "start",
-    "restart",
-    "restart --replay",
-    "stop",
-    "interrupt",
-    "kill 1",
-    "fault raise --rank 0 --step 1000000",
-    "logs 0",
-    "push numbers",
-    "pull kept",
-    "wait",
-    "auto off",
-    "view text",
-    "help",
-]
+COMMANDS = (
+    *("status", "start", "restart", "restart --replay", "stop", "interrupt", "kill 1", "logs 0"),
+    *("fault raise --rank 0 --step 1000000", "push numbers", "pull kept", "wait", "auto off"),
+    *("view text", "help"),
+)
 IN_GATE = ("restart --replay", "stop", "push numbers", "pull kept")
 ONE_LINE = re.compile(r"`%ddp \w+` was interrupted; [^\n]+")
 
@@ -245,51 +225,23 @@ def test_interrupted_push_or_pull_reports_its_outcome(
     assert notebook.run("%%ddp\nkept").text.endswith("Out [rank 0] 0\nOut [rank 1] 1\n")
 
 
-@contextmanager
-def no_ranks_can_be_forked(kernel: int) -> Iterator[None]:
-    """Suspend the kernel's forkserver, so that a start takes as long as the test needs."""
-    children = psutil.Process(kernel).children()
-    [helper] = [each for each in children if "multiprocessing.forkserver" in str(each.cmdline())]
-    helper.suspend()
-    try:
-        yield
-    finally:
-        with suppress(psutil.NoSuchProcess):
-            helper.resume()
-
-
-def does_not_end(notebook: Notebook) -> str:
-    """Return code of a rank that ignores SIGTERM and marks that it received it."""
-    asked = f"lambda *_: {marking(notebook)}.close()"
-    return f"import signal\nsignal.signal(signal.SIGTERM, {asked})"
-
-
 def test_interrupted_start_or_restart_reports_the_state_of_the_ranks(
     fresh_notebook: Notebook, snapshot: SnapshotAssertion
 ) -> None:
     notebook = fresh_notebook
-    with no_ranks_can_be_forked(notebook.pid):
-        reply = notebook.run_and_stop_at("%ddp start --nproc 2", ".nbddp/runs")
+    children = psutil.Process(notebook.pid).children()
+    [helper] = [each for each in children if "multiprocessing.forkserver" in str(each.cmdline())]
+    helper.suspend()  # so that the start takes as long as the test needs
+    reply = notebook.run_and_stop_at("%ddp start --nproc 2", ".nbddp/runs")
+    with suppress(psutil.NoSuchProcess):
+        helper.resume()
     assert reply.traceback == snapshot
     notebook.run(READY)
-    notebook.run(f"%%ddp\n{does_not_end(notebook)}")
+    mark = f"lambda *_: {marking(notebook)}.close()"
+    notebook.run(f"%%ddp\nimport signal\nsignal.signal(signal.SIGTERM, {mark})")  # and does not end
     notebook.run("%%ddp --no-wait\nimport time\nwhile True: time.sleep(0.1)")
     reply = notebook.run_and_stop_at("%ddp restart", *MARKS)
     assert reply.traceback.splitlines()[-1] == snapshot
-
-
-def test_replay_interrupted_in_its_restart_reports_the_skipped_cells(notebook: Notebook) -> None:
-    notebook.run(READY)
-    notebook.run("words = ['a']")
-    notebook.run("%%ddp --push words\nimport signal")
-    notebook.run(f"%%ddp --once\n{does_not_end(notebook)}")
-    notebook.run("%%ddp --once --no-wait\nimport time\nwhile True: time.sleep(0.1)")
-    reply = notebook.run_and_stop_at("%ddp restart --replay", *MARKS)
-    assert re.search(r"\bcells [\d,-]+, .* words; `%ddp restart --replay`", reply.text)
-    assert notebook.run("%ddp restart --replay").status == "ok"
-    assert notebook.run("%%ddp\nkept, words").text == (
-        "Out [rank 0] (0, ['a'])\nOut [rank 1] (1, ['a'])\n"
-    )
 
 
 def test_pull_that_calls_exit_keeps_all_names(notebook: Notebook) -> None:
