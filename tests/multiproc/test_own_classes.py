@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from answers import assert_verdicts
-from drivers.ranks import Ranks
+from drivers.ranks import MakeRanks
 from lessons import definitions
 from syrupy.assertion import SnapshotAssertion
 
@@ -128,7 +126,7 @@ DDP_WRONG = [
 
 
 def test_check_answer_accepts_right_classes_and_names_the_mistake_of_wrong_ones(
-    make_group: Callable[..., Ranks], snapshot: SnapshotAssertion
+    make_group: MakeRanks, snapshot: SnapshotAssertion
 ) -> None:
     assert_verdicts(make_group(4), DDP_OTHERS, DDP_RIGHT, DDP_WRONG, snapshot, answers=DDP_ANSWERS)
 
@@ -190,14 +188,9 @@ FSDP_RIGHT = [
     '"17.2", ColumnParallelLinear',
     '"17.3", RowParallelLinear',
 ]
-FSDP, COLUMN, ROW = (
-    f'"{number}", but("{name}"'
-    for number, name in (
-        ("17.1", "MyFSDP"),
-        ("17.2", "ColumnParallelLinear"),
-        ("17.3", "RowParallelLinear"),
-    )
-)
+FSDP = '"17.1", but("MyFSDP"'
+COLUMN = '"17.2", but("ColumnParallelLinear"'
+ROW = '"17.3", but("RowParallelLinear"'
 ALL_AT_ONCE = "[each.gather() for each in self.layers]; return self.compute(x)"
 LINEAR = "linear(f(x), self.weight, self.bias)"
 FSDP_WRONG = [
@@ -242,7 +235,7 @@ FSDP_WRONG = [
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_classes_of_fsdp_and_tensor_parallelism_get_a_verdict(
-    make_group: Callable[..., Ranks], snapshot: SnapshotAssertion, ranks: int
+    make_group: MakeRanks, snapshot: SnapshotAssertion, ranks: int
 ) -> None:
     assert_verdicts(
         make_group(ranks), FSDP_OTHERS, FSDP_RIGHT, FSDP_WRONG, snapshot, answers=FSDP_ANSWERS

@@ -112,7 +112,6 @@ def arm(kind: str) -> str:
 
 
 def steps(group: Ranks, rank: int) -> list[int]:
-    """Return the steps that a rank recorded."""
     return [row["step"] for row in group.read_lines("metrics.jsonl") if row["rank"] == rank]
 
 

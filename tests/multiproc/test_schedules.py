@@ -129,10 +129,18 @@ class Schedules:
         failures = list(dict.fromkeys(drawn))  # no two interrupts, whose second would be anywhere
         moments = sorted(self.chance.uniform(0.0, within) for _ in failures)
         has_ended = threading.Event()
-        causes = threading.Thread(target=self._cause, args=(failures, moments, has_ended))
+
+        def cause() -> None:
+            began = time.monotonic()
+            for failure, moment in zip(failures, moments, strict=True):
+                time.sleep(max(0.0, began + moment - time.monotonic()))
+                self.done.append(failure.__name__)
+                failure()
+            has_ended.set()
+
         outcome: object = None
         try:
-            causes.start()
+            threading.Thread(target=cause).start()
             try:
                 outcome = act()
             except NbddpError as error:
@@ -144,16 +152,6 @@ class Schedules:
         self.done.append(repr(outcome))
         if isinstance(outcome, Healed):
             assert not outcome.left, outcome
-
-    def _cause(
-        self, failures: list[Callable[[], None]], moments: list[float], has_ended: threading.Event
-    ) -> None:
-        began = time.monotonic()
-        for failure, moment in zip(failures, moments, strict=True):
-            time.sleep(max(0.0, began + moment - time.monotonic()))
-            self.done.append(failure.__name__)
-            failure()
-        has_ended.set()
 
     # ---- failures
 
@@ -181,7 +179,6 @@ class Schedules:
                 self._send(max(each.pid for each in alive), signal.SIGKILL)
 
     def interrupt(self) -> None:
-        """Press Ctrl+C."""
         os.kill(os.getpid(), signal.SIGINT)
 
     def pause_briefly(self) -> None:
@@ -235,7 +232,6 @@ class Schedules:
 
 
 def play(schedules: Schedules, count: int) -> None:
-    """Play this many schedules, and close the group."""
     try:
         for _ in range(count):
             schedules.play()
@@ -254,10 +250,7 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 COUNTS = pytest.mark.parametrize(
     "count",
-    [
-        pytest.param(10, id="short"),
-        pytest.param(STEPS // 4, marks=pytest.mark.soak, id="long"),
-    ],
+    [pytest.param(10, id="short"), pytest.param(STEPS // 4, marks=pytest.mark.soak, id="long")],
 )
 
 

@@ -15,20 +15,24 @@ from nbddp import CellFailedError
 SHARES_KERNEL = True
 
 
-@pytest.fixture(scope="module")
-def notebook(kernel: Notebook) -> Iterator[Notebook]:
-    """The kernel, with two ranks that stay for all tests of the file."""
-    assert kernel.run("%%ddp --nproc 2\npass").status == "ok"
-    yield kernel
-    assert kernel.run("%ddp stop").status == "ok"
-
-
 FILES = {
     "boom.py": "def f():\n    raise ValueError('boom')\nf()",
     "boom.ipy": "raise ValueError('boom')",
     "three.py": "import sys\nsys.exit(3)",
     "zero.py": "import sys\nmade = 5\nsys.exit(0)",
 }
+
+
+@pytest.fixture(scope="module")
+def notebook(kernel: Notebook) -> Iterator[Notebook]:
+    """The kernel, with two ranks that stay for all tests of the file, and with files."""
+    for name, source in FILES.items():
+        (kernel.folder / name).write_text(source)
+    assert kernel.run("%%ddp --nproc 2\npass").status == "ok"
+    yield kernel
+    assert kernel.run("%ddp stop").status == "ok"
+
+
 FAILS = {  # a cell, its error, and words of its traceback
     "script": ("%run boom.py", "ValueError: boom, line 2", "boom.py line 2, in f\n"),
     "module": ("%run -m boom", "ValueError: boom, line 2", "boom.py line 2, in f\n"),
@@ -44,13 +48,6 @@ FAILS = {  # a cell, its error, and words of its traceback
 }
 
 
-@pytest.fixture
-def files(notebook: Notebook) -> None:
-    for name, source in FILES.items():
-        notebook.run(f"%%writefile {name}\n{source}")
-
-
-@pytest.mark.usefixtures("files")
 @pytest.mark.parametrize("name", FAILS)
 def test_failing_script_or_cell_magic_fails_the_cell(notebook: Notebook, name: str) -> None:
     cell, error, place = FAILS[name]
@@ -61,7 +58,6 @@ def test_failing_script_or_cell_magic_fails_the_cell(notebook: Notebook, name: s
     assert "after" not in reply.text
 
 
-@pytest.mark.usefixtures("files")
 def test_handled_failure_of_a_run_script_is_no_failure(notebook: Notebook) -> None:
     handled = "%%ddp\ntry:\n    %run {}\nexcept (ValueError, SystemExit):\n    print('caught')"
     for name in ("boom.py", "boom.ipy", "three.py"):
@@ -117,7 +113,6 @@ def pictures(notebook: Notebook, source: str, kind: str = "image/png") -> int:
     return sum(kind in data for data in reply.displays)
 
 
-@pytest.mark.usefixtures("files")
 def test_matplotlib_figures_are_shown_as_images(notebook: Notebook) -> None:
     assert pictures(notebook, "%matplotlib inline") == 1
     format_svg = "%config InlineBackend.figure_format = 'svg'"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 
 import pytest
-from drivers.ranks import MakeRanks, Ranks
+from drivers.ranks import MakeRanks, Ranks, Write
 from notebook import Notebook
 from processes import wait_until
 
@@ -21,7 +19,6 @@ from nbddp.record.waiting.collective_timeline import Timeline
 pytestmark = pytest.mark.usefixtures("lasting_group")
 SHARES_KERNEL = True
 
-SOON = 80  # steps; it takes 30
 TRAIN = """
 import time
 x, came = torch.ones(1), []
@@ -47,20 +44,6 @@ for step, batch in enumerate(batches):
 """
 
 
-def waited(came: Sequence[Sequence[float]]) -> dict[tuple[int, int], float]:
-    """Seconds that each rank waited for each, by (waiter, awaited), as they came to each step.
-
-    A rank that a busy machine delayed counts as awaited.
-    """
-    found: Counter[tuple[int, int]] = Counter()
-    for step in zip(*came, strict=True):
-        last = max(step)
-        awaited = step.index(last)
-        for rank, at in enumerate(step):
-            found[rank, awaited] += last - at  # type: ignore[assignment]
-    return {pair: seconds for pair, seconds in found.items() if pair[0] != pair[1]}
-
-
 def named(
     group: Ranks, source: str, is_it: Callable[[Straggler], bool] = lambda _awaited: True
 ) -> tuple[Straggler, int]:
@@ -84,7 +67,7 @@ def test_slow_fault_is_named_soon_with_rank_and_line(make_group: MakeRanks) -> N
     group.run(TRAIN)
     group.run("nbddp.faults.at(step=20, rank=2, kind='slow', factor=2.0)")
     awaited, step = named(group, "train(0.05, 1000)")
-    assert 20 < step < 20 + SOON
+    assert 20 < step < 100  # it takes 30 steps
     assert (awaited.rank, awaited.title) == (2, "all_reduce float [1]")
     assert not awaited.is_loading
     assert awaited.place is not None
@@ -125,7 +108,11 @@ def test_timeline_waits_match_the_clocks_of_the_ranks(make_group: MakeRanks) -> 
     group.run(TRAIN)
     group.run("train(0.09 if rank == 1 else 0.04, 60)", quiet=True)
     line = group.timeline()
-    by_their_clocks = waited(group.pull("came"))
+    by_their_clocks: dict[tuple[int, int], float] = defaultdict(float)
+    for step in zip(*group.pull("came"), strict=True):
+        awaited = step.index(max(step))  # another one, if a busy machine has delayed it
+        for rank in {0, 1, 2} - {awaited}:
+            by_their_clocks[rank, awaited] += step[awaited] - step[rank]
     assert by_their_clocks[0, 1] > 1
     assert line.waits == pytest.approx(by_their_clocks, rel=0.1, abs=0.1)
     assert (len(line.meetings), line.lost, line.thinned) == (60, 0, 0)
@@ -206,32 +193,18 @@ def test_timeline_includes_the_overlap_measured_by_ddp(make_group: MakeRanks) ->
     assert [each.rank for each in group.timeline().overlaps] == [0], "who lives is asked"
 
 
-APART = """
-import time
-for _ in range(3):
-    dist.all_reduce(torch.ones(1)); went_on = time.time()
-if rank == 1:
-    time.sleep({seconds})
-    raise ValueError("it goes another way")
-dist.barrier()
-"""
-
-
-def test_timeline_of_a_script_equals_that_of_a_cell(group: Ranks, folder: Path) -> None:
-    Path("train.py").write_text(
+def test_timeline_of_a_script_has_its_waits_and_lines(group: Ranks, write: Write) -> None:
+    script = write(
         "import time, torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo'); x, came = torch.ones(1), []\n"
+        "dist.init_process_group('gloo')\n"
         "for step in range(30):\n"
         "    time.sleep(0.06 if dist.get_rank() else 0.02)\n"
-        "    came.append(time.time())\n"
-        "    dist.all_reduce(x)\n"
-        "open(f'came{dist.get_rank()}', 'w').write(repr(came))\n"
-        "dist.destroy_process_group()\n"
+        "    dist.all_reduce(torch.ones(1))\n",
+        "train.py",
     )
-    group.run_script(folder / "train.py", quiet=True)
+    group.run_script(script, quiet=True)
     line = group.timeline()
-    came = [ast.literal_eval(Path(f"came{rank}").read_text()) for rank in (0, 1)]
-    assert line.waits == pytest.approx(waited(came), rel=0.1, abs=0.1)
+    assert line.waits[0, 1] > line.waits.get((1, 0), 0.0)
     assert max(line.lines, key=lambda place: line.lines[place]) == "train.py line 4"
     assert (len(line.meetings), line.lost, line.thinned) == (30, 0, 0)
 
@@ -255,9 +228,18 @@ def test_timeline_command_and_option_show_a_picture(notebook: Notebook) -> None:
     assert "timeline()" in notebook.run("%%ddp\nnbddp.timeline()").error
 
 
+FAILS = """
+import time
+if rank == 1:
+    time.sleep(2)
+    raise ValueError("it goes another way")
+dist.barrier()
+"""
+
+
 def test_failed_cell_with_the_timeline_option_shows_a_timeline(notebook: Notebook) -> None:
-    reply = notebook.run(f"%%ddp --nproc 2 --quiet --timeline\n{APART.format(seconds=2)}")
+    reply = notebook.run(f"%%ddp --nproc 2 --quiet --timeline\n{FAILS}")
     [shown] = reply.displays
-    for rank, words in ((0, "barrier #"), (1, "line 7")):
+    for rank, words in ((0, "barrier #"), (1, "line 5")):
         assert re.search(rf"\brank {rank}\b.*\b{words}", shown["text/plain"])
     assert "it goes another way" in reply.error

@@ -24,7 +24,6 @@ from nbddp.worker.watch.profiler import OWN_PROFILER, PID_RANGE
 
 SHARES_KERNEL = True
 
-SKEW = 100.0  # microseconds between the clocks of two ranks in the file; 3 were seen
 TRAIN = """
 import time
 x, work = torch.ones(1000), torch.ones(64, 64)
@@ -90,7 +89,7 @@ def test_trace_file_has_all_ranks_on_one_clock(make_group: MakeRanks) -> None:
     late = marks(events, told["baseTimeNanoseconds"])
     assert {rank: len(each) for rank, each in late.items()} == {0: 40, 1: 40, 2: 40}
     least = [min(each) for each in late.values()]
-    assert max(least) - min(least) < SKEW
+    assert max(least) - min(least) < 100.0  # microseconds between two clocks; 3 were seen
     steps = {each["name"] for each in events if each["name"].startswith("ProfilerStep#")}
     assert steps == {f"ProfilerStep#{step}" for step in range(5, 9)}
     first, second = trace_rows(trace.ranks)[:2]
@@ -110,14 +109,6 @@ def test_trace_has_memory_events_only_with_the_memory_option(shared_group: Ranks
     assert "[memory]" in names
     trace, _ = run(shared_group, TRAIN.format(slow=0.005), 2, 3)
     assert "[memory]" not in [each["name"] for each in document(trace.path)["traceEvents"]]
-
-
-def test_loader_batches_count_as_steps_without_log_calls(shared_group: Ranks) -> None:
-    loop = "for batch in nbddp.loader(range(80), 4):\n    dist.all_reduce(torch.ones(1))"
-    trace, _ = run(shared_group, loop, 0, 2)
-    assert trace.steps == [0, 2]
-    names = [each["name"] for each in document(trace.path)["traceEvents"]]
-    assert names.count("gloo:all_reduce") == 2 * 3
 
 
 def test_trace_ends_when_the_cell_starts_its_own_profiler(group: Ranks) -> None:
@@ -207,13 +198,10 @@ def test_trace_option_traces_a_cell_or_a_script(notebook: Notebook) -> None:
 
 
 def test_background_cell_is_traced(notebook: Notebook) -> None:
-    look = "len([*__import__('pathlib').Path('.nbddp/runs').glob('*/traces/cell*.json')])"
-    before = int(notebook.run(look).result)
     notebook.run(f"%%ddp --nproc 2 --no-wait --trace 3:5\n{TRAIN.format(slow=0.0)}")
     waited = notebook.run("%ddp wait")
     assert waited.status == "ok"
     assert " · steps 3 to 5 · 2 ranks · " in waited.text
-    assert int(notebook.run(look).result) == before + 1
     notebook.run("%%ddp --no-wait\npass")
     assert "trace" not in notebook.run("%ddp wait").text
 

@@ -182,9 +182,6 @@ def test_each_rank_has_random_states_of_its_own(group: Ranks) -> None:
         assert first != second
 
 
-MB = 1_000_000
-
-
 def is_free_of_traces(text: str) -> bool:
     """Return whether the text has no error trace of torch's store."""
     return not any(word in text for word in ("TCPStore", "c10d", "frame #", "Exception raised"))
@@ -210,7 +207,9 @@ def test_twelve_megabyte_picture_arrives_complete_and_in_order(notebook: Noteboo
         "display({'image/png': 'A' * 12_000_000}, raw=True)\nprint('after')"
     )
     assert reply.status == "ok"
-    assert [len(data["image/png"]) for data in reply.displays if "image/png" in data] == [12 * MB]
+    assert [len(data["image/png"]) for data in reply.displays if "image/png" in data] == [
+        12_000_000
+    ]
     assert [line for line in reply.lines(0) if line] == ["before", "after"]
     assert is_free_of_traces(reply.text)
 
@@ -243,7 +242,7 @@ def test_output_flood_can_be_interrupted_and_the_page_names_the_log_file(
     assert sorted(after.text.splitlines()) == [f"[rank {rank}] next" for rank in range(4)]
 
 
-# ---- in a script
+# ---- pulled values
 
 
 def test_nine_megabyte_error_of_a_pull_is_cut(shared_group: Ranks) -> None:
@@ -253,19 +252,14 @@ def test_nine_megabyte_error_of_a_pull_is_cut(shared_group: Ranks) -> None:
     assert len(str(caught.value)) < 20_000
 
 
-# ---- a flood
-
-
-NOTE = re.compile(r"nbddp: (.*): .*\bDistributedDataParallel\b.*")  # that a model comes without it
-
-
 def test_pull_of_a_ddp_model_returns_the_inner_module(shared_group: Ranks, capsys: Capture) -> None:
     group = shared_group
     group.run("model = nbddp.prepare(torch.nn.Linear(2, 1))")
     models = group.pull("model")
     assert [type(each) for each in models] == [nn.Linear] * 2
     assert models[0].weight.tolist() == group.pull("model.module.weight.tolist()", rank=1)
-    assert NOTE.findall(capsys.readouterr().out) == ["model"]
+    said = capsys.readouterr().out  # that the model comes without DDP
+    assert re.findall(r"nbddp: (.*): .*\bDistributedDataParallel\b", said) == ["model"]
     assert isinstance(group.pull("{'nets': [model]}", rank=0)["nets"][0], nn.Linear)
 
 
@@ -286,15 +280,12 @@ def test_pull_of_a_sharded_model_suggests_code_that_gets_its_parameters(
     assert group.pull(way, rank=None)[1]["weight"].shape == (1, 2)
 
 
-ONLY_THERE = (
-    "import os\nif 'RANK' not in os.environ: raise ImportError('ranks only')\nclass T: pass\n"
-)
-
-
 def test_value_that_the_notebook_cannot_unpickle_is_reported_in_one_line(
     notebook: Notebook,
 ) -> None:
-    notebook.run(f"%%writefile only_there.py\n{ONLY_THERE}")
+    (notebook.folder / "only_there.py").write_text(
+        "import os\nif 'RANK' not in os.environ: raise ImportError('ranks only')\nclass T: pass"
+    )
     assert notebook.run("%%ddp --nproc 2\nimport only_there\nt = only_there.T()").status == "ok"
     for cell in ("%ddp pull t", "%%ddp --out kept\nt;"):
         [line] = notebook.run(cell).text.splitlines()

@@ -127,8 +127,7 @@ print("lines", [each.lineno for each in caught])
 
 
 @pytest.mark.parametrize(
-    ("action", "lines"),
-    [("default", "[12, 13]"), ("once", "[12]"), ("ignore", "[]")],
+    ("action", "lines"), [("default", "[12, 13]"), ("once", "[12]"), ("ignore", "[]")]
 )
 def test_warning_filters_of_the_user_apply_to_the_line_of_the_cell(
     group: Ranks, capsys: Capture, action: str, lines: str
