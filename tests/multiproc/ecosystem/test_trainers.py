@@ -182,21 +182,6 @@ def test_training_after_a_heal_has_the_weights_of_an_undisturbed_run(
         assert all(map(torch.equal, each, expected))
 
 
-def test_automatic_heal_makes_only_the_trainers_of_the_cell_again(group: Ranks) -> None:
-    group.run(f"{CELLS['Trainer'][0]}\nfirst = make_trainer(output_dir='first')\nfirst.train();")
-    group.run("trainer = make_trainer(output_dir='new', save_strategy='steps', save_steps=2)")
-    resume = (
-        "from transformers.trainer_utils import get_last_checkpoint\n"
-        f"{DIE}\nif not get_last_checkpoint('new'): trainer.add_callback(Die)\n"
-        "trainer.train(resume_from_checkpoint=get_last_checkpoint('new'));"
-    )
-    before = len(group.read_lines("metrics.jsonl"))
-    group.run(resume, heal=1)
-    assert group.pull("first.state.global_step", rank=0) == 8
-    steps = [row["step"] for row in group.read_lines("metrics.jsonl")[before:]]
-    assert 0 < steps.count(1) <= 2 * 2  # once more only for the trainer that died in step 5
-
-
 def test_healed_lightning_trainer_resumes_to_the_weights_of_an_undisturbed_run(
     group: Ranks,
 ) -> None:
@@ -368,23 +353,11 @@ def test_accelerator_in_mixed_precision_goes_on_after_a_heal(group: Ranks) -> No
     ]
 
 
-@pytest.mark.parametrize(
-    ("source", "value"),
-    [
-        (
-            "metric = torchmetrics.classification.MulticlassAccuracy(3, average='micro')\n"
-            "metric.update(torch.tensor([rank, 1, 2]), torch.tensor([0, 1, 2]))",
-            5 / 6,
-        ),
-        (
-            "metric, values = torchmetrics.regression.SpearmanCorrCoef(), torch.arange(10.0)\n"
-            "values = values[6:] if rank else values[:6]\nmetric.update(values, -values)",
-            -1.0,
-        ),
-    ],
-    ids=["accuracy", "lists of different lengths"],
-)
-def test_a_metric_of_torchmetrics_covers_all_ranks(group: Ranks, source: str, value: float) -> None:
-    imports = "import torchmetrics.classification, torchmetrics.regression"
-    found = group.evaluate(f"{imports}\n{source}\nmetric.compute().item()")
-    assert found == [pytest.approx(value)] * 2
+def test_a_metric_of_torchmetrics_covers_all_ranks(group: Ranks) -> None:
+    found = group.evaluate(
+        "from torchmetrics.regression import SpearmanCorrCoef\n"
+        "metric, values = SpearmanCorrCoef(), torch.arange(10.0)\n"
+        "values = values[6:] if rank else values[:6]\n"  # lists of different lengths
+        "metric.update(values, values - 100 * rank)\nmetric.compute().item()"
+    )
+    assert found == [pytest.approx(-5 / 11)] * 2  # 1 on each rank alone
