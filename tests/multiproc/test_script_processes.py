@@ -23,25 +23,23 @@ SHARES_KERNEL = True
 
 HOLDS = """
 import fcntl, os, pathlib, socket, threading, time
+begin = pathlib.Path("begun").touch
 def main():
     lock = open("lock", "w")
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     served = socket.create_server(("127.0.0.1", PORT))
-    pathlib.Path("begun").touch()
     ENDING
 if os.environ["RANK"] == "0":
     main()
 """
+ENDINGS = {
+    "stopped": "begin(); time.sleep(600)",
+    "waits for a thread": "threading.Thread(target=time.sleep, args=(30,)).start(); begin()",
+    "failed": "1 / 0",
+}
 
 
-WAITS_FOR_THREAD = "threading.Thread(target=time.sleep, args=(600,)).start()"
-
-
-@pytest.mark.parametrize(
-    "ending",
-    ["time.sleep(600)", WAITS_FOR_THREAD, "1 / 0"],
-    ids=["stopped", "stopped at its end", "failed"],
-)
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
 def test_resources_of_a_failed_script_are_free_in_the_next_run(
     group: Ranks, write: Write, ending: str
 ) -> None:

@@ -230,6 +230,7 @@ def test_timeline_command_and_option_show_a_picture(notebook: Notebook) -> None:
 
 FAILS = """
 import time
+for _ in range(3): dist.all_reduce(torch.ones(1))
 if rank == 1:
     time.sleep(2)
     raise ValueError("it goes another way")
@@ -240,6 +241,6 @@ dist.barrier()
 def test_failed_cell_with_the_timeline_option_shows_a_timeline(notebook: Notebook) -> None:
     reply = notebook.run(f"%%ddp --nproc 2 --quiet --timeline\n{FAILS}")
     [shown] = reply.displays
-    for rank, words in ((0, "barrier #"), (1, "line 5")):
+    for rank, words in ((0, "barrier #"), (1, "line 6")):
         assert re.search(rf"\brank {rank}\b.*\b{words}", shown["text/plain"])
     assert "it goes another way" in reply.error
