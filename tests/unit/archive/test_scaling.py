@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pages import readable
 from PIL import Image
 
@@ -156,17 +154,3 @@ def test_the_scaling_picture_is_readable_on_light_and_dark_pages(back: str) -> N
     assert grey is not None
     page = max(grey)[1]
     assert sum(count for count, level in grey if abs(level - page) > 80) > 2000
-
-
-@given(
-    st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=4),
-    st.lists(st.integers(1, 64), min_size=1, max_size=5, unique=True),
-    st.one_of(st.none(), st.floats(0, 1)),
-)
-def test_any_measurements_can_be_rendered_as_a_scaling_report(
-    paces: list[float], ranks: list[int], share: float | None
-) -> None:
-    sizes = [size(each, *paces, waiting=share, loading=share) for each in sorted(ranks)]
-    found = scaling(*sizes)
-    assert render_text(scaling_report(found)).count("\n") >= len(sizes)
-    assert all(found.efficiency(each) > 0 for each in sizes)
