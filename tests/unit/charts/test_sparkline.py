@@ -6,18 +6,15 @@ import math
 import re
 from base64 import b64decode
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import Page
 
 from nbddp.charts.sparkline import MAX_BLOCKS, block_characters, sparkline
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.ui.html_pieces import STYLE_SHEET
-from nbddp.ui.report.rank_table import MAX_POINTS, SAMPLE_PERIOD, RankSparklines, rank_blocks
-from nbddp.ui.report.render import blocks_html
+from nbddp.ui.report.rank_table import MAX_POINTS, SAMPLE_PERIOD, RankSparklines
 
 ONE = RankSnapshot(rank=0, state="running", step=50, steps_per_second=10.0, memory=300 << 20)
 
@@ -45,6 +42,14 @@ def test_a_sparkline_spans_its_values_and_marks_those_that_are_not_finite() -> N
     assert "#dd4444" not in sparkline([1.0, 2.0], "x")
 
 
+def test_a_sparkline_is_also_an_image_for_pages_that_remove_svg() -> None:
+    html = noted(ONE, ONE).draw(ONE, "step", is_static=True)
+    [image] = re.findall(r'<img .* src="[^,]*,([^"]*)"', html)
+    drawn = b64decode(image).decode()
+    assert re.fullmatch(r"<svg xmlns=.*><path d=.* stroke=\"#.*></path></svg>", drawn)
+    assert ".nbddp-ranks img {" in STYLE_SHEET, "other pages hide it"
+
+
 @given(st.lists(st.floats(), max_size=60))
 def test_any_numbers_make_a_valid_sparkline(values: list[float]) -> None:
     assert "nan" not in sparkline(values, "x")
@@ -70,14 +75,3 @@ def test_a_ranks_sparkline_has_one_point_per_second_of_the_last_minute_until_it_
     assert points(drawn)[-1] == "30.0,2.0"
     sparklines = noted(*(replace(ONE, is_alive=at < 2) for at in range(4)))
     assert len(points(sparklines.draw(ONE, "memory"))) == 2
-
-
-def test_a_record_has_its_sparklines_as_images_too_for_pages_that_remove_svg() -> None:
-    curves = partial(noted(ONE, ONE, ONE).draw, is_static=True)
-    page = Page(blocks_html(rank_blocks([ONE], curves=curves)))
-    images = [known for tag, known in page.tags if tag == "img"]
-    assert len(images) == 2
-    for each in images:
-        drawn = b64decode(each["src"].partition(",")[2]).decode()
-        assert re.fullmatch(r"<svg xmlns=.*><path d=.* stroke=\"#.*></path></svg>", drawn)
-    assert ".nbddp-ranks img {" in STYLE_SHEET
