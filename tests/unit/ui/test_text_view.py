@@ -69,12 +69,10 @@ def display(rank: int, data: dict[str, Any], **more: Any) -> RichOutput:
 # ---- cells that have ended
 
 OUTPUT: dict[str, list[Notice]] = {
-    "each line has its rank": [Text(0, "a\nb\n"), Text(1, "c\n")],
     "lines are not mixed": [Text(0, "he"), Text(1, "wor"), Text(0, "llo\n"), Text(1, "ld\n")],
     "a bar is shown in its last state": [Text(0, "\r10%"), Text(0, "\r99%"), Text(0, "\rdone\n")],
     "last lines without an end": [Text(1, "one"), Text(0, "nought")],
     "nbddp speaks under its own name": [Text(0, "a\n"), Word("careful"), Text(0, "b\n")],
-    "a display": [display(1, FIGURE)],
     "a display between lines": [Text(0, "before\n"), display(0, BOLD), Text(0, "after\n")],
     "a display of text": [display(1, {"text/plain": "a\nb"})],
     "displays with an id": [
