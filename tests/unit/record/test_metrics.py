@@ -154,18 +154,6 @@ def test_a_point_is_the_mean_of_its_finite_values_or_nan_without_any() -> None:
 # ---- several ranks and names
 
 
-def test_without_a_step_each_metric_of_each_rank_has_its_own_count() -> None:
-    metrics = MetricStore()
-    for batch in range(4):
-        metrics.add(0, 0.0, None, {"loss": float(batch)})
-        if batch % 2:
-            metrics.add(0, 0.0, None, {"accuracy": 1.0})
-            metrics.add(1, 0.0, None, {"loss": 1.0})
-    assert metrics.curves("loss")[0].steps == (0.0, 1.0, 2.0, 3.0)
-    assert metrics.curves("loss")[1].steps == (0.0, 1.0)
-    assert metrics.curves("accuracy")[0].steps == (0.0, 1.0)
-
-
 def test_metric_names_beyond_the_limit_are_dropped_and_counted_once() -> None:
     metrics = MetricStore()
     for _ in range(2):
