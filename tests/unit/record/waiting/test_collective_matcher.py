@@ -32,16 +32,11 @@ def test_the_wait_of_a_rank_lasts_from_its_arrival_to_the_last_arrival() -> None
     assert found.tracks[1].error == 0.03, "the clock of another machine is corrected"
 
 
-def test_a_rank_that_is_late_throughout_the_window_is_a_straggler() -> None:
-    awaited = matcher_of(late, steps=18).straggler()
-    assert awaited is not None
-    assert (awaited.rank, awaited.title) == (2, "all_reduce float [72]")
-    assert awaited.numbers is not None
-    first, last = awaited.numbers
-    assert 1 <= first < last == 18, "of the steps of which the share is told"
-    assert awaited.share == pytest.approx(LATE / 0.15, abs=0.02)
-    assert matcher_of(late, steps=7).straggler() is None, "that is too short a time to tell"
-    assert matcher_of(lambda _rank, _step: 0.1, steps=18).straggler() is None
+def test_a_rank_that_is_late_once_in_the_window_is_not_reported_as_a_straggler() -> None:
+    def once(rank: int, step: int) -> float:
+        return 0.1 + (rank == 2) * (0.5 if step == 12 else 0.005)
+
+    assert matcher_of(once, steps=18).straggler() is None
 
 
 def test_a_rank_starved_of_cpu_is_not_reported_as_a_straggler() -> None:
