@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import (
@@ -24,7 +25,7 @@ from torch.utils.data import (
 )
 
 import nbddp
-from nbddp.checks.facts import LoaderFacts, OptimizerFacts, RankFacts
+from nbddp.checks.facts import LoaderFacts, OptimizerFacts, RankFacts, kinds_by_name
 from nbddp.wire.messages import Failure
 from nbddp.worker.cell.failure import describe_failure
 from nbddp.worker.check_facts import MAX_ITEMS, MAX_SIZE, collect_facts, describe_data
@@ -260,6 +261,36 @@ def test_the_order_facts_distinguish_reordered_lists_from_different_lists() -> N
     assert one[2] != other[2]
     assert order_of(["x" * MAX_SIZE] * 2) == order_of([[1] * MAX_ITEMS] * 50) == ("", "", "")
     assert order_of(["a", 1]) == order_of([None, None]) == order_of([object()] * 2) == ("", "", "")
+
+
+def test_the_number_of_torchs_threads_is_reported() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    assert collect_facts({}).threads == threads + 1
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_the_facts_of_a_model_on_all_ranks_describe_its_wrapper() -> None:
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)))
+    still = DistributedDataParallel(model.module)
+    still.broadcast_buffers = False  # torch warns about the argument
+    names = {
+        "model": model,
+        "still": still,
+        "plain": DistributedDataParallel(nn.Linear(4, 8)),
+        "twice": DistributedDataParallel(DistributedDataParallel(nn.Linear(4, 8))),
+        "parts": fully_shard(nn.Linear(4, 8)),
+    }
+    found: Any = collect_facts(names)
+    assert kinds_by_name(found) == {
+        "model": "ddp with buffers in training",
+        "still": "ddp in training",
+        "plain": "ddp",
+        "twice": "ddp",
+        "parts": "fsdp",
+    }
+    assert [name for name in names if found.objects[name].is_nested] == ["twice"]
 
 
 class Two(nn.Module):
