@@ -10,11 +10,7 @@ from pathlib import Path
 import pytest
 from drivers.ranks import Capture, Ranks
 from limits import set_limits
-from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell, new_notebook
 from notebook import Notebook, Reply
-
-from nbddp.ui.ansi import strip
 
 SHARES_KERNEL = True
 
@@ -105,37 +101,14 @@ def test_no_wait_returns_at_once_and_wait_reports_a_failure(notebook: Notebook) 
     assert "ZeroDivisionError" in notebook.run("%ddp wait").error
 
 
-def test_auto_mode_sends_cells_to_the_ranks_and_local_keeps_one(notebook: Notebook) -> None:
-    notebook.run("%ddp start --nproc 2")
-    notebook.run("%ddp auto on")
-    assert notebook.run("1 / 0").error.endswith("ZeroDivisionError: division by zero, line 1")
-    assert notebook.run("%%local\n'world_size' in globals()").result == "False"
-    notebook.run("%ddp auto off")
-    assert notebook.run("'world_size' in globals()").result == "False"
-    assert notebook.run("%%local\n1 + 1").result == "2"
-
-
-TRAIN = """%%ddp --nproc 2
-for step in range(20):
-    nbddp.log(step=step, loss=2 / (step + 1) + rank)
-print("trained")
-"""
-
-
-@pytest.mark.timeout(400)
-def test_executed_notebook_has_curves_and_the_numbers_of_its_prompts(folder: Path) -> None:
-    sources = ["%load_ext nbddp", TRAIN, "%%ddp\n1/0", "%ddp stop"]
-    notebook = new_notebook(cells=[new_code_cell(each) for each in sources])
-    path = {"metadata": {"path": str(folder)}}
-    NotebookClient(notebook, resources=path, allow_errors=True, timeout=150).execute()
-    trained, failed = notebook.cells[1:3]
-    texts = [each.text for each in trained.outputs if each.output_type == "stream"]
-    assert "[rank 1] trained\n" in strip("".join(texts))
-    [chart] = [each for each in trained.outputs if each.output_type == "display_data"]
-    assert chart.data["image/png"].startswith("iVBORw0KGgo")
-    assert chart.data["text/plain"] == "loss 0.6"
-    [error] = [each for each in failed.outputs if each.output_type == "error"]
-    assert numbers(strip("\n".join(error.traceback))) == {failed.execution_count}
+def test_curves_and_single_values_are_shown_once_below_their_cell(notebook: Notebook) -> None:
+    train = "for step in range(20): nbddp.log(step=step, loss=2 / (step + 1) + rank)"
+    [chart] = notebook.run(f"%%ddp --nproc 2\n{train}").displays
+    assert chart["image/png"].startswith("iVBORw0KGgo")
+    assert chart["text/plain"] == "loss 0.6"
+    reported = notebook.run("%%ddp\nnbddp.log(eval_loss=0.5 + rank)")
+    assert (reported.text, reported.displays) == ("nbddp: eval_loss 1\n", [])
+    assert notebook.run("%%ddp\nx = 1").text == ""
 
 
 def test_an_unfinished_line_is_shown_while_the_cell_runs(notebook: Notebook) -> None:
@@ -158,15 +131,10 @@ model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(5, 1))
 model(torch.ones(2, 4))"""
 
 
-@pytest.fixture(autouse=True)
-def nobody_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give ranks that raise the same error as another rank time to report it."""
-    set_limits(monkeypatch, peers_timeout=30.0)
-
-
 def test_torchs_frames_are_folded_and_the_log_has_the_whole_traceback(
-    group: Ranks, capsys: Capture
+    group: Ranks, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    set_limits(monkeypatch, peers_timeout=30.0)  # both ranks have time to report it
     error = group.failure_of(CPP)
     assert re.fullmatch("ranks 0-1: RuntimeError: .*shapes.*, line 3", str(error))
     assert re.search(r"^ +\.\.\. \d+ frames in torch$", error.report, re.MULTILINE)
@@ -265,9 +233,3 @@ def test_terminal_ipython_shows_output_as_text_with_the_prompt_number(folder: Pa
     prompt = said.rpartition("In [3]: ")[2].partition("In [4]: ")[0]
     assert numbers(prompt) == {3}
     assert {"[rank 0] 0", "[rank 1] 1"} <= set(prompt.splitlines())
-
-
-def test_single_values_of_metrics_are_printed_below_their_cell_only(notebook: Notebook) -> None:
-    reported = notebook.run("%%ddp --nproc 2\nnbddp.log(eval_loss=0.5 + rank)")
-    assert reported.text == "nbddp: eval_loss 1\n"
-    assert notebook.run("%%ddp\nx = 1").text == ""
