@@ -39,6 +39,14 @@ with open(write, "wb") as slow:
     torch.save({{"weights": torch.ones({floats})}}, slow)
 reader.join()
 """
+LOADS = """class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 2
+    def __getitem__(self, i):
+        end = time.monotonic() + 8
+        while time.monotonic() < end: sum(range(1000))
+        return i
+list(torch.utils.data.DataLoader(Slow(), num_workers=1))
+"""
 
 
 def works(seconds: float) -> dict[str, str]:
@@ -64,6 +72,7 @@ def works(seconds: float) -> dict[str, str]:
         ),
         "Python's lock": f"add_up(turns_in({seconds}, add_up, 20_000_000))",
         "torch.compile": COMPILES,
+        "a loader": LOADS,
     }
 
 
