@@ -8,10 +8,9 @@ import re
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
-from multiprocessing import process
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.forkserver import ForkServer
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +25,6 @@ from processes import wait_until
 
 from nbddp import RequestError, StartError
 from nbddp.launch import forkserver
-from nbddp.wire.rank_start import SOCKET_FOLDER_VARIABLE
 
 WITH_WORKERS = (
     "%%ddp --nproc 2\nfrom torch.utils.data import DataLoader\n"
@@ -151,17 +149,13 @@ def test_failed_start_names_rank_and_reason_and_leaves_no_process(
     group.assert_works()
 
 
-@pytest.fixture
-def slow_helper(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the forkserver import a slow module."""
+def test_forkserver_that_is_starting_closes_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "slow_disk.py").write_text("import time\ntime.sleep(50)\n")
     monkeypatch.syspath_prepend(folder)
     modules = ["slow_disk", *forkserver.PRELOADED_MODULES]
     monkeypatch.setattr(forkserver, "PRELOADED_MODULES", modules)
-
-
-@pytest.mark.usefixtures("slow_helper")
-def test_forkserver_that_is_starting_closes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     server, begun, closing = forkserver.Forkserver(), threading.Event(), threading.Event()
     start_helper = ForkServer.ensure_running
 
@@ -171,22 +165,14 @@ def test_forkserver_that_is_starting_closes_at_once(monkeypatch: pytest.MonkeyPa
         start_helper(helper)
 
     monkeypatch.setattr(ForkServer, "ensure_running", start_slowly)
-    failed: list[type[BaseException]] = []
-
-    def launch() -> None:
-        try:
-            server.fork(print, "hello", "test-rank")
-        except (EOFError, OSError) as error:
-            failed.append(type(error))
-
-    thread = threading.Thread(target=launch)
-    thread.start()
-    assert begun.wait(20)
-    threading.Timer(0.3, closing.set).start()  # while it is being closed
-    began = time.monotonic()
-    server.close()
-    thread.join(30)
-    assert failed == [EOFError]
+    with ThreadPoolExecutor(1) as thread:
+        forking = thread.submit(server.fork, print, "hello", "test-rank")
+        assert begun.wait(20)
+        threading.Timer(0.3, closing.set).start()  # while it is being closed
+        began = time.monotonic()
+        server.close()
+        with pytest.raises(EOFError):
+            forking.result(30)
     assert time.monotonic() - began < 25
 
 
@@ -206,74 +192,43 @@ def test_closed_groups_leave_no_thread_and_no_descriptor(make_group: MakeRanks) 
     assert wait_until(lambda: psutil.Process().num_fds() <= descriptors + 2)
 
 
-@pytest.mark.full
-def test_groups_started_at_the_same_time_use_different_folders(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path_factory.mktemp("x")  # a short name: a socket's may have 107 characters
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    before = process.current_process()._config.get("tempdir")
-    start_helper = ForkServer.ensure_running
-
-    def start_slowly(helper: ForkServer) -> None:
-        time.sleep(0.1)  # so that the other threads can interleave
-        start_helper(helper)
-
-    monkeypatch.setattr(ForkServer, "ensure_running", start_slowly)
-    groups = [Ranks(nproc=1) for _ in range(3)]
-    starts = [threading.Thread(target=each.start) for each in groups]
-    for start in starts:
-        start.start()
-    for start in starts:
-        start.join()
-    folders = {each.pull("__import__('multiprocessing').util.get_temp_dir()")[0] for each in groups}
-    assert len(folders) == 3
-    assert len(list(folder.glob("nbddp_*"))) == 3
-    for each in groups:
-        psutil.Process(each.helper_pid).kill()  # its folder is then ours
-        each.close()
-    assert not list(folder.glob("nbddp_*"))
-    assert process.current_process()._config.get("tempdir") == before
-    assert SOCKET_FOLDER_VARIABLE not in os.environ
-
-
 GRACE = 40.0  # seconds: long enough that a wait for it is noticed
 IMPORTS = (
-    "import atexit, multiprocessing, os, pathlib, signal, subprocess, sys, threading, time\n"
+    "import atexit, itertools, multiprocessing, pathlib, signal, subprocess, threading, time\n"
     "from concurrent.futures import ThreadPoolExecutor\n"
 )
-CHILDREN = {
-    "process": "multiprocessing.Process(target=time.sleep, args=(600,)).start()",
-    "own session": "subprocess.Popen(['sleep', '600'], start_new_session=True)",
-    "deaf": "subprocess.Popen(['sh', '-c', 'trap \"\" TERM; echo; while :; do sleep 99; done'],"
-    " stdout=subprocess.PIPE).stdout.read(1)",
-    "daemon": "subprocess.run(['sh', '-c', 'setsid sleep 600 & echo'], stdout=subprocess.DEVNULL)",
-    "daemon of a daemon": "subprocess.run(['sh', '-c', 'setsid sh -c \"sleep 600 & sleep 601\" &'],"
-    " stdout=subprocess.DEVNULL)",
-    "a loader's worker": "from torch.utils.data import DataLoader\n"
-    "from torch.utils.data._utils import worker\n"
-    # seconds after which a worker notices that its rank has ended
-    "worker.MP_STATUS_CHECK_INTERVAL = 600.0\n"
-    "it = iter(DataLoader(range(99), num_workers=1, persistent_workers=True)); next(it)",
-}
-ALL_CHILDREN = "\n".join(CHILDREN.values())
-STARTED = 8  # at least so many processes
-THREADS = {
-    "thread": "threading.Thread(target=time.sleep, args=(600,)).start()",
-    "executor": "ThreadPoolExecutor().submit(time.sleep, 600)",
-    "collective": "wait = lambda: rank or dist.recv(torch.ones(1), src=1)\n"
-    "threading.Thread(target=wait).start()",
-    "printing": "def talk():\n    step = 0\n    while True:\n        print('on and on')\n"
-    "        nbddp.log(step=(step := step + 1), loss=1.0)\n        time.sleep(0.001)\n"
-    "threading.Thread(target=talk).start()",
-}
+# a process; one with its own session; one that ignores SIGTERM; a daemon, and one of a daemon; a
+# loader's worker that looks rarely whether its rank has ended
+CHILDREN = """
+multiprocessing.Process(target=time.sleep, args=(600,)).start()
+subprocess.Popen(['sleep', '600'], start_new_session=True)
+deaf = ['sh', '-c', 'trap "" TERM; echo; while :; do sleep 99; done']
+subprocess.Popen(deaf, stdout=subprocess.PIPE).stdout.read(1)
+for daemon in ("setsid sleep 600 & echo", "setsid sh -c 'sleep 600 & sleep 601' &"):
+    subprocess.run(['sh', '-c', daemon], stdout=subprocess.DEVNULL)
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import worker
+worker.MP_STATUS_CHECK_INTERVAL = 600.0
+it = iter(DataLoader(range(99), num_workers=1, persistent_workers=True)); next(it)
+"""
+STARTED = 8  # at least so many processes of a rank
+THREADS = """
+threading.Thread(target=time.sleep, args=(600,)).start()
+ThreadPoolExecutor().submit(time.sleep, 600)
+threading.Thread(target=lambda: rank or dist.recv(torch.ones(1), src=1)).start()
+def talk():
+    for step in itertools.count():
+        print('on and on')
+        nbddp.log(step=step, loss=1.0)
+        time.sleep(0.001)
+threading.Thread(target=talk).start()
+"""
 
 
-def started_by(rank_pid: int, expected: int = STARTED) -> list[psutil.Process]:
+def started_by(rank_pid: int) -> list[psutil.Process]:
     """Return the child processes of a rank, once they have started."""
     rank = psutil.Process(rank_pid)
-    assert wait_until(lambda: len(rank.children(recursive=True)) >= expected)
+    assert wait_until(lambda: len(rank.children(recursive=True)) >= STARTED)
     return rank.children(recursive=True)
 
 
@@ -285,7 +240,7 @@ def patient(make_group: MakeRanks) -> Ranks:
 
 @pytest.mark.parametrize("how", ["stop", "restart"])
 def test_processes_and_threads_of_a_cell_end_with_the_ranks(patient: Ranks, how: str) -> None:
-    patient.run(IMPORTS + "\n".join([ALL_CHILDREN, *THREADS.values()]), quiet=True)
+    patient.run(IMPORTS + CHILDREN + THREADS, quiet=True)
     started = [each for pid in patient.pids.values() for each in started_by(pid)]
     began = time.monotonic()
     getattr(patient, how)()
@@ -296,7 +251,7 @@ def test_processes_and_threads_of_a_cell_end_with_the_ranks(patient: Ranks, how:
 
 
 def test_child_processes_end_only_with_their_own_rank(patient: Ranks) -> None:
-    patient.run(IMPORTS + ALL_CHILDREN, quiet=True)
+    patient.run(IMPORTS + CHILDREN, quiet=True)
     spared, lost = (started_by(pid) for pid in patient.pids.values())
     os.kill(patient.pids[1], signal.SIGKILL)
     assert all_ended(lost)
@@ -306,7 +261,7 @@ def test_child_processes_end_only_with_their_own_rank(patient: Ranks) -> None:
 
 
 def test_child_processes_of_stopped_ranks_end_with_the_kernel(fresh_notebook: Notebook) -> None:
-    assert fresh_notebook.run(f"%%ddp --nproc 2\n{IMPORTS}{ALL_CHILDREN}").status == "ok"
+    assert fresh_notebook.run(f"%%ddp --nproc 2\n{IMPORTS}{CHILDREN}").status == "ok"
     pids = json.loads(fresh_notebook.run("%ddp pull __import__('os').getpid()").result)
     started = [each for pid in pids for each in started_by(pid)]
     for pid in pids:
@@ -354,19 +309,6 @@ def test_exception_of_a_signal_handler_between_cells_fails_the_next_cell(group: 
         assert str(error).startswith("rank 1: TimeoutError: the time is over")
         assert group.pull("kept") == [0, 1]
     group.run("assert signal.getsignal(signal.SIGALRM) is on_alarm")
-
-
-def test_loader_worker_killed_between_cells_keeps_all_names(group: Ranks) -> None:
-    group.run(
-        "from torch.utils.data import DataLoader\nkept = rank\n"
-        "loader = DataLoader(range(99), num_workers=2, persistent_workers=True)\n"
-        "it = iter(loader)\n_ = next(it)"
-    )
-    started_by(group.pids[1], 2)[0].kill()
-    error = group.failure_of("import time\nif rank == 1: time.sleep(50)\ndist.barrier()")
-    assert re.match(r"rank 1: RuntimeError: DataLoader worker .* killed", str(error))
-    assert group.pull("kept") == [0, 1]
-    group.run("it = loader = None\ndist.barrier()")
 
 
 @pytest.mark.full

@@ -6,6 +6,9 @@ import os
 import shutil
 import socket
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import process
 from pathlib import Path
 
 import pytest
@@ -32,6 +35,27 @@ def test_the_socket_folder_has_a_short_path_and_is_removed_at_the_end(
         assert socket_folder(server).is_dir()
         server.close()
         assert not Path(server._folder).exists()
+
+
+def test_servers_that_start_at_the_same_time_use_their_own_folders() -> None:
+    servers = [Forkserver() for _ in range(3)]
+
+    def folders_seen(server: Forkserver) -> set[str]:
+        with server._own_socket_folder():
+            before = os.environ[SOCKET_FOLDER_VARIABLE]
+            time.sleep(0.01)  # so that the other threads can interleave
+            return {before, os.environ[SOCKET_FOLDER_VARIABLE], config["tempdir"]}
+
+    config = process.current_process()._config  # type: ignore[attr-defined]
+    tempdir = config.get("tempdir")
+    with ThreadPoolExecutor(3) as threads:
+        seen = [*threads.map(folders_seen, servers)]
+    assert seen == [{server._folder} for server in servers]
+    assert len({server._folder for server in servers}) == 3
+    assert config.get("tempdir") == tempdir
+    assert SOCKET_FOLDER_VARIABLE not in os.environ
+    for server in servers:
+        server.close()
 
 
 def socket_folder(server: Forkserver) -> Path:
