@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 
 import psutil
@@ -195,25 +194,18 @@ def test_failed_heal_falls_back_to_a_restart(group: Ranks, capsys: Capture) -> N
     assert said.count("not healed") == 1  # the reason does not repeat it
 
 
-Signals = Sequence[tuple[int, signal.Signals]]
-
-
-def while_all_are_told(
-    group: Ranks, monkeypatch: pytest.MonkeyPatch, *, before_1: Signals = (), after_2: Signals = ()
+def kill_1_in_the_rendezvous(
+    group: Ranks, monkeypatch: pytest.MonkeyPatch, *, stopped: int | None = None
 ) -> None:
-    """Send signals before and after the messages to ranks 1 and 2; at last kill rank 1."""
-
-    def signal_ranks(signals: Signals) -> None:
-        for rank, number in signals:
-            os.kill(group.pids[rank], number)
+    """Kill rank 1 when all ranks have got the message; one may be stopped before it gets it."""
 
     def before(rank: int) -> None:
-        if rank == 1:
-            signal_ranks(before_1)
+        if rank == stopped:
+            os.kill(group.pids[rank], signal.SIGSTOP)
 
     def after(rank: int) -> None:
-        if rank == 2:  # all ranks have got the rendezvous message
-            signal_ranks([*after_2, (1, signal.SIGKILL)])
+        if rank == 2:  # the last one that is told
+            os.kill(group.pids[1], signal.SIGKILL)
 
     group.around_joins(monkeypatch, before=before, after=after)
 
@@ -225,8 +217,7 @@ def test_death_of_the_new_rank_during_rendezvous_fails_the_heal_at_once(
     kill(group, 1)
     if late == "another":  # it hears of the failure before it can begin
         group.begin_pull(2, "__import__('time').sleep(2)")
-    stopped = [(1, signal.SIGSTOP)] if late == "the new rank" else []
-    while_all_are_told(group, monkeypatch, before_1=stopped)
+    kill_1_in_the_rendezvous(group, monkeypatch, stopped=1 if late == "the new rank" else None)
     began = time.monotonic()
     with pytest.raises(RequestError, match=r"rank 1 .*SIGKILL"):
         group.heal()
@@ -237,12 +228,12 @@ def test_death_of_the_new_rank_during_rendezvous_fails_the_heal_at_once(
     assert group.evaluate("dist.barrier()\nbig.sum().item()") == [499999500000] * 3
 
 
-def test_rank_that_hangs_after_the_rendezvous_is_named(
+def test_rank_that_hangs_in_the_rendezvous_is_named(
     group: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill(group, 1)
     set_limits(monkeypatch, cancel_timeout=5.0)  # rank 0 may be slow
-    while_all_are_told(group, monkeypatch, after_2=[(2, signal.SIGSTOP)])
+    kill_1_in_the_rendezvous(group, monkeypatch, stopped=2)
     with pytest.raises(RequestError, match=r"rank 2 .* 5 s.*`group.kill\(2\)`"):
         group.heal()
     monkeypatch.undo()
@@ -291,30 +282,6 @@ def test_healed_training_ends_with_identical_bits(make_group: MakeRanks) -> None
         fault = f"nbddp.faults.at(step={step}, rank={rank}, kind='kill')\ndies = {rank}, {step}"
         again = group.evaluate(f"{fault}\n{EPOCHS}", heal=1)
         assert again == calm, f"rank {rank} died after step {step}"
-
-
-def test_heal_resumes_a_loader_loop_in_the_middle_of_the_epoch(group: Ranks) -> None:
-    """All ranks resume at the same batch of the epoch, each with its shard of the data."""
-    group.run(
-        "import os, signal, time\nfrom pathlib import Path\n"
-        "had = []\nloader = nbddp.loader(torch.arange(36), 4, seed=2)\n"
-        "def die():  # when all have their second batch\n"
-        "    while len([*Path().glob('had*')]) < 3: time.sleep(0.01)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    group.run(
-        "for batch in loader:\n    had.append(batch.tolist())\n"
-        "    if len(had) == 2: Path(f'had{rank}').touch()\n"
-        "    if rank == 1 and len(had) == 2: die()\n"
-        "    nbddp.all_reduce(1.0)",
-        quiet=True,
-        heal=1,
-    )
-    [first, new, last] = group.evaluate("had, loader.step")
-    assert first[1] == new[1] == last[1] == 3
-    assert len(first[0]) == len(last[0]) == 3  # the second batch is not given again
-    assert new[0][:2] == first[0][:2]  # it has the donor's names
-    assert len({*first[0][2], *new[0][2], *last[0][2]}) == 12
 
 
 LARGE = """
