@@ -24,6 +24,7 @@ NO_TIMEOUT = (
     f"from datetime import timedelta\n{imported(process_group)}"
     "process_group.set_timeout(timedelta(minutes=2))\n"
 )
+BEGUN = "open(f'begun{rank}', 'w').close()"  # in a cell, for run_and_interrupt()
 SHORT = 3.0  # seconds without progress that make a hang in a test; 10 for the user
 
 
@@ -41,6 +42,28 @@ def when(condition: Callable[[], bool], act: Callable[[], object]) -> threading.
 
 def when_cell_runs(group: Ranks, act: Callable[[], object]) -> threading.Thread:
     return when(lambda: bool(group.ranks_in_cell), act)
+
+
+def run_and_interrupt(group: Ranks, source: str, *, rests: Sequence[int] | None = None) -> None:
+    """Run source, interrupt it when all ranks have begun and wait, and raise the failure.
+
+    A rank whose C code holds the GIL cannot send a message: it creates a file.
+    With ``rests`` only these ranks wait, and the others compute.
+    """
+    pids = group.pids
+    resting = [pids[rank] for rank in (pids if rests is None else rests)]
+    begun = [Path(f"begun{rank}") for rank in pids]
+
+    def interrupt() -> None:
+        assert wait_until_blocked(resting)
+        assert wait_until_computing(set(pids.values()) - set(resting))
+        group.interrupt()
+
+    pressing = when(lambda: all(map(Path.exists, begun)), interrupt)
+    try:
+        group.run(source)
+    finally:
+        pressing.join()
 
 
 def interrupt_at(group: Ranks, handle: CellHandle, *marks: str) -> None:

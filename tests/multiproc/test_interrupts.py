@@ -6,11 +6,17 @@ import os
 import re
 import signal
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conditions import interrupt_at, wait_until_blocked, wait_until_computing, when
+from conditions import (
+    BEGUN,
+    interrupt_at,
+    run_and_interrupt,
+    wait_until_blocked,
+    wait_until_computing,
+    when,
+)
 from drivers.ranks import Capture, MakeRanks, Ranks
 from golden.walks import KEEP, assert_ranks_work
 from limits import set_limits
@@ -19,8 +25,6 @@ from notebook import Notebook, Reply
 from nbddp import CellFailedError, CellInterruptedError
 
 SHARES_KERNEL = True
-
-BEGUN = "open(f'begun{rank}', 'w').close()"
 
 # C code that keeps Python's lock, and that no signal ends: it locks a second time
 NEVER_RETURNS = (
@@ -144,28 +148,6 @@ def test_second_interrupt_kills_at_once_after_the_notice(make_group: MakeRanks) 
         group.run_and_act(NEVER_RETURNS, lambda said: "interrupt again" in said, group.interrupt)
     pressing.join()
     assert time.monotonic() - began < 30  # without a second interrupt it takes the grace period
-
-
-def run_and_interrupt(group: Ranks, source: str, *, rests: Sequence[int] | None = None) -> None:
-    """Run source, interrupt it when all ranks have begun and wait, and raise the failure.
-
-    A rank whose C code holds the GIL cannot send a message: it creates a file.
-    With ``rests`` only these ranks wait, and the others compute.
-    """
-    pids = group.pids
-    resting = [pids[rank] for rank in (pids if rests is None else rests)]
-    begun = [Path(f"begun{rank}") for rank in pids]
-
-    def interrupt() -> None:
-        assert wait_until_blocked(resting)
-        assert wait_until_computing(set(pids.values()) - set(resting))
-        group.interrupt()
-
-    pressing = when(lambda: all(map(Path.exists, begun)), interrupt)
-    try:
-        group.run(source)
-    finally:
-        pressing.join()
 
 
 def test_signal_between_cells_does_not_run_a_handler_set_by_a_cell(group: Ranks) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conditions import wait_until_computing, when, when_cell_runs
+from conditions import BEGUN, run_and_interrupt, when_cell_runs
 from drivers.ranks import Capture, Ranks
 from limits import set_limits
 from local_nodes import CONNECT_TIMEOUT, OnNodes, all_ended, process_tree
@@ -43,23 +43,14 @@ def on_nodes(make_nodes: Callable[..., OnNodes]) -> OnNodes:
 
 
 @pytest.mark.full
-def test_a_rank_that_computes_on_a_node_is_interrupted(on_nodes: OnNodes, folder: Path) -> None:
+def test_a_rank_that_computes_on_a_node_is_interrupted(on_nodes: OnNodes) -> None:
     on_nodes.group.spec = replace(on_nodes.group.spec, grace=3.0)
     group = on_nodes.start()
     group.run("import re\nkept, has_gone_on = rank, False")
-    begun = folder / "begun"
-
-    def interrupt() -> None:
-        assert wait_until_computing([group.pids[3]])
-        group.interrupt()
-
-    interrupting = when(begun.exists, interrupt)
+    computes = "re.match('(a+)+$', 'a' * 28 + 'b')"
+    source = f"{BEGUN}\nif rank == 3:\n    {computes}\n    has_gone_on = True\ndist.barrier()"
     with pytest.raises(CellInterruptedError):
-        group.run(
-            f"if rank == 3:\n    open({str(begun)!r}, 'w').close()\n"
-            "    re.match('(a+)+$', 'a' * 28 + 'b')\n    has_gone_on = True\ndist.barrier()"
-        )
-    interrupting.join()
+        run_and_interrupt(group, source, rests=[0, 1, 2])
     assert group.pull("kept, has_gone_on") == [(rank, False) for rank in range(4)]
 
 
