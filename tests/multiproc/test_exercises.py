@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from answers import assert_verdicts
-from drivers.ranks import Ranks
+from drivers.ranks import MakeRanks
 from lessons import definitions
 from syrupy.assertion import SnapshotAssertion
 
@@ -104,7 +102,7 @@ WRONG = [
 
 
 def test_check_answer_returns_the_same_verdict_on_all_ranks(
-    make_group: Callable[..., Ranks], snapshot: SnapshotAssertion
+    make_group: MakeRanks, snapshot: SnapshotAssertion
 ) -> None:
     assert_verdicts(make_group(4), OTHERS, RIGHT, WRONG, snapshot, answers=ANSWERS)
 
@@ -245,9 +243,7 @@ MESH_WRONG = [
 ]
 
 
-def test_a_gpt_on_a_mesh_gets_a_verdict(
-    make_group: Callable[..., Ranks], snapshot: SnapshotAssertion
-) -> None:
+def test_a_gpt_on_a_mesh_gets_a_verdict(make_group: MakeRanks, snapshot: SnapshotAssertion) -> None:
     assert_verdicts(
         make_group(4), MESH_OTHERS, MESH_RIGHT, MESH_WRONG, snapshot, answers=MESH_ANSWERS
     )

@@ -129,21 +129,15 @@ def gone(on_nodes: OnNodes) -> list[str]:
     return [said for said in on_nodes.messages if " gone" in said]
 
 
-def count_lines(group: Ranks, capsys: Capture, seconds: float) -> int:
-    """Print lines for some seconds, check that all were shown, and return their number."""
-    group.push({"seconds": seconds})
+def test_slow_network_only_slows_cells_down(on_nodes: OnNodes, capsys: Capture) -> None:
+    link = on_nodes.link(delay=SLOW)
+    group = behind(on_nodes, link)
+    group.push({"seconds": limit("node_silent_after") + 3})
     [count, _] = group.run(LINES, wants_value=True).values()
     said = capsys.readouterr().out
     for rank in (0, 1):
         found = re.findall(rf"^\[rank {rank}\] line (\d+) of {rank}$", said, re.MULTILINE)
         assert [int(each) for each in found] == list(range(count))
-    return int(count)
-
-
-def test_slow_network_only_slows_cells_down(on_nodes: OnNodes, capsys: Capture) -> None:
-    link = on_nodes.link(delay=SLOW)
-    group = behind(on_nodes, link)
-    count_lines(group, capsys, limit("node_silent_after") + 3)
     group.push({"big": bytes(9 << 20)})
     assert [len(big) for big in group.pull("big")] == [9 << 20] * 2
     source = "print('begun')\nwhile True: dist.all_reduce(torch.ones(1))"
