@@ -45,6 +45,8 @@ def test_heal_keeps_surviving_ranks_and_copies_state_to_new_ranks(
     assert states[0]["owned"]
     assert states[0]["sees"]
     assert states[0]["position"] == (0, 5)  # in the same epoch
+    error = group.failure_of(f"if rank == {dead[0]}: scaled(None)")
+    assert "return x * scale" in error.report  # it has the sources of cells
 
 
 @pytest.mark.soak
@@ -74,18 +76,6 @@ def _is_killed(pid: int) -> bool:
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     return True
-
-
-def test_functions_of_a_healed_rank_use_its_own_globals(group: Ranks) -> None:
-    group.run("def fails(x):\n    raise ValueError('in here')  # the line", quiet=True)
-    group.run("beside = dist.new_group()\nwhole = dist.new_group([0, 1, 2], backend='gloo')")
-    for _ in range(2):
-        kill(group, 1)
-        assert group.heal().ranks == (1,)  # a group of all ranks hinders it in nothing
-        assert group.evaluate("scale = 5 + rank\nscaled(1)") == [5, 6, 7]
-    error = group.failure_of("if rank == 1: fails(3)")
-    assert error.rank == 1
-    assert "raise ValueError('in here')  # the line" in error.report
 
 
 def test_heal_replaces_all_dead_ranks_or_none(make_group: MakeRanks) -> None:
