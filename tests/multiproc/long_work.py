@@ -54,11 +54,6 @@ def works(seconds: float) -> dict[str, str]:
     loop = LOOP.format(pause=seconds / 10)  # shorter than the second between two samples of a rank
     computes = f"import time\nwhile time.process_time() < {seconds / 2}: pass"
     return {
-        "bars and logs": (
-            f"for i in nbddp.track(range(50)):\n    time.sleep({seconds / 50})\n"
-            "    nbddp.log(step=i, loss=i)"
-        ),
-        "Python": "while time.monotonic() < end: sum(range(1000))",
         "short sleeps": "while time.monotonic() < end: time.sleep(.7)",
         "one call of C": f"grind({seconds})",
         "a thread": f"it = threading.Thread(target=grind, args=[{seconds}])\nit.start()\nit.join()",
