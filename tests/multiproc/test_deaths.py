@@ -17,7 +17,7 @@ from drivers.ranks import Capture, Lines, MakeRanks, Ranks
 from limits import set_limits
 from processes import wait_until
 
-from nbddp.record.notices import ControllerMessage
+from nbddp import CellFailedError
 from nbddp.record.verdict import SIZE_MISMATCH
 
 DEATHS = {
@@ -64,19 +64,16 @@ def test_death_after_a_rank_finished_its_cell_fails_the_cell_and_spares_the_othe
 ) -> None:
     group = make_group(3)
     pid = group.pids[0]
-
-    def kill_and_go_on() -> None:
-        os.kill(pid, signal.SIGKILL)
-        assert wait_until(lambda: list(group.dead) == [0])
-        (folder / "go_on").touch()
-
-    killer = when(lambda: group.ranks_in_cell == {2}, kill_and_go_on)
-    report = group.failure_of(
+    killer = when(lambda: group.ranks_in_cell == {2}, lambda: os.kill(pid, signal.SIGKILL))
+    source = (
         "import pathlib, time\n"
         "while rank == 2 and not pathlib.Path('go_on').exists(): time.sleep(0.01)\n"
         "kept = rank"
-    ).report
+    )
+    with pytest.raises(CellFailedError) as caught:  # the death is told while rank 2 still runs
+        group.run_and_act(source, lambda said: "SIGKILL" in said, (folder / "go_on").touch)
     killer.join()
+    report = caught.value.report
     assert re.fullmatch("rank 0 .*SIGKILL", report.splitlines()[0])
     assert "`group.heal()`" in report
     assert re.search("^nbddp: rank 0 .*SIGKILL", capsys.readouterr().out, re.MULTILINE)
@@ -100,24 +97,6 @@ def test_size_mismatch_that_aborts_gloo_is_reported_with_call_and_line(
     line = MISFITS[call].count("\n") + 1
     assert re.fullmatch(rf"rank \d .*SIGABRT in {call}, line {line}", str(error))
     assert error.report.splitlines()[1] == f"  {SIZE_MISMATCH}"
-
-
-def test_death_is_reported_while_other_ranks_still_run(group: Ranks, folder: Path) -> None:
-    source = (  # an interrupted rank does not end before the test has checked
-        "import os, pathlib, time\nif rank == 1: os._exit(7)\ntry:\n    time.sleep(60)\nfinally:\n"
-        "    while not pathlib.Path('seen').exists(): time.sleep(0.01)"
-    )
-    handle = group.begin(source, first_line=1)
-    began, said = time.monotonic(), ""
-    for notice in handle.notices():
-        if isinstance(notice, ControllerMessage):
-            said = notice.text
-            break
-    assert re.fullmatch(r"rank 1 .*\b7", said)
-    assert time.monotonic() - began < 20  # the promise is 0.5 s; a busy machine gets more
-    assert not handle.is_finished
-    (folder / "seen").touch()
-    handle.notice_queue.detach_reader()
 
 
 @pytest.mark.timeout(180)
