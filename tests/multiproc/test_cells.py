@@ -40,9 +40,7 @@ def test_magics_commands_await_and_last_values_work(notebook: Notebook) -> None:
     assert notebook.run("%%ddp\n_ + 1").text == "Out [rank 0] 42\n"
 
 
-def test_a_traceback_shows_the_cells_own_lines_under_the_editors_numbers(
-    notebook: Notebook,
-) -> None:
+def test_a_traceback_shows_the_cells_lines_under_the_editors_numbers(notebook: Notebook) -> None:
     reply = notebook.run("%%ddp --nproc 2\n\n# a remark\nvalue = 1; dist.barrier()\nvalue / 0")
     assert reply.status == "error"
     assert reply.error == "CellFailedError: ranks 0-1: ZeroDivisionError: division by zero, line 5"

@@ -90,9 +90,7 @@ MISFITS = {
 
 @pytest.mark.gate_runs("broadcast")
 @pytest.mark.parametrize("call", MISFITS)
-def test_size_mismatch_that_aborts_gloo_is_reported_with_call_and_line(
-    group: Ranks, call: str
-) -> None:
+def test_size_mismatch_that_aborts_gloo_is_told_with_call_and_line(group: Ranks, call: str) -> None:
     error = group.failure_of(f"{MISFITS[call]}\ndist.barrier()")
     line = MISFITS[call].count("\n") + 1
     assert re.fullmatch(rf"rank \d .*SIGABRT in {call}, line {line}", str(error))
@@ -101,9 +99,7 @@ def test_size_mismatch_that_aborts_gloo_is_reported_with_call_and_line(
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.full)])
-def test_kills_at_random_moments_lose_no_line(
-    make_group: MakeRanks, lines: Lines, kills: int
-) -> None:
+def test_kills_at_any_moment_lose_no_line(make_group: MakeRanks, lines: Lines, kills: int) -> None:
     source = "import itertools\nfor i in itertools.count(): print(f'line {i:06}')"
     chance, group = random.Random(4), make_group(1)
     for _ in range(kills):
@@ -220,9 +216,7 @@ if rank == 1:
 @pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("nproc", [2, 3])
-def test_rank_waiting_for_a_lost_send_keeps_its_names(
-    make_group: MakeRanks, folder: Path, nproc: int
-) -> None:
+def test_a_lost_send_costs_no_names(make_group: MakeRanks, folder: Path, nproc: int) -> None:
     group = make_group(nproc, grace=60)  # seconds until an unresponsive rank is killed
     pids = group.pids
 

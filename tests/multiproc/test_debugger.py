@@ -292,9 +292,7 @@ def test_ddp_debug_needs_a_failed_rank(notebook: Notebook, snapshot: SnapshotAss
 
 @pytest.mark.gate_runs("%debug")
 @pytest.mark.parametrize("source", ["%debug", "import pdb; pdb.pm()"])
-def test_ranks_without_an_error_of_their_own_skip_the_debugger(
-    notebook: Notebook, source: str
-) -> None:
+def test_ranks_without_their_own_error_skip_the_debugger(notebook: Notebook, source: str) -> None:
     notebook.run(
         "%%ddp --nproc 3\nkept = rank * 21\nif rank == 1: raise ValueError(kept)\n"
         "import time\nif rank == 2: time.sleep(60)"

@@ -44,9 +44,7 @@ WAITS = (
 
 @pytest.mark.gate_runs("kill", "restart")
 @pytest.mark.parametrize("how", ["kill in a cell", "kill in a script", "shutdown", "restart"])
-def test_all_processes_and_files_of_a_kernel_end_with_it(
-    fresh_notebook: Notebook, how: str
-) -> None:
+def test_processes_and_files_of_a_kernel_end_with_it(fresh_notebook: Notebook, how: str) -> None:
     notebook = fresh_notebook
     (notebook.folder / "script.py").write_text(SCRIPT)
     assert notebook.run(WITH_WORKERS).lines(1) == ["1"]
@@ -75,9 +73,7 @@ def test_all_processes_and_files_of_a_kernel_end_with_it(
     assert wait_until(lambda: not left()), left()
 
 
-def test_deleted_working_folder_does_not_break_the_next_start(
-    make_group: MakeRanks, folder: Path
-) -> None:
+def test_ranks_start_if_their_folder_is_deleted(make_group: MakeRanks, folder: Path) -> None:
     gone = folder / "gone"
     gone.mkdir()
     os.chdir(gone)
@@ -316,9 +312,7 @@ def test_exception_of_a_signal_handler_between_cells_fails_the_next_cell(group: 
 
 
 @pytest.mark.full
-def test_importing_forkserver_exits_cleanly_after_a_kill_of_the_kernels_group(
-    fresh_notebook: Notebook,
-) -> None:
+def test_importing_forkserver_ends_with_the_kernels_process_group(fresh_notebook: Notebook) -> None:
     assert fresh_notebook.run("%load_ext nbddp\n%ddp status").status == "ok"
     kernel = fresh_notebook.pid
     helpers = psutil.Process(kernel).children(recursive=True)

@@ -55,9 +55,7 @@ def test_cells_that_create_or_destroy_the_process_group_are_exported(there: Note
 
 
 @pytest.mark.full
-def test_exported_cells_wait_for_each_other_and_for_late_ranks(
-    there: Notebook, folder: Path
-) -> None:
+def test_exported_cells_wait_for_each_other_and_late_ranks(there: Notebook, folder: Path) -> None:
     there.run("%%ddp --nproc 2 --ranks 1\nimport time; time.sleep(1); open('data', 'w').close()")
     assert there.run("%%ddp\nopen('data').close()").status == "ok"
     assert there.run("%ddp export train.py").status == "ok"

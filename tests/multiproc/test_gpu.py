@@ -95,9 +95,7 @@ def test_a_collective_that_times_out_fails_the_cell(make_group: MakeRanks) -> No
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
-def test_a_rank_that_dies_is_healed_with_the_tensors_on_its_gpu(
-    make_group: MakeRanks, backend: str
-) -> None:
+def test_a_rank_is_healed_with_the_tensors_on_its_gpu(make_group: MakeRanks, backend: str) -> None:
     group = make_group(2, backend=backend)
     group.run(TRAIN)
     before = group.pids
@@ -111,9 +109,7 @@ def test_a_rank_that_dies_is_healed_with_the_tensors_on_its_gpu(
     assert sums_on_gpu(group) == [2.0, 2.0]
 
 
-def test_a_failed_assert_on_the_gpu_ends_the_rank_and_a_heal_replaces_it(
-    make_group: MakeRanks,
-) -> None:
+def test_a_rank_that_fails_an_assert_on_the_gpu_is_healed(make_group: MakeRanks) -> None:
     group = make_group(2, backend="nccl")
     group.run("x = torch.zeros(2, device=device)")
     error = group.failure_of("x[torch.tensor([5 * rank], device=device)].item()\ndist.barrier()")
@@ -151,9 +147,7 @@ def test_the_snapshot_shows_the_gpus_memory(make_group: MakeRanks) -> None:
     assert wait_until(lambda: group.snapshot().ranks[0].gpu_memory >= 4 << 20)
 
 
-def test_gpu_out_of_memory_report_names_rank_line_and_largest_tensors(
-    make_group: MakeRanks,
-) -> None:
+def test_gpu_out_of_memory_report_names_rank_line_and_tensors(make_group: MakeRanks) -> None:
     group = make_group(1)
     group.run("big = torch.ones(1 << 26, device=device)")
     error = group.failure_of("def grow():\n    return torch.ones(1 << 50, device=device)\ngrow()")

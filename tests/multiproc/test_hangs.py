@@ -89,9 +89,7 @@ HANGS |= {
 
 @pytest.mark.gate_runs("new_group", "tags", "store", "both threads", "await", "a loader")
 @pytest.mark.parametrize("name", HANGS)
-def test_hang_card_shows_the_place_of_a_waiting_rank(
-    group: Ranks, capsys: Capture, name: str
-) -> None:
+def test_hang_card_shows_where_a_rank_waits(group: Ranks, capsys: Capture, name: str) -> None:
     source, place = HANGS[name]
     group.run("kept = rank")
     after = limit("hang_after") if name in POLLS else SHORT  # a loader wakes every 5 s
@@ -221,9 +219,7 @@ OWN_TIMEOUTS = {
 
 
 @pytest.mark.parametrize("call", OWN_TIMEOUTS)
-def test_timeout_of_a_call_or_subgroup_blames_the_absent_rank(
-    make_group: MakeRanks, call: str
-) -> None:
+def test_timeout_of_one_call_or_group_blames_absent_ranks(make_group: MakeRanks, call: str) -> None:
     group = make_group(3)
     source, place = OWN_TIMEOUTS[call]
     error = str(group.failure_of(ABSENT + source))
@@ -231,9 +227,7 @@ def test_timeout_of_a_call_or_subgroup_blames_the_absent_rank(
     group.assert_works()
 
 
-def test_debug_detail_reports_mismatched_collectives(
-    make_group: MakeRanks, capsys: Capture
-) -> None:
+def test_debug_detail_names_mismatched_collectives(make_group: MakeRanks, capsys: Capture) -> None:
     group = make_group(2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
     error = group.failure_of("dist.all_reduce(torch.ones(2 if rank == 1 else 4))")
     assert "mismatch between collectives" in str(error)

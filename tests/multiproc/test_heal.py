@@ -218,9 +218,7 @@ def test_death_of_the_new_rank_during_rendezvous_fails_the_heal_at_once(
     assert group.evaluate("dist.barrier()\nbig.sum().item()") == [499999500000] * 3
 
 
-def test_rank_that_hangs_in_the_rendezvous_is_named(
-    group: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hang_in_the_rendezvous_is_named(group: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     kill(group, 1)
     set_limits(monkeypatch, cancel_timeout=5.0)  # rank 0 may be slow
     kill_1_in_the_rendezvous(group, monkeypatch, stopped=2)

@@ -40,9 +40,7 @@ def test_name_that_fails_to_unpickle_is_left_out_of_the_heal(group: Ranks) -> No
     assert states[0]["weights"] == states[1]["weights"] == states[2]["weights"]
 
 
-def test_heal_copies_working_folder_path_environment_and_default_dtype(
-    group: Ranks, tmp_path: Path
-) -> None:
+def test_heal_copies_folder_path_environment_and_dtype(group: Ranks, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("class Mine:\n    value = 3\n")
     group.run(
         f"import os, sys\nos.chdir({str(tmp_path)!r})\nsys.path.insert(0, {str(tmp_path)!r})\n"
@@ -262,9 +260,7 @@ for _ in keeps: pass
 """
 
 
-def test_heal_copies_references_checkpoints_and_loaders_with_workers(
-    group: Ranks, tmp_path: Path
-) -> None:
+def test_heal_copies_references_checkpoints_and_loaders(group: Ranks, tmp_path: Path) -> None:
     (tmp_path / "sharing.py").write_text(SHARING)
     group.run(f"import sys\nsys.path.append({str(tmp_path)!r})\n{REFERENCES}")
     group.run(SAVED + KEEPS_WORKERS, quiet=True)

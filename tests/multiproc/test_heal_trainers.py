@@ -47,9 +47,7 @@ def test_automatic_heal_makes_what_the_trainer_needs_again(group: Ranks, capsys:
     assert group.evaluate("other.args.process_index") == [0, 1]
 
 
-def test_cell_that_fails_again_does_not_prevent_the_other_trainers(
-    group: Ranks, capsys: Capture
-) -> None:
+def test_cell_that_fails_again_prevents_no_other_trainer(group: Ranks, capsys: Capture) -> None:
     first, second = "first = make_trainer(next(rows), args)", "second = make_trainer(model, args)"
     rows = "rows = iter([model])"
     for source in (LIBRARY, ARGUMENTS, rows, first, second):

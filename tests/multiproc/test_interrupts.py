@@ -111,9 +111,7 @@ def test_c_code_that_never_returns_is_killed_after_the_grace(
     assert group.run("kept", ranks=[0], wants_value=True).values() == [0]
 
 
-def test_interrupt_waits_for_c_code_that_holds_the_gil(
-    make_group: MakeRanks, capsys: Capture
-) -> None:
+def test_interrupt_waits_for_c_code_with_the_gil(make_group: MakeRanks, capsys: Capture) -> None:
     group = make_group(2, grace=1.0)
     group.run("kept = rank")
     source = f"{BEGUN}\nif rank == 1: sum(range(2 * 10**8))\ndist.barrier()"
@@ -172,9 +170,7 @@ def test_interrupt_ends_an_await_at_once(group: Ranks) -> None:
     group.run("import asyncio\nawait asyncio.sleep(0)\ndist.barrier()")
 
 
-def test_objects_of_an_interrupted_cell_are_freed_before_the_next_cell(
-    make_group: MakeRanks,
-) -> None:
+def test_objects_of_an_interrupted_cell_are_gone_in_the_next_cell(make_group: MakeRanks) -> None:
     group = make_group(2, init=False)
     group.run("import gc, time, weakref\nclass Big: pass\ngc.disable()")
     source = (

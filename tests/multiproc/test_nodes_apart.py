@@ -44,9 +44,7 @@ def apart(make_nodes: Callable[..., SeparateNetworks]) -> SeparateNetworks:
     return make_nodes(SeparateNetworks)
 
 
-def test_ranks_on_two_networks_connect_and_a_cut_cable_loses_one_node(
-    apart: SeparateNetworks,
-) -> None:
+def test_ranks_on_two_networks_connect_and_a_cut_loses_one_node(apart: SeparateNetworks) -> None:
     spaces = [apart.connect_separate_node("--orphan-timeout=3", with_agent=True) for _ in range(2)]
     group = apart.start_ranks()
     assert [node.address for node in apart.nodes.listener.nodes] == [f"{NET}.2", f"{NET}.3"]
