@@ -32,11 +32,9 @@ class Link:
         """Forward again; deliver the stalled data at once."""
         self._flows.set()
 
-    def cut(self, after: int = 0) -> None:
+    def cut(self, after: int) -> None:
         """Close all connections after this many more bytes to the listener."""
         self._left = after
-        if not after:
-            self._end_all()
 
     def close(self) -> None:
         """Close the proxy and all its connections."""

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from drivers.ranks import Capture, Ranks
+from golden.walks import said
 from limits import set_limits
-from notebook import Notebook, Reply
+from notebook import Notebook
 
 SHARES_KERNEL = True
 
@@ -165,28 +166,24 @@ def numbers(text: str) -> set[int]:
     return {int(number) for number in re.findall(r"cell \[(\d+)\]", text)}
 
 
-def shown(reply: Reply) -> str:
-    return reply.text + reply.traceback
-
-
 def test_cell_number_equals_the_prompt_number(notebook: Notebook) -> None:
     notebook.run("open('fails.ipy', 'w').write('%%ddp\\n1/0')")
     for name, cell in FAILS.items():
         reply = notebook.run(cell)
-        said = shown(reply)
+        text = said(reply)
         if "--no-wait" in cell:
-            said += shown(notebook.run("%ddp wait"))
+            text += said(notebook.run("%ddp wait"))
         assert len(reply.counts) == 1, "the prompt has one number"
-        assert numbers(said) == reply.counts, name
+        assert numbers(text) == reply.counts, name
     notebook.run("%ddp auto on")
     reply = notebook.run("1/0")
-    assert numbers(shown(reply)) == reply.counts
+    assert numbers(said(reply)) == reply.counts
 
 
 def test_a_function_of_an_earlier_cell_keeps_its_number(notebook: Notebook) -> None:
     first = notebook.run("%%ddp --nproc 2\ndef f(): 1/0")
     second = notebook.run("%%ddp\nf()")
-    assert numbers(shown(second)) == first.counts | second.counts
+    assert numbers(said(second)) == first.counts | second.counts
 
 
 SAYS = """%%ddp --nproc 2 --ranks 0
@@ -206,20 +203,20 @@ def test_debugger_threads_warnings_and_faulthandler_name_the_cell(notebook: Note
     reply = notebook.converse(SAYS, "c")
     [number] = reply.counts
     cell = f"<ipython-input-{number}>"
-    for said in (
+    for words in (
         f"{cell}:4: UserWarning: warned",
         f'File "{cell}", line 5, in <lambda>',
         f'File "{cell}", line 8 in call',
         f"> {cell}(9)call()",
     ):
-        assert said in reply.text, said
+        assert words in reply.text, words
     assert set(re.findall(r"ipython-input-(\d+)", reply.text)) == {str(number)}
 
 
 @pytest.mark.full
 def test_terminal_ipython_shows_output_as_text_with_the_prompt_number(folder: Path) -> None:
     fail = "get_ipython().run_cell_magic('ddp', '--nproc 2', 'print(rank)\\n1/0')"
-    said = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner", "--colors=NoColor"],
         input=f"%load_ext nbddp\nx = 1\n{fail}\n%ddp stop\nexit\n",
         cwd=folder,
@@ -228,7 +225,7 @@ def test_terminal_ipython_shows_output_as_text_with_the_prompt_number(folder: Pa
         timeout=150,
         check=True,
     ).stdout
-    prompt = said.rpartition("In [3]: ")[2].partition("In [4]: ")[0]
+    prompt = printed.rpartition("In [3]: ")[2].partition("In [4]: ")[0]
     assert numbers(prompt) == {3}
     assert {"[rank 0] 0", "[rank 1] 1"} <= set(prompt.splitlines())
 

@@ -177,7 +177,6 @@ def test_input_without_an_input_box_fails_at_once(notebook: Notebook) -> None:
 
 
 def test_reply_to_a_stale_input_box_answers_no_other_prompt(notebook: Notebook) -> None:
-    """The rank of the box is killed; a late reply answers no prompt of another rank."""
     notebook.run(f"{PAIR}import os")
     ranks = pids(notebook, [0, 1])
     left_open: list[dict[str, object]] = []

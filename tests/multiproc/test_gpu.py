@@ -45,14 +45,6 @@ def test_one_rank_over_nccl_reduces_on_its_gpu_and_is_interrupted(make_group: Ma
     assert group.pull("x.sum().item()", rank=0) == 4.0
 
 
-def test_two_ranks_share_one_gpu_over_gloo(make_group: MakeRanks) -> None:
-    group = make_group(2, gpus=[0], backend="gloo")
-    group.run(TRAIN)
-    assert group.pull("str(device)") == ["cuda:0", "cuda:0"]
-    first, second = group.pull("[p.sum().item() for p in model.parameters()]")
-    assert first == second
-
-
 def test_two_nccl_ranks_train_and_an_interrupt_ends_a_hang(make_group: MakeRanks) -> None:
     group = make_group(2, backend="nccl")
     last = f"cuda:{1 % torch.cuda.device_count()}"  # ranks may share a GPU

@@ -77,7 +77,9 @@ def test_cells_run_on_two_nodes(on_nodes: OnNodes, capsys: Capture) -> None:
     _secret_is_in_no_argument_and_no_environment(on_nodes)
     _listens_only_on_the_named_address(on_nodes)
     _logs_are_here(group)
-    _values_travel(group)
+    group.push({"big": bytes(12 << 20)})  # more than the store takes in one piece
+    assert group.pull("len(big)") == [12 << 20] * 4
+    assert len(group.pull("big", rank=3)) == 12 << 20
     when_cell_runs(group, group.interrupt)
     with pytest.raises(CellInterruptedError):
         group.run("if rank: dist.barrier()\nelse:\n    import time; time.sleep(100)")
@@ -122,12 +124,6 @@ def _logs_are_here(group: Ranks, *, steps: int = 1) -> None:
         log = group.log(rank)
         assert wait_until(lambda log=log, rank=rank: f"hello of {rank}\n" in log.read_text())
     assert wait_until(lambda: len(group.read_lines("metrics.jsonl")) == 4 * steps)
-
-
-def _values_travel(group: Ranks) -> None:
-    group.push({"big": bytes(12 << 20)})  # more than the store takes in one piece
-    assert group.pull("len(big)") == [12 << 20] * 4
-    assert len(group.pull("big", rank=3)) == 12 << 20
 
 
 def test_new_node_replaces_a_lost_node(on_nodes: OnNodes) -> None:
