@@ -34,9 +34,7 @@ def await_others():
 
 
 @pytest.mark.parametrize("source", DEATHS)
-def test_dead_rank_is_the_first_cause_and_other_ranks_keep_their_names(
-    make_group: MakeRanks, source: str
-) -> None:
+def test_dead_rank_is_the_cause_and_others_keep_names(make_group: MakeRanks, source: str) -> None:
     group = make_group(3)
     group.run("kept = rank")
     die = f"def die():\n    {source}\nif rank == 1: print('so far'); await_others(); die()\n"

@@ -27,9 +27,7 @@ def group(make_group: MakeRanks) -> Ranks:
 
 
 @pytest.mark.parametrize("dead", [(1,), (0, 2)], ids=str)
-def test_heal_keeps_surviving_ranks_and_copies_state_to_new_ranks(
-    group: Ranks, dead: tuple[int, ...]
-) -> None:
+def test_heal_keeps_ranks_and_copies_state_to_new_ones(group: Ranks, dead: tuple[int, ...]) -> None:
     before = group.pids
     kill(group, *dead)
     healed = group.heal()
@@ -155,9 +153,7 @@ def test_heal_refuses_sharded_objects_and_changes_nothing(group: Ranks, kind: st
 
 @pytest.mark.gate_runs("0, 2")
 @pytest.mark.parametrize(("ranks", "part"), [("[0, 2]", "0,2"), ("[1, 2]", "1-2")])
-def test_heal_asks_for_a_donor_if_ranks_were_in_different_subgroups(
-    group: Ranks, ranks: str, part: str
-) -> None:
+def test_heal_asks_for_a_donor_if_subgroups_differ(group: Ranks, ranks: str, part: str) -> None:
     group.run(f"part = dist.new_group({ranks})\nalone = dist.new_group([rank])\nshare = 'mine'")
     kill(group, 1)
     refusal = rf"rank 0: ranks {part} .*rank 1 .*`group.heal\(donor=R\)`"

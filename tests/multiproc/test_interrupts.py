@@ -73,9 +73,7 @@ def interrupted(notebook: Notebook, body: str) -> Reply:
     ],
     ids=["python", "waiting", "deadlock", "swallowed"],
 )
-def test_the_stop_button_ends_the_cell_and_keeps_the_names(
-    notebook: Notebook, body: str, place: str
-) -> None:
+def test_stop_button_ends_a_cell_and_keeps_names(notebook: Notebook, body: str, place: str) -> None:
     reply = interrupted(notebook, body)
     assert reply.error.startswith("CellInterruptedError: ")
     assert re.search(place, reply.traceback)
@@ -83,9 +81,7 @@ def test_the_stop_button_ends_the_cell_and_keeps_the_names(
     assert_ranks_work(notebook, 3)
 
 
-def test_cell_can_catch_the_interrupt_and_a_swallowed_one_is_reported(
-    group: Ranks, capsys: Capture
-) -> None:
+def test_cell_can_catch_an_interrupt_and_swallowing_is_told(group: Ranks, capsys: Capture) -> None:
     source = f"import time\ntry:\n    {BEGUN}\n    time.sleep(60)\nexcept KeyboardInterrupt:\n"
     with pytest.raises(CellInterruptedError):
         run_and_interrupt(group, f"{source}    print('cleaned')\n    raise")

@@ -200,9 +200,7 @@ def test_nodes_can_have_different_numbers_of_ranks(one_or_two: OnNodes) -> None:
     assert [each.node for each in group.snapshot().ranks] == [first, first, second]
 
 
-def test_small_spare_node_cannot_replace_a_larger_node_but_a_restart_uses_it(
-    one_or_two: OnNodes,
-) -> None:
+def test_small_spare_node_replaces_no_larger_node_until_a_restart(one_or_two: OnNodes) -> None:
     lost = one_or_two.start_node_agent(2)
     for _ in range(2):  # the last is a spare
         one_or_two.start_node_agent(1)
