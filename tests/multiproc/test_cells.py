@@ -110,21 +110,6 @@ def test_curves_and_single_values_are_shown_once_below_their_cell(notebook: Note
     assert notebook.run("%%ddp\nx = 1").text == ""
 
 
-def test_an_unfinished_line_is_shown_while_the_cell_runs(notebook: Notebook) -> None:
-    reply = notebook.run_until(
-        "%%ddp --nproc 1\nimport time\nfrom pathlib import Path\n"
-        "print('.', end='', flush=True)\n"
-        "while not Path('go_on').exists(): time.sleep(0.05)\n"
-        "print(' done')\nprint('next')",
-        lambda reply: reply.text.endswith("[rank 0] ."),
-    )
-    assert reply.status == "ok"
-    assert reply.lines(0) == [". done", "next"]
-    logs = (notebook.folder / ".nbddp" / "runs").glob("*/rank0.log")
-    newest = max(logs, key=lambda path: path.stat().st_mtime)
-    assert newest.read_text().endswith(". done\nnext\n")
-
-
 CPP = """print('before')
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(5, 1))
 model(torch.ones(2, 4))"""
