@@ -73,7 +73,7 @@ def test_death_after_a_rank_finished_its_cell_fails_the_cell_and_spares_the_othe
     killer.join()
     report = caught.value.report
     assert re.fullmatch("rank 0 .*SIGKILL", report.splitlines()[0])
-    assert "`group.heal()`" in report
+    assert "`%ddp heal`" in report
     assert re.search("^nbddp: rank 0 .*SIGKILL", capsys.readouterr().out, re.MULTILINE)
     assert [group.pull("kept", rank=rank) for rank in (1, 2)] == [1, 2]
 

@@ -153,7 +153,6 @@ def test_heal_reports_names_that_may_differ_from_the_dead_rank(
 ) -> None:
     group.push({"share": "all"})
     group.push({"share": "mine"}, ranks=[1])
-    group.run("only = {'a': torch.ones(2)}", ranks=[1])
     group.run(
         f"{SHARES}import os\nshard = torch.arange(4) + rank\ncommon, path = 5, [rank]\n"
         "writer, first = ('open', object()) if rank == 0 else (None, None)\n"
@@ -161,6 +160,7 @@ def test_heal_reports_names_that_may_differ_from_the_dead_rank(
         "every, null = dist.new_group(), open(os.devnull)",
         quiet=True,
     )
+    group.run("only = {'a': torch.ones(2)}", ranks=[1])
     dying = "import random\nlucky = random.random() < 2\nseen = [*range(rank)]\ncommon = 6"
     group.failure_of(dying + DIES.format(1), quiet=True)
     healed = group.heal()
