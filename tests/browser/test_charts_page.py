@@ -124,6 +124,7 @@ def test_charts_of_a_record_react_without_a_kernel(notebook: LabNotebook) -> Non
     notebook.save()
     notebook.shut_down_kernel()
     notebook.reload()
+    assert "done on ranks 0-1 · " in notebook.text(2)
     chart = chart_of(notebook)
     expect(chart).to_contain_text("mean of 2 ranks")
     expect(chart.locator("img")).to_be_hidden()

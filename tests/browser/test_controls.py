@@ -6,7 +6,6 @@ import re
 
 import pytest
 from limits import limits_source
-from playwright.sync_api import expect
 
 from browser.conftest import IN_BROWSER, START, TRAIN
 from browser.desk import Desk
@@ -115,28 +114,6 @@ def test_output_of_a_short_cell_never_shrinks(desk: Desk) -> None:
             assert heights, "it is watched"
             assert heights == sorted(heights), "what was drawn is not taken away again"
         notebook.run(3)
-
-
-DIES = """%%ddp
-import os, signal
-if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
-dist.barrier()"""
-
-
-def test_dead_rank_is_healed_by_a_button(desk: Desk) -> None:
-    cells = [START, "%%ddp\nkept = [rank]", DIES, "%%ddp --quiet\nkept"]
-    with desk.open("heal.ipynb", *cells) as notebook:
-        for cell in (0, 1, 2):
-            notebook.run(cell)
-        notebook.await_text(2, "^failed on rank 1 · ")
-        notebook.button("Heal").scroll_into_view_if_needed()
-        notebook.button("Heal").click()
-        notebook.await_text(2, r"^rank 1 .*rank 0 .*\d+\.\d\d s ")
-        expect(notebook.button("Heal")).to_be_hidden()
-        is_whole = "it => it.scrollWidth <= it.clientWidth"
-        assert notebook.button("Restart").evaluate(is_whole), "the message does not cut it off"
-        notebook.run(3)
-        assert "[0]" in notebook.text(3)
 
 
 def test_restart_button_after_a_failure_restarts_the_ranks(desk: Desk) -> None:
