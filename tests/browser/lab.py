@@ -34,6 +34,7 @@ SERVER = (
     *("jupyterlab" if IS_LAB else "notebook", "--port=0", "--expose-app-in-browser"),
     *("--IdentityProvider.token={token}", "--ServerApp.root_dir={folder}"),
 )
+OPTIONS = ("--no-browser", "--allow-root", "--ip=127.0.0.1")  # of any server
 # what Notebook 7 complains of by itself, with any notebook: it has neither of the two
 _OF_NOTEBOOK_7 = re.compile(r"404 \(Not Found\) \S*/lsp/status|undefined \(reading 'schema'\)")
 _IDLE = (
@@ -90,7 +91,8 @@ class Lab:
         self.notebooks = root / "notebooks"
         self.token = secrets.token_hex(16)
         self._root = root
-        self._command = [each.format(token=self.token, folder=self.notebooks) for each in server]
+        command = (*server, *OPTIONS)
+        self._command = [each.format(token=self.token, folder=self.notebooks) for each in command]
         self._browser = browser
         self._playwright: Playwright | None = None
 
@@ -98,10 +100,7 @@ class Lab:
         self.notebooks.mkdir(parents=True, exist_ok=True)
         self._log = (self._root / "lab.log").open("w")
         self._server = subprocess.Popen(
-            [
-                *(sys.executable, "-m", *self._command),
-                *("--no-browser", "--allow-root", "--ip=127.0.0.1"),
-            ],
+            [sys.executable, "-m", *self._command],
             env=self._environment(),
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -132,23 +131,14 @@ class Lab:
         self._log.close()
 
     def _environment(self) -> dict[str, str]:
-        folders = {
-            name: str(self._root / name.lower())
-            for name in (
-                "JUPYTER_CONFIG_DIR",
-                "JUPYTER_RUNTIME_DIR",
-                "JUPYTER_DATA_DIR",
-                "JUPYTERLAB_SETTINGS_DIR",
-                "JUPYTERLAB_WORKSPACES_DIR",
-                "IPYTHONDIR",
-            )
-        }
+        names = ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR")
+        folders = {name: str(self._root / name.lower()) for name in names}
         settings = {
             "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
             "apputils-extension/themes": {"theme": os.environ.get("LAB_THEME", "JupyterLab Light")},
             "notebook-extension/tracker": {"windowingMode": "none"},  # draw every cell
         }
-        base = Path(folders["JUPYTERLAB_SETTINGS_DIR"], "@jupyterlab")
+        base = Path(folders["JUPYTER_CONFIG_DIR"], "lab", "user-settings", "@jupyterlab")
         for name, value in settings.items():
             path = base / f"{name}.jupyterlab-settings"
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -61,9 +61,14 @@ def found(notebook: LabNotebook, where: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("theme")
-def test_running_panel_is_accessible(notebook: LabNotebook) -> None:
+def test_running_panel_is_accessible_and_moves_only_if_wanted(notebook: LabNotebook) -> None:
+    notebook.page.emulate_media(reduced_motion="reduce")
     notebook.begin(1)
     notebook.await_text(1, r"step 20$")
+    moves = "getComputedStyle(document.querySelector('.nbddp-panel .nbddp-dot')).animationName"
+    assert notebook.page.evaluate(moves) == "none"
+    notebook.page.emulate_media(reduced_motion="no-preference")
+    assert notebook.page.evaluate(moves) == "nbddp-pulse"
     notebook.code_cell(1).locator(".nbddp-shots svg").first.wait_for()
     notebook.button("Stop").click()
     assert found(notebook, ".nbddp-panel") == []
@@ -84,15 +89,3 @@ def test_record_of_a_failure_is_accessible(notebook: LabNotebook) -> None:
     assert found(notebook, ".nbddp-aftermath") == []
     notebook.js("panel.content.activeCellIndex = 2")
     assert "failed on " in notebook.code_cell(2).locator("[role=status]").first.inner_text()
-
-
-def test_reduced_motion_setting_disables_animation(notebook: LabNotebook) -> None:
-    notebook.page.emulate_media(reduced_motion="reduce")
-    notebook.begin(1)
-    notebook.await_text(1, r"step 20$")
-    moves = "getComputedStyle(document.querySelector('.nbddp-panel .nbddp-dot')).animationName"
-    assert notebook.page.evaluate(moves) == "none"
-    notebook.page.emulate_media(reduced_motion="no-preference")
-    assert notebook.page.evaluate(moves) == "nbddp-pulse"
-    notebook.button("Interrupt").click()
-    notebook.await_idle()

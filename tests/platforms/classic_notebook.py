@@ -6,7 +6,6 @@ that handles one message after the other.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -49,19 +48,12 @@ def await_text(page: Page, cell: int, pattern: str) -> None:
     assert is_shown, f"{pattern!r} is not in:\n{page.evaluate(OUTPUTS)[cell]}"
 
 
-def picture(page: Page, name: str) -> None:
-    if "PICTURES" in os.environ:
-        page.screenshot(path=Path(os.environ["PICTURES"]) / f"{name}.png")
-
-
 def test_classic_notebook_shows_the_panel_and_its_button_works(page: Page) -> None:
     page.evaluate("Jupyter.notebook.execute_cell_range(0, 2)")
     await_text(page, 1, r"running a cell(.|\n)*/2000")
     page.wait_for_selector(".nbddp-charts svg, .nbddp-shots svg", timeout=30_000)
-    picture(page, "classic-running")
     page.get_by_role("button", name="Interrupt").first.click()
     await_text(page, 1, r"ranks 0-1 interrupted, line 5")
-    picture(page, "classic-record")
     page.wait_for_function("!Jupyter.notebook.get_cells()[1].element.text().includes('%ddp show')")
     page.wait_for_function("!Jupyter.notebook.kernel_busy", timeout=30_000)
     time.sleep(1)  # what is asked just after an error, ipykernel answers with "aborted"
