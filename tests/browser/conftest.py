@@ -87,8 +87,7 @@ def notebook(shared: LabNotebook) -> Iterator[LabNotebook]:
 @pytest.fixture
 def training(desk: Desk, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
     """A page whose cell 1 has done ten steps; it goes on until there is a file ``enough``."""
-    check = "%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\n(kept, x.item())"
-    cells = [START, TRAIN, "1 + 1", check, *["'below'"] * 6]
+    cells = [START, TRAIN, "1 + 1", "%%ddp\nkept", *["'below'"] * 6]
     with desk.open(f"{request.node.name}.ipynb", *cells) as notebook:
         notebook.run(0)
         notebook.begin(1)

@@ -27,7 +27,6 @@ CUT_OFF = """rows => rows.flatMap(row => {
 @pytest.mark.parametrize(
     ("button", "outcome", "next_cell"),
     [
-        ("Interrupt", "interrupted · ", r"Out \[rank 1\] \(1, 2\.0\)"),
         ("Stop", "ended by a stop · ", "NameError"),
         ("Restart", "ended by a restart · ", "NameError"),
         ("Kill", "failed on rank 1 · ", "rank 1 .*SIGKILL"),
@@ -36,11 +35,8 @@ CUT_OFF = """rows => rows.flatMap(row => {
 def test_button_ends_the_cell_and_leaves_a_record(
     training: LabNotebook, button: str, outcome: str, next_cell: str
 ) -> None:
-    if button == "Interrupt":
-        training.button(button).click()
-    else:
-        training.page.locator(".nbddp-buttons select").select_option("1")
-        training.press_twice(button)
+    training.page.locator(".nbddp-buttons select").select_option("1")
+    training.press_twice(button)
     training.await_idle()
     text = training.text(1)
     assert text.startswith(outcome)
