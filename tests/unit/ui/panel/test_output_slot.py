@@ -77,6 +77,14 @@ def test_a_panel_replaces_a_placeholder_and_a_record_a_panel_even_if_it_was_clea
     assert page.shown == [RECORD]
 
 
+def test_the_record_of_a_short_cell_is_shown_if_its_placeholder_was_cleared(
+    page: Page, slot: OutputSlot
+) -> None:
+    page.outputs.clear()
+    slot.show_record("record", "record")
+    assert page.shown == [RECORD]
+
+
 def test_a_page_without_updates_shows_attempts_in_one_widget(page: Page, slot: OutputSlot) -> None:
     show_panel(slot)
     root = slot.root
