@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -34,8 +33,6 @@ for step in nbddp.track(range(4000), label="epoch 1"):
 """,
     "# a crowd\n%ddp restart --nproc 9",
 ]
-WHY = r"slow: .* \d\d % .* \d+\.\d s"
-SCALE = r"now \d+ MiB, axis 0 to \d+ MiB, last \d+ s"
 
 
 def output(notebook: LabNotebook) -> Locator:
@@ -45,21 +42,15 @@ def output(notebook: LabNotebook) -> Locator:
 def test_slow_rank_is_marked_and_memory_is_shown_as_curves(notebook: LabNotebook) -> None:
     notebook.begin(1)
     notebook.await_text(1, r"^2 ↓ slow", timeout=60)
-    assert re.search(r"4 running .*slowest 2|\d (running|waiting) .*slowest 2", notebook.text(1))
     notebook.await_text(1, r"rank 2 .*\bwait")
     mark = output(notebook).locator(".nbddp-ranks [title^='slow: ']")
     assert mark.count() == 1, "and no other rank is"
-    assert re.fullmatch(WHY, mark.get_attribute("title") or "")
-    assert mark.get_attribute("aria-label") == mark.get_attribute("title")
-    curves = output(notebook).locator(".nbddp-ranks svg[role=img][aria-label^='memory: ']")
-    assert curves.count() == 4
-    said = curves.first.get_attribute("aria-label") or ""
-    assert re.fullmatch(f"memory: {SCALE}", said)
+    assert output(notebook).locator("svg[aria-label^='memory: ']").count() == 4
     assert output(notebook).locator("svg[aria-label^='steps per second: ']").count() == 4
     notebook.button("Interrupt").click()
     notebook.await_idle()
     kept = output(notebook).locator("details[open] .nbddp-ranks")
-    assert re.fullmatch(WHY, kept.locator("[title^='slow: ']").get_attribute("title") or "")
+    assert kept.locator("[title^='slow: ']").count() == 1
     assert kept.locator("svg[aria-label^='memory: ']:visible").count() == 4
     image = kept.locator("img[alt^='memory: ']").first
     expect(image).to_be_hidden()
@@ -117,8 +108,6 @@ def test_many_ranks_are_one_expandable_line_and_the_record_is_short(notebook: La
     opens.click()
     field = output(notebook).locator(".nbddp-field", has_text="2↓")
     field.wait_for()
-    said = rf"rank 2: (running|waiting) · step \d+ · .* · \d+ MiB · {WHY}"
-    assert re.fullmatch(said, field.get_attribute("title") or "")
     assert output(notebook).locator(".nbddp-field").count() == 9
     assert opens.bounding_box() == before, "the same place closes it"
     area = notebook.code_cell(1).locator(".jp-OutputArea")
