@@ -108,7 +108,6 @@ def test_sweep_shows_its_progress_and_its_results_are_saved(desk: Desk) -> None:
         (desk.notebooks / "go_on").touch()
         listed = output.locator("table[aria-label=runs] tbody tr")
         expect(listed).to_have_count(3, timeout=60_000)
-        expect(output).to_contain_text("sweep of 3: 2 ok, 1 failed")
         results = output.locator("table[aria-label='results of the runs'] tbody tr")
         expect(results).to_have_count(2)
         expect(rows).to_have_count(0)
@@ -117,8 +116,6 @@ def test_sweep_shows_its_progress_and_its_results_are_saved(desk: Desk) -> None:
         scaled = notebook.code_cell(3)
         expect(scaled.locator("table[aria-label='world sizes'] tbody tr")).to_have_count(2)
         expect(scaled.locator("img[alt^='strong scaling: speed-up ']")).to_be_visible()
-        expect(scaled).to_contain_text("scale of 6: 6 ok")
-        expect(scaled).to_contain_text("strong scaling: ")
         assert accessibility_problems(notebook.page, *around_tables("runs", "world sizes")) == []
         notebook.save()
     body = desk.exported("sweep.ipynb")
