@@ -337,26 +337,18 @@ def test_a_long_error_is_truncated_in_the_headline_and_complete_in_the_traceback
 # ---- variables that were lost with earlier ranks
 
 
-@pytest.mark.parametrize(
-    ("name", "variable", "expected"),
-    [
-        ("NameError", "model", "run cell [3] again"),
-        ("NameError", "pushed", "set it again."),
-        ("NameError", "other", "Every rank keeps its variables"),
-        ("KeyError", "model", "Every rank keeps its variables"),
-    ],
-)
-def test_report_names_the_cell_whose_variable_was_lost(
-    name: str, variable: str, expected: str
+def test_the_report_says_which_variables_are_left_and_how_to_get_others_back(
+    snapshot: SnapshotAssertion,
 ) -> None:
-    failed = dict.fromkeys(range(2), ended(name, f"name '{variable}' is not defined"))
-    report = replace(verdict_on(failed), lost={"model": 3, "pushed": 0}).report()
-    assert expected in report
-    assert ("`%ddp restart --replay`" in report) == expected.startswith("run cell")
-
-
-def test_report_of_a_replay_promises_only_the_variables_that_it_has_made() -> None:
-    interrupted = {0: ended("KeyboardInterrupt", "", is_interrupted=True)}
-    assert "Every rank keeps its variables" in verdict_on(interrupted).report()
-    report = replace(verdict_on(interrupted), is_replay=True).report()
-    assert "no later cell was run again" in report
+    named = "model", "pushed", "other"
+    errors = {f"name '{each}' is not defined": "NameError" for each in named}
+    errors["'model'"] = "KeyError"
+    reports = {
+        f"{kind}: {text}": replace(
+            verdict_on(dict.fromkeys(range(2), ended(kind, text))), lost={"model": 3, "pushed": 0}
+        )
+        for text, kind in errors.items()
+    }
+    interrupted = verdict_on({0: ended("KeyboardInterrupt", "", is_interrupted=True)})
+    reports |= {"interrupt": interrupted, "in a replay": replace(interrupted, is_replay=True)}
+    assert {name: each.report().splitlines()[-1] for name, each in reports.items()} == snapshot
