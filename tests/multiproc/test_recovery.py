@@ -89,7 +89,6 @@ def test_interrupt_ends_a_replay_and_keeps_replayed_names(notebook: Notebook, ho
     assert notebook.run(f"%%ddp{STUCK_AGAIN}").status == "ok"
     reply = notebook.run_and_stop_at(how, "stuck")
     assert reply.error.startswith("CellInterruptedError"), reply.error
-    assert "keeps only the variables" in reply.traceback
     assert_ranks_work(notebook)
     assert notebook.run("%ddp export all.py").status == "ok"
     assert "stuck" in (notebook.folder / "all.py").read_text()
