@@ -14,7 +14,7 @@ done
 
 failed=0
 pytest -v -n 3 --dist loadfile --no-loadscope-reorder \
-    -m "(multiproc or notebook or browser) and not (full or soak or ecosystem)" "$@" 2>&1 |
+    -m "(multiproc or notebook or browser) and not (full or soak or ecosystem)" 2>&1 |
     tee "$log" || failed=$?
 counts=$(grep -oE '[0-9].* (passed|failed).* in [0-9.]+s' "$log" | tail -1)
 failures=$(sed -nE 's/^(FAILED|ERROR) ([^ ]+).*/`\2`/p' "$log" | paste -sd ' ')

@@ -1,9 +1,7 @@
-"""Break ten central functions in small ways, one at a time, and see which unit tests notice.
+"""Break ten central modules in small ways, one at a time: python tools/mutants.py [TARGET ...].
 
-python tools/mutants.py [TARGET ...]
-
-It writes the mutants that no test notices to tests/surviving_mutants.txt: a change of the tests
-should add none. All targets take about half an hour on two cores.
+The unit tests of its package should fail for each mutant. Those for which all tests pass are
+written to tests/surviving_mutants.txt; a change of the tests should add none.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 SURVIVORS = ROOT / "tests" / "surviving_mutants.txt"
 PER_TARGET = 32
 WORKERS = 2
-SECONDS = 600  # a mutant that runs for longer has been noticed
+SECONDS = 600  # a mutant whose tests take longer has been noticed
 
 TARGETS = {  # name: (file in nbddp/, tests in tests/unit/)
     "advance": ("lifecycle/transitions.py", "lifecycle"),
@@ -68,7 +66,7 @@ class Mutant(NamedTuple):
 
 
 def replacements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what may stand in the place of `node`."""
+    """Yield the nodes that may replace this one."""
     match node:
         case ast.Compare(left, [operator], comparators):
             yield ast.Compare(left, [OTHER_COMPARISON[type(operator)]()], comparators)
@@ -82,7 +80,7 @@ def replacements(node: ast.AST) -> Iterator[ast.AST]:
             yield ast.Constant(not value)
         case ast.Constant(int() | float() as value):
             yield ast.Constant(value + 1)
-        case ast.Return(value) if value is not None:
+        case ast.Return(ast.expr() as value) if ast.unparse(value) != "None":
             yield ast.Return(ast.Constant(None))
         case ast.Expr(ast.Call()) | ast.AugAssign():
             yield ast.Pass()
@@ -128,7 +126,7 @@ def put(parent: ast.AST, place: tuple[str, int | None], child: ast.AST) -> None:
 
 
 def passes(copy: Path, target: str, source: str) -> bool:
-    """Tell whether the unit tests of a target pass with another source."""
+    """Return whether the unit tests of a target pass with another source."""
     file, tests = TARGETS[target]
     path = copy / "nbddp" / file
     original = path.read_text()
@@ -153,7 +151,8 @@ def passes(copy: Path, target: str, source: str) -> bool:
 
 def main(names: list[str]) -> None:
     """Test all mutants of the named targets, and write those that survive."""
-    survivors: list[str] = []
+    known = SURVIVORS.read_text().splitlines() if SURVIVORS.exists() else []
+    survivors = [line for line in known if line.partition(":")[0] not in names]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(WORKERS) as pool:
         copies: SimpleQueue[Path] = SimpleQueue()
         for number in range(WORKERS):
