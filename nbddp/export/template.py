@@ -10,8 +10,14 @@ IMPORTS = "import torch\nimport torch.distributed as dist"
 
 # a cell that assigns one of these is left out
 OWN_NAMES = {
-    *("_RANK", "_dist", "_group_options", "_args", "_pushed"),
-    *("_init_process_group", "_wait_for_all", "_print_value"),
+    "_RANK",
+    "_args",
+    "_dist",
+    "_group_options",
+    "_init_process_group",
+    "_print_value",
+    "_pushed",
+    "_wait_for_all",
 }
 
 NAMES = """_RANK = int(os.environ["RANK"]) if "RANK" in os.environ else 0

@@ -70,7 +70,7 @@ class UsageSampler:
 
 
 def sample_process(state: str, cpu: float) -> ProcessSample:
-    """Return the work of this process: what its descendants have done, including ended ones.
+    """Return what works for the main thread: runnable threads, and what descendants have done.
 
     Args:
         state: the state of the main thread.
