@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from processes import wait_until
 
 from nbddp.worker.watch import resource_usage as usage_module
 from nbddp.worker.watch.resource_usage import UsageSampler, sample_process
@@ -82,6 +83,7 @@ def test_cpu_time_and_output_of_a_child_and_a_finished_grandchild_are_counted() 
 def test_threads_that_never_sleep_are_found() -> None:
     is_busy = "sh", "-c", "echo; while :; do :; done"
     with child("sh", "-c", "echo; read line") as idle, child(*is_busy) as busy:
+        assert wait_until(lambda: psutil.Process(idle.pid).status() == psutil.STATUS_SLEEPING)
         first, second = (sample_process("S", 0.0).runnable for _ in range(2))
         busy.kill()
     found = {pid for pid, _ in first & second}
