@@ -47,8 +47,6 @@ INJECTED = InjectedError(5, "injected")
 
 @dataclass
 class Rank:
-    """The real state of one rank."""
-
     attempt: int
     rank: int
     handle: FakeHandle
@@ -64,7 +62,6 @@ class Rank:
 
     @property
     def is_free(self) -> bool:
-        """Return whether the rank can take its next command."""
         return self.is_ready and not self.cell and bool(self.commands)
 
 

@@ -32,7 +32,6 @@ def arrival_messages(
 
 
 def matcher_with(*messages_of_ranks: Iterable[CollectiveArrivals]) -> CollectiveMatcher:
-    """Return a matcher with the messages of each rank."""
     matcher = CollectiveMatcher()
     matcher.reset_for_cell(range(len(messages_of_ranks)))
     for rank, messages in enumerate(messages_of_ranks):

@@ -15,7 +15,6 @@ ON_FIRST = "if rank == 0"
 
 
 def under(head: str, *texts: str) -> str:
-    """Return a statement with this body."""
     return f"{head}:\n" + textwrap.indent("".join(texts), "    ")
 
 

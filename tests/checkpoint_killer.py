@@ -18,7 +18,6 @@ VALUES = 250_000  # 1 MB
 
 
 def write_forever(folder: Path, step: int, told: int) -> None:
-    """Save one step after another, and report each complete checkpoint."""
     checkpoint = Checkpoint(folder)
     while True:
         step += 1
@@ -46,7 +45,6 @@ def kill_one(folder: Path, step: int) -> int:
 
 
 def main(folder: Path, times: int) -> None:
-    """Print the number of leftover drafts and the last step."""
     torch.set_num_threads(1)
     step, n_drafts = 0, 0
     for _ in range(times):

@@ -29,7 +29,6 @@ SHORT = 3.0  # seconds without progress that make a hang in a test; 10 for the u
 
 
 def when(condition: Callable[[], bool], act: Callable[[], object]) -> threading.Thread:
-    """Call a function on a thread as soon as a condition is true."""
 
     def wait_and_act() -> None:
         assert wait_until(condition)
@@ -75,12 +74,10 @@ def interrupt_at(group: Ranks, handle: CellHandle, *marks: str) -> None:
 
 
 def wait_until_blocked(pids: Collection[int]) -> bool:
-    """Wait until the main thread of each process is blocked. Return whether it is."""
     return wait_until(lambda: _rest(pids))
 
 
 def wait_until_computing(pids: Collection[int]) -> bool:
-    """Wait until each process has used CPU time from now on. Return whether it has."""
     began = {pid: cpu_time(pid) for pid in pids}
     return wait_until(lambda: all(cpu_time(pid) > began[pid] + COMPUTING for pid in pids))
 
@@ -93,7 +90,6 @@ def _rest(pids: Collection[int]) -> bool:
 
 
 def _seen_of_main_thread(pid: int) -> tuple[str, str, str]:
-    """Return the state and the numbers of context switches of the main thread."""
     lines = Path(f"/proc/{pid}/task/{pid}/status").read_text().splitlines()
     found = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
     return found["State"], found["voluntary_ctxt_switches"], found["nonvoluntary_ctxt_switches"]
@@ -112,7 +108,6 @@ def output_of_hang(
     *,
     ranks: Sequence[int] | None = None,
 ) -> str:
-    """Return the output of a hanging cell until it is interrupted."""
     group.hang_after(after)
     act_on_alarm(group, "no progress", group.interrupt)
     with pytest.raises(CellInterruptedError):

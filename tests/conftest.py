@@ -75,7 +75,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> BrowserInOne
 
 @pytest.fixture(autouse=True)
 def no_process_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Check that each rank and child process that a test starts has ended."""
     if not any(request.node.get_closest_marker(name) for name in STARTS_PROCESSES):
         children = own_children()
         yield
@@ -98,7 +97,6 @@ def no_process_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_thread_stays_behind() -> Iterator[None]:
-    """Check that each nbddp thread that a test starts has ended."""
     before = set(threading.enumerate())
     yield
 

@@ -17,8 +17,6 @@ from nbddp.nodes.node_connection import READ_ERRORS, FrameConnection, FrameType
 
 
 class FakeNode:
-    """A fake node that connects to a listener, on a separate thread."""
-
     def __init__(self, listener: NodeListener, secret: bytes | None = None) -> None:
         self.frames: list[tuple[FrameType, bytes]] = []
         self.is_lost = threading.Event()
@@ -65,8 +63,6 @@ class FakeNode:
 
 
 class FakeNodes:
-    """All fake nodes of a test."""
-
     def __init__(self, listener: NodeListener) -> None:
         self.listener = listener
         self._all: list[FakeNode] = []

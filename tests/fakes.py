@@ -201,7 +201,6 @@ class FakeLink:
         return envelope
 
     def fail(self, error: Exception) -> None:
-        """Make the reader of the link fail."""
         self.envelopes.put(error)
 
     def get(self, *, is_urgent: bool = False) -> Envelope | None:
@@ -251,7 +250,6 @@ class ManualEventThread(EventThread):
         self.watch_faults: deque[Exception | None] = deque()
 
     def run(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Queue a call after all earlier calls."""
         done: Future[Any] = Future()
         self.submit(done.complete_with, lambda: act(*args, **kwargs))
         while not done.done():
@@ -278,12 +276,10 @@ class ManualEventThread(EventThread):
         (self.urgent_inbox or self.inbox).popleft()()
 
     def run_all(self) -> None:
-        """Run all queued calls, and the calls that they queue."""
         while self.inbox or self.urgent_inbox:
             self.run_next()
 
     def run_delayed(self, number: int = 0) -> None:
-        """Run one delayed call now."""
         self.due.pop(number)[1]()
 
     def watch(self, handle: RankHandle, on_exit: Callable[[], Any]) -> None:
@@ -317,7 +313,6 @@ def fake_session(launcher: FakeLauncher, link: FakeLink) -> Session:
 
 
 def answer_commands(launcher: FakeLauncher, link: FakeLink) -> None:
-    """Make launched ranks ready, and make them answer commands at once."""
 
     def answer(attempt: int, rank: int, command: msg.MessageToRank) -> None:
         match command:
@@ -344,7 +339,6 @@ def ready(rank: int) -> msg.Ready:
 
 
 def recorder_entry(**facts: Any) -> dict[str, Any]:
-    """Return an entry as torch 2.13 writes it to its flight recorder."""
     return {
         "record_id": 0,
         "pg_id": 0,

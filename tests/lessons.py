@@ -49,7 +49,6 @@ def text_of(cells: list[NotebookNode]) -> str:
 
 
 def answers_of(notebook: NotebookNode) -> list[NotebookNode]:
-    """Return the ``python`` blocks of the folded answers."""
     return [
         nbformat.v4.new_code_cell(
             block, metadata={"answer": exercise, "tags": ["raises-exception"]}
@@ -63,7 +62,6 @@ def answers_of(notebook: NotebookNode) -> list[NotebookNode]:
 
 
 def sources_of(number: str) -> list[str]:
-    """Return the source of the code cells of a notebook, and of its answers."""
     [path] = [path for path in NOTEBOOKS if path.name.startswith(f"{number}_")]
     notebook = nbformat.read(path, as_version=4)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -71,14 +69,12 @@ def sources_of(number: str) -> list[str]:
 
 
 def written_file(number: str, name: str) -> str:
-    """Return the content of the file with this name that a notebook writes."""
     begin = f"%%writefile {name}\n"
     [source] = [each for each in sources_of(number) if each.startswith(begin)]
     return source.removeprefix(begin) + "\n"
 
 
 def definitions(number: str, *names: str) -> str:
-    """Return the source of these functions and classes of a notebook and its answers."""
     found = {}
     for written in sources_of(number):
         source = re.sub("^[%!]", "#", written, flags=re.MULTILINE)

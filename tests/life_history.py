@@ -32,11 +32,9 @@ class History:
     # ---- each step
 
     def step(self, event: ev.Event) -> None:
-        """Advance the life by an event, and check the actions."""
         self.follow(event, *advance(self.life, event))
 
     def follow(self, event: ev.Event, life: Life, actions: list[ev.Action]) -> None:
-        """Check one step of the lifecycle and count it."""
         before, self.life = self.life, life
         match event:
             case ev.ProcessExited(attempt=before.attempt, rank=rank):
@@ -107,12 +105,10 @@ class History:
         return imagined
 
     def expire(self, *kinds: ev.Deadline) -> None:
-        """Expire deadlines of these kinds (default: all), including deadlines that they set."""
         while due := [each for each in self.deadlines if each.deadline in (kinds or ev.Deadline)]:
             self.step(due[0])
 
     def exit(self, ranks: Iterable[int]) -> None:
-        """End the living processes of these ranks."""
         attempt = self.life.attempt
         for rank in set(ranks) & set(self.life.alive):
             self.step(died(rank, attempt=attempt))

@@ -93,7 +93,6 @@ def after(life: Life, *events: ev.Event) -> Life:
 
 
 def last_step(life: Life, *events: ev.Event) -> tuple[Life, list[ev.Action]]:
-    """Return the state after some events, and the actions for the last of them."""
     *earlier, last = events
     return advance(after(life, *earlier), last)
 

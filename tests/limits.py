@@ -41,13 +41,11 @@ def limit(name: str) -> Any:
 
 
 def set_limits(monkeypatch: pytest.MonkeyPatch, **limits: Any) -> None:
-    """Change limits in this process until the end of the test."""
     for name, value in limits.items():
         monkeypatch.setattr(*LIMITS[name], value)
 
 
 def limits_source(**limits: Any) -> str:
-    """Return source that changes limits in the rank or kernel that runs it."""
     lines = []
     for name, value in limits.items():
         module, constant = LIMITS[name]

@@ -55,7 +55,6 @@ def present(port: int, context: ssl.SSLContext) -> bool:
 
 
 def attacks(port: int, recorded: bytes) -> list[Callable[[], bool]]:
-    """Return calls that each attack the listener once."""
     chance, bare = random.Random(7), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     bare.check_hostname, bare.verify_mode = False, ssl.CERT_NONE
     wrong = node_context(b"w" * 32)
@@ -81,7 +80,6 @@ def attacks(port: int, recorded: bytes) -> list[Callable[[], bool]]:
 
 
 def main() -> None:
-    """Run the attacks; print how many got an answer other than TLS messages."""
     port, count, recorded = sys.argv[1:]
     os.nice(5)  # the attackers share the machine with the notebook
     kinds = attacks(int(port), Path(recorded).read_bytes())

@@ -22,7 +22,6 @@ SIZES = {
 
 @contextmanager
 def as_rank(rank: int, world_size: int) -> Iterator[None]:
-    """Make loaders see this rank and world size."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(this_rank, "rank", lambda: rank)
         patch.setattr(this_rank, "world_size", lambda: world_size)
@@ -30,7 +29,6 @@ def as_rank(rank: int, world_size: int) -> Iterator[None]:
 
 
 def on_ranks(world_size: int, make: Callable[[], Any], epochs: int = 1) -> list[list[Any]]:
-    """Return the batches of each rank in some epochs."""
     found = []
     for rank in range(world_size):
         with as_rank(rank, world_size):

@@ -51,12 +51,10 @@ class OnNodes:
 
     @property
     def messages(self) -> list[str]:
-        """Return the messages about nodes that joined or left."""
         events = self.group.events()
         return [str(event.facts["what"]) for event in events if event.kind == "node"]
 
     def start(self, count: int = 2) -> Ranks:
-        """Start this many agents, and ranks on the nodes."""
         self.bring(count)
         return self.start_ranks()
 
@@ -111,11 +109,9 @@ class OnNodes:
         return self.nodes.launcher.assignment_of(rank).node
 
     def agent_of(self, rank: int) -> psutil.Process:
-        """Return the torchrun agent of a node."""
         return self.agent_at(self.node_of(rank))
 
     def agent_at(self, node: Any) -> psutil.Process:
-        """Return the torchrun agent that started this node agent."""
         agent = psutil.Process(node.facts["pid"]).parent()
         assert agent is not None
         return agent

@@ -22,7 +22,6 @@ def counting(_rank: int, step: int) -> float:
 def losses(
     value: Callable[[int, int], float], *, ranks: int = 1, steps: int = 100
 ) -> dict[int, Curve]:
-    """Return the curve of each rank; ``value`` maps a rank and a step to a loss."""
     metrics = MetricStore()
     for step in range(steps):
         for rank in range(ranks):

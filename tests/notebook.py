@@ -196,7 +196,6 @@ class Notebook:
         return str(answer["content"]["status"])
 
     def _read(self, message: dict[str, Any], reply: Reply) -> bool:
-        """Add a message of a cell to its reply. Return whether it ends the cell."""
         content = message["content"]
         match message["msg_type"]:
             case "execute_input":
@@ -234,7 +233,6 @@ class Notebook:
         return self.finish(request, so_far=reply)
 
     def complete(self, code: str) -> list[str]:
-        """Return the completions of Tab for the last dotted word."""
         said = self.client.complete(code, reply=True, timeout=PATIENCE)["content"]
         word_begins = len(code) - len(code.split()[-1])
         return [code[word_begins : said["cursor_start"]] + match for match in said["matches"]]

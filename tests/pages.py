@@ -115,7 +115,6 @@ def titles(table: Page) -> list[str]:
 
 
 def cells(table: Page) -> list[list[str]]:
-    """Return the texts of the table, row by row."""
     width = len(titles(table))
     found = table.by_tag.get("td", [])
     return [found[at : at + width] for at in range(0, len(found), width)]

@@ -52,7 +52,6 @@ def marked(but: Collection[int] = ()) -> dict[int, psutil.Process]:
 
 
 def in_child(act: Callable[[], object], *, timeout: float = 30.0) -> int:
-    """Call a function in a forked child, as in a DataLoader worker. Return the exit code."""
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", DeprecationWarning
@@ -109,7 +108,6 @@ def free_port() -> int:
 def under_torchrun(
     *arguments: str | Path, nproc: int = 2, timeout: float = 150.0, **options: Any
 ) -> list[str]:
-    """Return the lines that a script prints under torchrun."""
     agent = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [*agent, f"--nproc-per-node={nproc}", *arguments],

@@ -60,7 +60,6 @@ def await_whole(folder: Path, tracker: str) -> dict[str, Any]:
 
 
 def fake_wandb(base: Path) -> Path:
-    """Return a folder for ``sys.path`` with a fake ``wandb`` package, see ``FAKE_WANDB``."""
     folder = base / "packages" / "wandb"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text(FAKE)

@@ -56,7 +56,6 @@ def events_of(
 def facts_of(
     cells: Sequence[tuple[str, str]], rows: Sequence[Mapping[str, Any]], **more: Any
 ) -> dict[str, Any]:
-    """Return the content of a complete ``run.json``."""
     metrics = MetricStore()
     for row in rows:
         values = {

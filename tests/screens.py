@@ -29,7 +29,6 @@ class RecordingScreen(StreamTarget):
 
     @property
     def shown(self) -> list[str | Rich]:
-        """Return the outputs with consecutive texts joined."""
         found: list[str | Rich] = []
         for output in self.outputs:
             if found and isinstance(found[-1], str) and isinstance(output, str):

@@ -40,7 +40,6 @@ class Recorder(Sink):
 
 @contextmanager
 def recording() -> Iterator[Recorder]:
-    """Yield a recorder of the reports that are made meanwhile."""
     before, recorder = log_and_track._sink, Recorder()
     set_sink(recorder)
     try:

@@ -25,11 +25,9 @@ class Link:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def stall(self) -> None:
-        """Stop forwarding in both directions, without closing connections."""
         self._flows.clear()
 
     def flow(self) -> None:
-        """Forward again; deliver the stalled data at once."""
         self._flows.set()
 
     def cut(self, after: int) -> None:
@@ -37,7 +35,6 @@ class Link:
         self._left = after
 
     def close(self) -> None:
-        """Close the proxy and all its connections."""
         self._server.shutdown(socket.SHUT_RDWR)  # it also ends the wait for a connection
         self._server.close()
         self._end_all()

@@ -6,8 +6,6 @@ from collections import defaultdict, deque
 
 
 class MemoryStore:
-    """Keys and queues, without blocking calls."""
-
     def __init__(self) -> None:
         self.keys: dict[str, bytes] = {}
         self.queues: defaultdict[str, deque[bytes]] = defaultdict(deque)

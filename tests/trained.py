@@ -52,7 +52,6 @@ train(2)
 
 
 def kill(group: Ranks, *ranks: int) -> None:
-    """Kill ranks from outside, and wait until the group knows."""
     pids = group.pids
     for rank in ranks:
         os.kill(pids[rank], signal.SIGKILL)

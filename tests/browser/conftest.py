@@ -35,7 +35,6 @@ expect.set_options(timeout=30_000)  # as all else on a page; else it is 5 s
 
 @pytest.fixture(scope="package")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A JupyterLab server, and the browser that looks at it."""
     with Lab(tmp_path_factory.mktemp("lab") / "root") as lab:
         lab.browser()  # it stays for all tests of all files
         yield lab

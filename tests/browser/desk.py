@@ -61,7 +61,6 @@ class Desk:
 
     @property
     def notebooks(self) -> Path:
-        """The folder with all notebooks, in which the kernel works."""
         return self.lab.notebooks
 
     def prepare(self) -> None:
@@ -73,7 +72,6 @@ class Desk:
 
     @contextlib.contextmanager
     def open(self, name: str, *cells: str) -> Iterator[LabNotebook]:
-        """Open a new notebook with these cells, or an old one; nothing may go wrong on the page."""
         if cells:
             write_notebook(self.notebooks / name, *cells)
         self.prepare()

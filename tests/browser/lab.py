@@ -216,7 +216,6 @@ class LabNotebook:
         page.on("console", self._note)
 
     def listen_no_more(self) -> None:
-        """The page goes on with another notebook."""
         self.page.remove_listener("pageerror", self._note_error)
         self.page.remove_listener("console", self._note)
 
@@ -236,7 +235,6 @@ class LabNotebook:
         return self.page.evaluate(f"async () => {{ {_PANEL} {body} }}")
 
     def await_ready(self) -> None:
-        """Wait until the notebook is shown and its kernel is idle."""
         self.page.wait_for_selector(f"{_FRONT} .jp-Cell", timeout=60_000)
         self.await_js("return panel?.sessionContext?.session?.kernel?.status === 'idle'", 60)
 

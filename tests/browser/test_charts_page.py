@@ -38,7 +38,6 @@ RED = "rgb(216, 52, 52)"
 
 @pytest.fixture
 def notebook(desk: Desk, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
-    """A page with ranks that have not trained yet."""
     cells = [START, LONG, SHORT, FAILING, "1 + 1"]
     with desk.open(f"{request.node.name}.ipynb", *cells) as notebook:
         notebook.run(0)

@@ -39,7 +39,6 @@ THEMES = ("JupyterLab Light", "JupyterLab Dark")
 
 @pytest.fixture(params=THEMES, ids=["light", "dark"])
 def theme(notebook: LabNotebook, request: pytest.FixtureRequest) -> Iterator[None]:
-    """The page in a theme; then again in the one before, which the pages of other files open in."""
     before = notebook.page.evaluate("document.body.dataset.jpThemeName")
     change_theme(notebook, request.param)
     yield

@@ -62,7 +62,6 @@ PLACE = f"""{FIND}
 
 @pytest.fixture
 def printing(notebook: LabNotebook) -> Iterator[LabNotebook]:
-    """Four ranks print until the test is over."""
     notebook.begin(1)
     log(notebook).locator(".nbddp-log").nth(1).wait_for()  # the first page is not sent again
     yield notebook

@@ -72,7 +72,6 @@ def test_debugger_opens_at_a_breakpoint_and_continues(notebook: LabNotebook) -> 
 
 
 def interrupt(notebook: LabNotebook) -> None:
-    """Press the notebook's own button."""
     notebook.js("await panel.sessionContext.session.kernel.interrupt()")
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 
 def imported(*what: Any) -> str:
-    """Return lines that import these functions, classes and modules by their names."""
     lines = [_line(each) for each in what]
     if any(line.startswith("from drivers.") for line in lines):  # a script does not find these
         lines.insert(0, f"import sys\nsys.path.append({str(Path(__file__).parents[1])!r})\n")

@@ -89,7 +89,6 @@ class Ranks(WorkerGroup):
 
     @property
     def pids(self) -> dict[int, int]:
-        """Return the process id of each living rank."""
         return self.session.ranks.pids()
 
     @property
@@ -104,7 +103,6 @@ class Ranks(WorkerGroup):
 
     @property
     def world_size(self) -> int:
-        """Return the number of ranks, dead ranks included."""
         return len(self.life.ranks)
 
     @property
@@ -113,7 +111,6 @@ class Ranks(WorkerGroup):
 
     @property
     def ranks_in_cell(self) -> Collection[int]:
-        """Return the ranks that still run the current cell."""
         return set() if self.life.cell is None else self.life.cell.waiting
 
     @property
@@ -154,7 +151,6 @@ class Ranks(WorkerGroup):
         return self.run(source, quiet=True, wants_value=True, **request).values()
 
     def findings_of(self, result: CellResult, source: str) -> list[Finding]:
-        """Return what the checks find in a cell that has succeeded."""
         facts = {rank: RankFacts.from_json(each.facts) for rank, each in result.reports.items()}
         return check_cell(
             CellRequest(source=source),
@@ -170,7 +166,6 @@ class Ranks(WorkerGroup):
         return caught.value
 
     def assert_works(self) -> None:
-        """Check that all ranks complete a collective."""
         sums = self.evaluate("x = torch.ones(1)\ndist.all_reduce(x)\nint(x.item())")
         assert sums == [self.world_size] * self.world_size
 
@@ -214,7 +209,6 @@ class Ranks(WorkerGroup):
         monkeypatch.setattr(link, "send", send_between)
 
     def begin_pull(self, rank: int, expression: str) -> None:
-        """Ask a rank for a value, and do not wait for it."""
         self.session.send_request(rank, self.session.numbered(Pull(expression=expression)))
 
     def trace(self, result: CellResult, asked: TraceSteps) -> Trace:
@@ -222,11 +216,9 @@ class Ranks(WorkerGroup):
 
     @property
     def replay_log(self) -> Sequence[ReplayEntry]:
-        """Return the cells and pushed values that a replay would repeat."""
         return self.session.replay_log.entries
 
     def replay(self, entries: Sequence[ReplayEntry]) -> None:
-        """Replay entries, as ``%ddp restart --replay`` does."""
         assert Recovery(self.session, TextDisplay()).replay(entries) is None
 
     # ---- observation
@@ -242,7 +234,6 @@ class Ranks(WorkerGroup):
         return self.session.rank_monitor.collectives.straggler()
 
     def snapshot(self, handle: CellHandle | None = None) -> Snapshot:
-        """Return the snapshot that the panel draws now."""
         return self.session.snapshot(handle)
 
     def metrics(self, *, most: int) -> Any:

@@ -112,7 +112,6 @@ def test_kernel_works_in_a_folder_with_blanks_and_umlauts(odd_folder: Path) -> N
 
 
 def under_torchrun(folder: Path, script: str) -> list[str]:
-    """Return the lines that a script prints under torchrun on two ranks, sorted."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*torchrun, script], cwd=folder, capture_output=True, text=True, timeout=120, check=False
@@ -183,7 +182,6 @@ def test_an_elastic_cell_grows_with_a_node_and_shrinks_without_it(odd_folder: Pa
 
 @pytest.fixture
 def without_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
-    """Return a kernel without input history."""
     settings = tmp_path / "ipython" / "profile_default"
     settings.mkdir(parents=True)
     (settings / "ipython_kernel_config.py").write_text("c.HistoryManager.enabled = False\n")

@@ -40,7 +40,6 @@ def runs(notebook: Notebook, base: Path) -> Path:
 
 
 def listed(notebook: Notebook, options: str = "") -> list[str]:
-    """Return the names of the runs that ``%ddp runs`` lists, in its order."""
     reply = notebook.run(f"%ddp runs {options}")
     assert reply.status == "ok", said(reply)
     return re.findall(r"^\S*-(slow|fast)\b", reply.text, re.MULTILINE)
@@ -127,7 +126,6 @@ def test_show_prints_a_run_or_a_part_of_it(notebook: Notebook) -> None:
 
 @pytest.fixture
 def tracker(notebook: Notebook, runs: Path) -> Iterator[None]:
-    """Return a fake package ``wandb`` that prints the values it gets."""
     packages = str(fake_wandb(runs))
     notebook.run(
         f"import os, sys\nsys.path.insert(0, {packages!r})\nos.environ['FAKE_WANDB'] = 'well'"

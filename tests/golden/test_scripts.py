@@ -42,7 +42,6 @@ def base(notebook: Notebook, tmp_path: Path) -> Path:
 
 
 def seen(reply: Reply) -> list[list[object]]:
-    """Return the output of the script on each of two ranks, for each run."""
     lines = [line for rank in range(2) for line in reply.lines(rank)]
     return [json.loads(line) for line in lines if line.startswith("[")]
 

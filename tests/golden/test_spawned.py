@@ -18,7 +18,6 @@ WORKS = "x = torch.ones(1)\ndist.all_reduce(x)\nkept, int(x.item())"
 
 @pytest.fixture
 def spawned(folder: Path) -> Iterator[Ranks]:  # noqa: ARG001 - where the run is recorded
-    """Two ranks, which have a name each."""
     group = Ranks(nproc=2, launcher=new_launcher("spawn"))
     try:
         group.start()

@@ -29,12 +29,10 @@ def assert_ranks_work(notebook: Notebook, nproc: int = 2) -> None:
 
 
 def said(reply: Reply) -> str:
-    """Return the whole output of a cell: text, error and traceback."""
     return "\n".join([reply.text, reply.error, reply.traceback])
 
 
 def pids(notebook: Notebook, ranks: Sequence[int]) -> list[int]:
-    """Return the process ids of these ranks, of a group in which all ranks are alive."""
     reply = notebook.run("%%ddp --once\nimport os\nprint(os.getpid())")
     return [int(reply.lines(rank)[0]) for rank in ranks]
 
@@ -45,11 +43,9 @@ def are_gone(processes: Sequence[int]) -> bool:
 
 
 def run_folders(base: Path, name: str = "") -> list[Path]:
-    """Return the folders of the runs in a working folder, or of those with this name."""
     return sorted((base / ".nbddp" / "runs").glob(f"*-{name}" if name else "*"))
 
 
 def run_json(folder: Path) -> dict[str, Any]:
-    """Return the facts of a run."""
     facts: dict[str, Any] = json.loads((folder / "run.json").read_text())
     return facts

@@ -35,7 +35,6 @@ def make_group(
     launcher: WarmLauncher,
     folder: Path,  # noqa: ARG001 - where the runs are recorded
 ) -> Iterator[Callable[..., Ranks]]:
-    """Makes started groups, and closes them."""
     groups: list[Ranks] = []
 
     def make(nproc: int = 2, **options: object) -> Ranks:
@@ -104,7 +103,6 @@ def write(folder: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def lines(capsys: Capture) -> Callable[..., list[str]]:
-    """Return the output lines of a rank since the last call."""
 
     def lines(rank: int = 0) -> list[str]:
         mark = f"[rank {rank}] "
@@ -130,7 +128,6 @@ def make_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
 @pytest.fixture
 def on_nodes(make_nodes: Callable[..., OnNodes]) -> Ranks:
-    """Two nodes of one rank each, with their ranks."""
     return make_nodes(nproc_per_node=1).start()
 
 
@@ -177,7 +174,6 @@ def base(notebook: Notebook, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fresh_notebook(folder: Path) -> Iterator[Notebook]:
-    """Return a new kernel, which the test can kill."""
     with Notebook(folder) as notebook:
         yield notebook
     os.chdir(folder.parent)

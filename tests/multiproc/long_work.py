@@ -72,6 +72,5 @@ def works(seconds: float) -> dict[str, str]:
 
 
 def waits_for(work: str, seconds: float) -> str:
-    """Return a cell in which rank 0 works and the others wait for it."""
     body = "\n".join(f"    {line}" for line in work.splitlines())
     return f"{SETUP}end = time.monotonic() + {seconds}\nif rank == 0:\n{body}\ndist.barrier()"

@@ -147,7 +147,6 @@ FAILS = {
 
 
 def numbers(text: str) -> set[int]:
-    """The numbers of the cells that a text names."""
     return {int(number) for number in re.findall(r"cell \[(\d+)\]", text)}
 
 

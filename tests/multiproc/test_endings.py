@@ -223,7 +223,6 @@ threading.Thread(target=talk).start()
 
 
 def started_by(rank_pid: int) -> list[psutil.Process]:
-    """Return the child processes of a rank, once they have started."""
     rank = psutil.Process(rank_pid)
     assert wait_until(lambda: len(rank.children(recursive=True)) >= STARTED)
     return rank.children(recursive=True)
@@ -231,7 +230,6 @@ def started_by(rank_pid: int) -> list[psutil.Process]:
 
 @pytest.fixture
 def patient(make_group: MakeRanks) -> Ranks:
-    """Return two ranks with a long grace period."""
     return make_group(2, grace=GRACE)
 
 
@@ -342,7 +340,6 @@ int cuDeviceGetCount(int *count) { if (!initialized) return 3; *count = 1; retur
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build a fake libcuda.so.1."""
     folder = tmp_path_factory.mktemp("driver")
     source, library = folder / "cuda.c", folder / DRIVER
     source.write_text(DRIVER_SOURCE)

@@ -18,19 +18,16 @@ REDUCE = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
 
 @pytest.fixture
 def there(notebook: Notebook, folder: Path) -> Notebook:
-    """Return a notebook whose working folder is empty."""
     notebook.run(f"%cd -q {folder}")
     return notebook
 
 
 def sorted_output(*arguments: str) -> list[str]:
-    """Return the sorted output of a script under torchrun on two ranks."""
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     return sorted(under_torchrun(*arguments, env=env))
 
 
 def again_in(notebook: Notebook, script: str) -> list[str]:
-    """Return the sorted output of the script in the notebook's ranks."""
     lines = notebook.run(f"%ddp run '{script}'").text.splitlines()
     return sorted(re.sub(r"^\[rank \d\] ", "", line) for line in lines)
 

@@ -17,7 +17,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "from_python.md"
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a new session."""
     return subprocess.run(
         [sys.executable, "-W", "ignore", *command],
         capture_output=True,

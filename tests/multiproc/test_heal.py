@@ -20,7 +20,6 @@ from nbddp import RequestError
 
 @pytest.fixture
 def group(make_group: MakeRanks) -> Ranks:
-    """Three ranks that have trained."""
     group = make_group(3)
     group.run(TRAINED, quiet=True)
     return group

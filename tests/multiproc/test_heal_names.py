@@ -17,7 +17,6 @@ LOCK = "cannot pickle '_thread.lock' object"
 
 @pytest.fixture
 def group(make_group: MakeRanks) -> Ranks:
-    """Three ranks that have trained."""
     group = make_group(3)
     group.run(TRAINED, quiet=True)
     return group

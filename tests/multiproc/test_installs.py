@@ -25,7 +25,6 @@ exit {code}
 
 @pytest.fixture
 def group(make_group: MakeRanks) -> Ranks:
-    """Three ranks."""
     return make_group(3)
 
 
@@ -77,7 +76,6 @@ def test_install_on_some_ranks_does_not_wait_for_the_others(group: Ranks, tmp_pa
 
 
 def wheel(folder: Path, version: str) -> Path:
-    """Make a package that pip can install without a network."""
     path = folder / f"nbddp_mine-{version}-py3-none-any.whl"
     about = f"nbddp_mine-{version}.dist-info"
     with zipfile.ZipFile(path, "w") as file:

@@ -117,13 +117,11 @@ def on_nodes(make_nodes: Callable[..., OnNodes]) -> OnNodes:
 
 
 def behind(on_nodes: OnNodes, link: Link) -> Ranks:
-    """Connect a second node through this proxy, and start the ranks."""
     on_nodes.start_node_agent(1, port=link.port)
     return on_nodes.start_ranks()
 
 
 def gone(on_nodes: OnNodes) -> list[str]:
-    """Return the messages about lost nodes."""
     return [said for said in on_nodes.messages if " gone" in said]
 
 

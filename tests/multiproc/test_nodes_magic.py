@@ -127,14 +127,12 @@ def first(make_notebook: Callable[[str], Notebook]) -> Notebook:
 
 
 def agents_of(notebook: Notebook) -> list[psutil.Process]:
-    """Return the torchrun agents that a notebook started."""
     children = psutil.Process(notebook.pid).children()
     return [each for each in children if "torch.distributed.run" in each.cmdline()]
 
 
 @pytest.fixture
 def left(first: Notebook) -> Iterator[list[psutil.Process]]:
-    """Return the processes of a notebook and of its two nodes with two ranks each."""
     reply = first.run("%ddp nodes --local 2 --nproc-per-node 2 --orphan-timeout 120 --wait 110")
     assert reply.status == "ok", reply
     assert "written before" in first.run(NAMES).text

@@ -36,12 +36,10 @@ work(rank, world_size)
 
 @pytest.fixture
 def own_group(make_group: MakeRanks) -> Ranks:
-    """Return two fresh ranks, not shared with other tests."""
     return make_group(2)
 
 
 def run_bare(group: Ranks, source: str, ranks: tuple[int, ...] | None = None) -> CellResult:
-    """Run a cell with ``--no-init``."""
     return group.run_cell(source, needs_group=False, ranks=ranks)
 
 

@@ -27,18 +27,15 @@ def lose_the_group(group: Ranks) -> None:
 
 
 def said(capsys: Capture) -> list[str]:
-    """Return the lines printed by nbddp."""
     lines = capsys.readouterr().out.splitlines()
     return [line.partition("nbddp: ")[2] for line in lines if "nbddp: " in line]
 
 
 def taken_along(capsys: Capture) -> list[str]:
-    """Return the names reported as moved to the new process group."""
     return [line.partition(": ")[0] for line in said(capsys)]
 
 
 def agree(group: Ranks, *expressions: str) -> bool:
-    """Return whether every rank has the same values."""
     one, *others = group.pull(f"({', '.join(expressions)},)")
     return all(other == one for other in others)
 

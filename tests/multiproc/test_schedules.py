@@ -59,8 +59,6 @@ hashlib.sha256(b"".join(each.numpy().tobytes() for each in parts)).hexdigest()
 
 
 class Schedules:
-    """A group, and random operations on it."""
-
     def __init__(self, group: Ranks, seed: int) -> None:
         self.group = group
         self.chance = random.Random(seed)
@@ -111,7 +109,6 @@ class Schedules:
         self.fail_during(self.group.heal, within=0.15)
 
     def cell(self) -> None:
-        """Cause failures while the ranks run a cell."""
         self.fail_during(lambda: self.run(TRAIN), within=0.3)
 
     def restart(self) -> None:
@@ -289,7 +286,6 @@ class NodeSchedules(Schedules):
         return [child for forkserver in forkservers for child in forkserver.children()]
 
     def lose_node(self) -> None:
-        """Kill a node's agent, and all that it started."""
         nodes = list(self.on_nodes.nodes.listener.nodes)
         if nodes:
             with suppress(psutil.Error):

@@ -79,22 +79,18 @@ class Cluster:
         self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
 
     def ask(self, *words: str) -> str:
-        """Run a SLURM command. Return its output."""
         done = subprocess.run(
             words, env=os.environ | self.env, capture_output=True, text=True, check=True
         )
         return done.stdout
 
     def jobs(self) -> list[str]:
-        """Return the jobs that wait or run."""
         return self.ask("squeue", "--noheader", "--format=%i").split()
 
     def await_jobs(self) -> bool:
-        """Wait until no job waits or runs; whether none does."""
         return wait_until(lambda: not self.jobs(), timeout=SETTLING)
 
     def end_jobs(self) -> None:
-        """Cancel all jobs."""
         for each in self.folder.glob("hold-*"):
             each.unlink()
         if jobs := self.jobs():
@@ -102,7 +98,6 @@ class Cluster:
             self.await_jobs()
 
     def is_idle(self) -> bool:
-        """Return whether all hosts wait for work."""
         with suppress(subprocess.CalledProcessError):  # the controller does not answer yet
             states = self.ask("sinfo", "--noheader", "--Node", "--format=%T").split()
             return states == ["idle"] * len(HOSTS)
@@ -259,5 +254,4 @@ def test_an_exported_script_runs_on_two_hosts(notebook: Notebook, cluster: Clust
 
 
 def logs() -> str:
-    """Return the output of the jobs."""
     return "".join(path.read_text() for path in [*Path().glob("*.out"), *Path().glob("*.log")])

@@ -56,7 +56,6 @@ CELLS = {
 
 
 def check_names(notebook: Notebook, nproc: int) -> None:
-    """Check that every rank has its names, a collective works, and the models are equal."""
     reply = notebook.run(AFTER)
     expected = [[f"{rank} {nproc} [0, 1, 2, 3]"] for rank in range(nproc)]
     assert [reply.lines(rank)[-1:] for rank in range(nproc)] == expected, reply.traceback
@@ -200,7 +199,6 @@ MARKS = ("mark0", "mark1")
 
 
 def marking(notebook: Notebook) -> str:
-    """Return code that marks the progress of a rank with a file."""
     return f"open('{notebook.folder}/mark' + __import__('os').environ['RANK'], 'w')"
 
 

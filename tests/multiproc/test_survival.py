@@ -25,7 +25,6 @@ OWN_GENERATOR = "sampler=sampler, generator=torch.Generator()"
 
 
 def but(*changes: tuple[str, str], of: str = SOLUTION) -> str:
-    """Return a script with other lines."""
     for old, new in changes:
         assert of.count(old) == 1, old
         of = of.replace(old, new)

@@ -48,7 +48,6 @@ AS_BEFORE = "Out [ranks 0-1] 7\n"  # what ``LR`` shows of the ranks that ``SETUP
 
 
 def table(reply: Reply) -> list[str]:
-    """The lines of the last table, of names of runs."""
     lines = reply.text[reply.text.rindex("sweep of ") :].splitlines()
     return [line for line in lines if re.match(r"\d{8}-\d{6}-lr", line)]
 

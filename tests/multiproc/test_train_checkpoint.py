@@ -123,7 +123,6 @@ dist.barrier()
 
 
 def fill_disk(group: Ranks, most: str, save: str) -> list[str]:
-    """Save with a small file size limit. Return the error messages of the ranks."""
     group.run(
         "limit = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, limit[1]))\n"

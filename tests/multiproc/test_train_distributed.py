@@ -67,7 +67,6 @@ for samples in (1, 2, 3, 7, 10, 101):
 
 
 def run_here(source: str) -> dict[str, Any]:
-    """Run a cell's source in this process, without a process group."""
     names: dict[str, Any] = {}
     exec(KIT + source, names)
     return names
@@ -75,7 +74,6 @@ def run_here(source: str) -> dict[str, Any]:
 
 @pytest.fixture
 def kit(shared_group: Ranks) -> Ranks:
-    """Two ranks with the kit's names."""
     shared_group.run(KIT, quiet=True)
     return shared_group
 

@@ -16,7 +16,6 @@ SHARES_KERNEL = True
 
 
 def kept_in_store(group: Ranks) -> int:
-    """Return the number of values in the store."""
     store = group.store
     names = [
         f"a1/payload/{rank}/{kind}{number}"
@@ -89,8 +88,6 @@ def test_failed_pull_on_one_rank_leaves_no_values_in_the_store(group: Ranks) -> 
 
 
 class Counted:
-    """Counts how often it is pickled."""
-
     times = 0
 
     def __reduce__(self) -> tuple[type[int], tuple[int]]:
@@ -112,8 +109,6 @@ def test_replay_sends_the_recorded_bytes_without_pickling(group: Ranks) -> None:
 
 
 class Deadly:
-    """A value that kills rank 1 while it is pickled."""
-
     def __init__(self, group: Ranks) -> None:
         self._group = group
 
@@ -123,14 +118,11 @@ class Deadly:
 
 
 class Opened:
-    """A value that rank 1 does not survive."""
-
     def __reduce__(self) -> tuple[type, tuple[str]]:
         return eval, ("__import__('os').environ['RANK'] == '1' and __import__('os')._exit(3)",)
 
 
 def failed_push(group: Ranks, value: object) -> str:
-    """Push a value that kills rank 1. Return the error message."""
     with pytest.raises(RequestError) as caught:
         group.push({"x": value})
     ways = ("group.heal()", "group.restart()", "group.run(..., ranks=[0,2])")
@@ -183,7 +175,6 @@ def test_each_rank_has_random_states_of_its_own(group: Ranks) -> None:
 
 
 def is_free_of_traces(text: str) -> bool:
-    """Return whether the text has no error trace of torch's store."""
     return not any(word in text for word in ("TCPStore", "c10d", "frame #", "Exception raised"))
 
 

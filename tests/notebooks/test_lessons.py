@@ -20,7 +20,6 @@ EXERCISE = re.compile(
 
 
 def python_of(source: str) -> ast.Module:
-    """Return the Python code of a cell: the body of a cell magic, with line magics."""
     body = source.split("\n", 1)[1] if source.startswith("%%ddp") else source
     return ast.parse(TransformerManager().transform_cell(body))
 

@@ -81,19 +81,16 @@ class Page(Notebook):
         return str(self.client.execute(source, allow_stdin=asks, stop_on_error=False))
 
     def value(self, source: str) -> str:
-        """Run a cell that works, and return what it prints."""
         reply = self.run(source)
         assert reply.status == "ok", reply.traceback
         return reply.text.strip()
 
     def see(self, is_there: Callable[[], bool]) -> None:
-        """Read messages until this is true."""
         deadline = time.monotonic() + PATIENCE
         while not is_there():
             self.next_message(max(0.01, deadline - time.monotonic()))
 
     def of(self, request: str, kind: str) -> list[dict[str, Any]]:
-        """Return the published messages of one type for a request."""
         return [
             message["content"]
             for message in self.seen
@@ -140,7 +137,6 @@ class Page(Notebook):
         return model, self.block(f"with live.serve(b):\n block(lambda: {until})\n{then}")
 
     def block(self, source: str) -> str:
-        """Begin a cell, and wait until it is blocked."""
         cell = self.begin(source)
         self.says(cell, "blocked")
         return cell

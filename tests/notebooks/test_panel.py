@@ -44,7 +44,6 @@ GO_ON = "import pathlib, time\nwhile not pathlib.Path('go_on').exists(): time.sl
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    """A kernel whose front end is a page."""
     with Notebook(tmp_path_factory.mktemp("page"), is_page=True) as page:
         yield page
 
@@ -59,7 +58,6 @@ def page(kernel: Notebook) -> Iterator[Notebook]:
 
 
 def final(reply: Any) -> dict[str, Any]:
-    """Return the final output in place of the panel."""
     [shown] = panels(list(reply.places.values()))
     return shown
 
@@ -75,7 +73,6 @@ def panels(bundles: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def fallbacks(bundles: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines that say how to get a record."""
     return [each for each in bundles if FALLBACK in each.get("text/html", "")]
 
 

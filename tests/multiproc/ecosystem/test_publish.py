@@ -43,7 +43,6 @@ TRAINING = (
 
 @pytest.fixture
 def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Make trackers write into local folders, without a server."""
     variables = {
         "WANDB_MODE": "offline",
         "WANDB_DIR": str(tmp_path),
@@ -128,7 +127,6 @@ def test_trackers_accept_unusual_names_and_values(offline: Path, kind: str) -> N
 
 
 def failed_run(base: Path) -> Path:
-    """Return a run whose ranks failed in step 20 and resumed at step 10."""
     first = [{**row, "attempt": 1} for row in rows_of(20)]
     second = [
         {**row, "attempt": 2, "time": row["time"] + 20} for row in rows_of(40) if row["step"] >= 10

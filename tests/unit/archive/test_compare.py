@@ -27,7 +27,6 @@ Rows = list[dict[str, Any]]
 
 
 def two(base: Path, **facts: Any) -> list[Path]:
-    """Two runs that differ in rate, version and code."""
     return [
         make_run(
             base,
@@ -48,7 +47,6 @@ def row(step: int, loss: float, *, rank: int = 0, **more: Any) -> dict[str, Any]
 
 
 def compared(base: Path, rows: Rows, other: Rows | None = None, **facts: Any) -> Comparison:
-    """Compare runs ``a`` and ``b`` that have reported these rows, or both the same."""
     first = make_run(base, "a", rows=rows, **facts)
     return compare([first, make_run(base, "b", rows=rows if other is None else other, **facts)])
 

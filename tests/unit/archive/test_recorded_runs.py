@@ -21,7 +21,6 @@ NAMES = ("loops", "resumed", "killed", "lr0.1", "slow", "fast")
 
 
 def said(line: str) -> str:
-    """The text of a command, without local times."""
     return re.sub(r"\b\d\d-\d\d \d\d:\d\d\b|\b\d\d:\d\d:\d\d\b", "TIME", ddp(line))
 
 

@@ -28,7 +28,6 @@ from nbddp.ui.report.run_list import SHOWN_RUNS, describe_outcome, run_list_repo
 
 
 def three(base: Path) -> None:
-    """Three runs that differ in rate and loss; the third has failed."""
     for number, rate in enumerate((0.1, 0.01, 1.0), start=1):
         cells = [("train()", "ok" if number < 3 else "rank 1: ValueError: <no>")]
         rows = rows_of(60, pace=10.0 * number, begin=rate * 10)
@@ -80,7 +79,6 @@ def change_facts(path: Path, *without: str, **facts: Any) -> None:
 
 
 def killed(base: Path, name: str = "20270115-080000-digits", **facts: Any) -> Path:
-    """A run without a recorded end."""
     cells = [("a()", "ok"), ("b()", "")]
     path = make_run(base, name, cells=cells, is_stopped=False, torn='{"t', **facts)
     change_facts(path, "ended")

@@ -29,7 +29,6 @@ def chart(name: str = "loss", ranks: int = 2, scale: AxisScale = AxisScale.AUTO)
 
 
 def texts(figure: Figure) -> list[str]:
-    """The texts of a figure with one chart, without the ticks."""
     [ax] = figure.axes
     keys = [text.get_text() for text in ax.get_legend().get_texts()]
     return [ax.get_title("left"), ax.get_title("right"), ax.get_xlabel(), *keys]

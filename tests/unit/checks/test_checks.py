@@ -61,7 +61,6 @@ def gpus_with(*sizes: int) -> GroupFacts:
 
 
 def divided(**facts: Any) -> dict[str, Any]:
-    """A loader with a DistributedSampler."""
     return {"sampler": "dealt", **facts}
 
 

@@ -25,7 +25,6 @@ def actor() -> Iterator[EventThread]:
 
 
 def settle(actor: EventThread) -> None:
-    """Wait until all submitted and due calls have run."""
     actor.run(lambda: None)
     actor.run(lambda: None)  # due calls run after a call that was submitted before
 
@@ -103,8 +102,6 @@ def test_calls_due_during_a_stall_wait_for_delayed_messages(
 
 
 class Exits:
-    """Fake processes whose exits an event thread watches."""
-
     def __init__(self, actor: EventThread, count: int) -> None:
         self.handles = [FakeHandle() for _ in range(count)]
         self.seen: list[int] = []

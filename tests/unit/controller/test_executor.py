@@ -92,7 +92,6 @@ class Stage:
             self.deliver(rank, CellEnded(cell=handle.number, in_group=True))
 
     def finish(self, handle: CellHandle, *ranks: int) -> CellResult:
-        """Let these ranks end the cell successfully. Return its result."""
         self.end(handle, *ranks)
         assert handle.result is not None
         return handle.result

@@ -112,7 +112,6 @@ def test_the_recorded_facts_have_names_of_variables_and_never_their_values(wrap:
 
 
 def starts(**spec: Any) -> tuple[Path, list[RankStart]]:
-    """Return the run folder of a group, and the start parameters of its ranks."""
     launcher = FakeLauncher()
     session = fake_session(launcher, FakeLink())
     session._colors = "linux"

@@ -21,7 +21,6 @@ from nbddp.record.run_folder import read_facts
 
 @pytest.fixture
 def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Runs git in a new repository, without user settings."""
     for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
         monkeypatch.setenv(name, "/dev/null")
     somebody = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.org")

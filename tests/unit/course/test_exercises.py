@@ -83,7 +83,6 @@ class Server:
 
 
 def refusing(*, above: int, says: Any = True, notes: bool = False) -> type[Server]:
-    """A server that refuses connections."""
 
     class Strict(Server):
         def push(self, trainer, version, gradients, loss):
@@ -220,7 +219,6 @@ def test_right_answers_are_accepted() -> None:
 
 
 def hint(exercise: str, *answer: Any) -> str:
-    """The hint for a wrong answer."""
     found = check_answer(exercise, *answer)
     assert not found
     assert repr(found) == found.text

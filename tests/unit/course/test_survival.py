@@ -94,7 +94,6 @@ def resumed(begin: int, end: int = 45) -> list[RankTrace]:
 
 
 def altered(attempt: list[RankTrace], *ranks: int, since: int = 1, **facts: Any) -> list[RankTrace]:
-    """Change the later steps of some ranks, or of all."""
     for rank in ranks or range(RANKS):
         steps = attempt[rank].steps
         attempt[rank].steps = [
@@ -106,7 +105,6 @@ def altered(attempt: list[RankTrace], *ranks: int, since: int = 1, **facts: Any)
 def with_samples(
     attempt: list[RankTrace], others: Sequence[Sequence[TracedStep]]
 ) -> list[RankTrace]:
-    """Give the steps of each rank the samples of other steps."""
     for trace, steps in zip(attempt, others, strict=True):
         pairs = zip(trace.steps, steps, strict=True)
         trace.steps = [replace(step, samples=other.samples) for step, other in pairs]

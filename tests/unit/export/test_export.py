@@ -49,7 +49,6 @@ def export(
 
 
 def cells_of(script: ExportedScript) -> str:
-    """The cells of the script, without the code around them."""
     return script.text[script.text.index("# %%") : script.text.rindex("# %%")].rstrip()
 
 

@@ -18,7 +18,6 @@ from nbddp.wire.messages import CellEnded
 def ended(
     source: str, *seeds: int, attempt: int = 1, ranks: tuple[int, ...] | None = None
 ) -> CellHandle:
-    """A cell that succeeded on ranks whose samplers have these seeds."""
     request = CellRequest(source=source, first_line=2, ranks=ranks)
     handle = CellHandle(1, request, tuple(range(len(seeds))), lambda _parcel: None, attempt=attempt)
     for rank, seed in enumerate(seeds):
@@ -30,7 +29,6 @@ def ended(
 
 
 def session(world_size: int = 2) -> Any:
-    """The session attributes that the checks use, for a number of ranks."""
     ranks = tuple(RankLife(rank) for rank in range(world_size))
     return Mock(life=Life(ranks=ranks), reported_findings=set())
 

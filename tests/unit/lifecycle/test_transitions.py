@@ -83,7 +83,6 @@ SET_STUCK = deadline_set(Deadline.STUCK, STUCK_AFTER)
 
 
 def begins(attempt: int) -> tuple[Any, ...]:
-    """Return what makes an attempt start."""
     return ev.StartRanks(), deadline_set(Deadline.START, START_TIMEOUT, cell=0, attempt=attempt)
 
 
@@ -96,7 +95,6 @@ def killed(*ranks: int) -> tuple[Any, ...]:
 
 
 def limits(grace: float = ev.GRACE) -> tuple[ev.SetDeadline, ...]:
-    """Return the alarms of an interrupted cell."""
     return deadline_set(Deadline.GRACE, grace), deadline_set(Deadline.CLEANUP, INTERRUPT_TIMEOUT)
 
 

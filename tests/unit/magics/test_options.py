@@ -41,7 +41,6 @@ def command(line: str) -> Namespace:
 
 
 def accepted(line: str) -> dict[str, Any]:
-    """Return the options of a cell that a line changes."""
     unchanged = vars(cell(""))
     return {name: value for name, value in vars(cell(line)).items() if value != unchanged[name]}
 
@@ -141,7 +140,6 @@ def test_a_list_of_numbers_keeps_its_order_without_duplicates(found: list[int]) 
 
 
 def complaint(kind: Callable[[str], Any], text: str) -> str:
-    """Return the error of a type for a text, or nothing if it accepts it."""
     try:
         kind(text)
     except ArgumentTypeError as error:

@@ -26,7 +26,6 @@ def well(value: int = 0) -> CellEnded:
 
 
 def finished(*reports: CellEnded | int | None) -> CellResult:
-    """The result of a cell of which each rank reported, died with a code, or neither."""
     handle = handle_for(*range(len(reports)))
     for rank, report in reversed([*enumerate(reports)]):
         if isinstance(report, CellEnded):

@@ -21,7 +21,6 @@ def store() -> PushStore:
 
 
 def open_files() -> int:
-    """Return how many descriptors this process has."""
     gc.collect()
     return len([*Path("/proc/self/fd").iterdir()])
 

@@ -59,7 +59,6 @@ def said() -> list[str]:
 
 @pytest.fixture
 def begin(base: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
-    """Begin runs, all of them in the same second."""
     monkeypatch.setattr(time, "strftime", lambda _format: "20250102-030405")
     with ExitStack() as records:
 

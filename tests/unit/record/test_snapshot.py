@@ -54,8 +54,6 @@ def cell_on(*ranks: int) -> CellHandle:
 
 
 class Group:
-    """Two ranks in a cell, and their reports."""
-
     def __init__(self) -> None:
         self.cell = cell_on(0, 1)
         self.rank_monitor = RankMonitor(is_stopped=lambda _rank: False)

@@ -25,7 +25,6 @@ def sink(recorder: Recorder) -> Iterator[Recorder]:
 
 
 def rows(sink: Recorder) -> list[Any]:
-    """Return the numbers that were logged, without the calls for bars."""
     return [each for each in sink.calls if isinstance(each[1], dict)]
 
 

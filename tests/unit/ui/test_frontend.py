@@ -17,7 +17,6 @@ NO_INPUT = {"allow_stdin": False}  # nbclient
 
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither on Colab nor on Kaggle."""
     for name in (COLAB_VARIABLE, KAGGLE_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 

@@ -37,7 +37,6 @@ class Asking(InputQueue):
 
     @property
     def asked(self) -> list[int]:
-        """The ranks whose questions were shown."""
         prompts = [call.args[0] for call in self.box.show_prompt.call_args_list]
         return [int(prompt.split("]")[0].removeprefix("[rank ")) for prompt in prompts]
 

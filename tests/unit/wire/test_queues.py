@@ -206,7 +206,6 @@ PIECE = 100
 
 @pytest.fixture
 def cut(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Queue:
-    """A queue in which messages travel in small pieces."""
     monkeypatch.setattr(payloads, "PIECE_BYTES", PIECE)
     return queue
 

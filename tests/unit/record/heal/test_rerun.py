@@ -17,7 +17,6 @@ BOTH = dict.fromkeys(["args", "trainer"], KEEPS_RANK)
 
 
 def rerun(sources: Sequence[str], failed: str | None, left: Mapping[str, str] = BOTH) -> list[int]:
-    """Return the numbers, from 1, of the cells that run again."""
     cells = [CellRequest(source=each, execution_count=n) for n, each in enumerate(sources, start=1)]
     again = entries_to_rerun(cells, left, failed)
     return [each.execution_count for each in again if isinstance(each, CellRequest)]

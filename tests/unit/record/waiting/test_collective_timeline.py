@@ -35,7 +35,6 @@ AWAITED = Straggler(2, 0.384, 8.3, 100, "all_reduce float [72]", (9, ""))
 
 
 def waiting(*, steps: int = 40, ranks: int = 3) -> CollectiveMatcher:
-    """Rank 2 arrives a twentieth of a second after the others, and reports its steps."""
     return matcher_of(lambda rank, _step: 0.15 if rank == 2 else 0.1, steps=steps, ranks=ranks)
 
 

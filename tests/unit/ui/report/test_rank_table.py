@@ -139,7 +139,6 @@ def test_the_table_of_many_ranks_shows_failed_ranks_and_counts_the_rest() -> Non
 
 
 def on_nodes(nodes: int = 16, each: int = 8) -> list[RankSnapshot]:
-    """Ranks in the middle of a training."""
     return [
         RankSnapshot(
             rank=rank,
@@ -157,7 +156,6 @@ def on_nodes(nodes: int = 16, each: int = 8) -> list[RankSnapshot]:
 
 
 def shown_ranks(known: Sequence[RankSnapshot]) -> list[int]:
-    """The ranks that have a row of their own below their node."""
     page = Page(ranks_html(known, is_open=False))
     rows = zip(column(page, "node"), column(page, "rank"), strict=True)
     return [int(rank.split()[0]) for node, rank in rows if not node]

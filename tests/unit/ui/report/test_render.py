@@ -21,7 +21,6 @@ def drawn() -> tuple[bytes, int]:
 
 
 def report(text: str = "a <b>") -> blocks.Report:
-    """Every kind of block."""
     rows = [
         [blocks.Cell("0", rank=0), blocks.Cell(text, blocks.Mood.BAD, blocks.Dot.WARN)],
         ["1", blocks.Cell("", html="<i></i>")],

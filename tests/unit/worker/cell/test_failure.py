@@ -43,7 +43,6 @@ class _RemoteTraceback(Exception):  # noqa: N818 - multiprocessing's own name
 
 @pytest.fixture
 def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
-    """Runs a cell and returns its error."""
     monkeypatch.setattr(linecache, "cache", dict(linecache.cache))
 
     def run(source: str, *, filename: str = CELL, **names: Any) -> BaseException:

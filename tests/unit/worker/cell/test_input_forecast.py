@@ -54,7 +54,6 @@ plain = nn.Sequential(Plain())
 
 @pytest.fixture
 def namespace() -> dict[str, Any]:
-    """The names of an earlier cell."""
     module = ModuleType("__main__")
     exec(EARLIER, vars(module))
     return vars(module)

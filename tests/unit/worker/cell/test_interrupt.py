@@ -50,7 +50,6 @@ class Cells(CellInterrupter):
         self.on_break()
 
     def run(self, number: int, source: str, **names: object) -> str:
-        """Run a cell as a rank would; return the exception."""
         if not self.begin_cell(number):
             return "not begun"
         self.begun.set()
@@ -82,7 +81,6 @@ class Cells(CellInterrupter):
         return thread
 
     def interrupted(self, source: str, **names: object) -> str:
-        """Run cell 1 and interrupt it; return the exception."""
         asked = self.interrupt_soon(1)
         ended = self.run(1, source, **names)
         asked.join()

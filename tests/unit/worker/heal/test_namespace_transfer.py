@@ -58,7 +58,6 @@ view = weight.detach()[0]
 
 
 def namespace(source: str = CELLS) -> Names:
-    """The names of a rank in which these cells ran."""
     names: Names = {"__name__": "__main__", "__builtins__": __builtins__}
     exec(source, names)
     return names

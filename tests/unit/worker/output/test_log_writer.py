@@ -42,7 +42,6 @@ def write(path: Path) -> Write:
 
 @pytest.fixture
 def log(path: Path, write: Write) -> LogWriter:
-    """The log of a second attempt."""
     write("first\n")
     return LogWriter(path, Mock())
 

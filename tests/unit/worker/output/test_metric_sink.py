@@ -175,7 +175,6 @@ def test_events_are_sent_before_metrics_and_metrics_before_bars(sink: MetricSink
 
 
 def report(sink: MetricSink) -> None:
-    """All that a rank can report."""
     outer, inner = bar("outer"), bar("inner")
     sink.log(5, {"loss": 1.0})
     sink.open_bar(outer)

@@ -29,7 +29,6 @@ class RecordingSampler(Sampler):
         self.force_next_status()
 
     def sample_once(self, *, is_due: bool = False, **change: float) -> int:
-        """Look once more between cells; how much was posted by then."""
         self.usage = replace(self.usage, **change)
         self.sample_between_cells(is_due=is_due)
         return len(self.posted)
