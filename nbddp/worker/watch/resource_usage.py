@@ -70,7 +70,7 @@ class UsageSampler:
 
 
 def sample_process(state: str, cpu: float) -> ProcessSample:
-    """Return what works for the main thread: runnable threads, and what descendants have done.
+    """Sample this process and its descendants, and the runnable threads of all of them.
 
     Args:
         state: the state of the main thread.
