@@ -106,7 +106,7 @@ def mutants(target: str, source: str) -> list[Mutant]:
 
 
 def places(parent: ast.AST) -> Iterator[tuple[tuple[str, int | None], ast.AST]]:
-    """Yield each child with the field, and the index in it, where it stands."""
+    """Yield each child of a node, and its place: the field, and the index if that is a list."""
     for name, value in ast.iter_fields(parent):
         if isinstance(value, ast.AST):
             yield (name, None), value
@@ -151,7 +151,7 @@ def passes(copy: Path, target: str, source: str) -> bool:
 
 def main(names: list[str]) -> None:
     """Test all mutants of the named targets, and write those that survive."""
-    known = SURVIVORS.read_text().splitlines() if SURVIVORS.exists() else []
+    known = SURVIVORS.read_text().splitlines()
     survivors = [line for line in known if line.partition(":")[0] not in names]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(WORKERS) as pool:
         copies: SimpleQueue[Path] = SimpleQueue()
