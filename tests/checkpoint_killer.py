@@ -45,6 +45,7 @@ def kill_one(folder: Path, step: int) -> int:
 
 
 def main(folder: Path, times: int) -> None:
+    """Print the number of leftover drafts and the last step."""
     torch.set_num_threads(1)
     step, n_drafts = 0, 0
     for _ in range(times):

@@ -29,7 +29,6 @@ SHORT = 3.0  # seconds without progress that make a hang in a test; 10 for the u
 
 
 def when(condition: Callable[[], bool], act: Callable[[], object]) -> threading.Thread:
-
     def wait_and_act() -> None:
         assert wait_until(condition)
         act()

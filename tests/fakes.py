@@ -313,7 +313,6 @@ def fake_session(launcher: FakeLauncher, link: FakeLink) -> Session:
 
 
 def answer_commands(launcher: FakeLauncher, link: FakeLink) -> None:
-
     def answer(attempt: int, rank: int, command: msg.MessageToRank) -> None:
         match command:
             case msg.RunCell(cell=cell):
@@ -339,6 +338,7 @@ def ready(rank: int) -> msg.Ready:
 
 
 def recorder_entry(**facts: Any) -> dict[str, Any]:
+    """Return an entry as torch 2.13 writes it to its flight recorder."""
     return {
         "record_id": 0,
         "pg_id": 0,

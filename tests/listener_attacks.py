@@ -80,6 +80,7 @@ def attacks(port: int, recorded: bytes) -> list[Callable[[], bool]]:
 
 
 def main() -> None:
+    """Run the attacks. Print how many got an answer other than TLS messages."""
     port, count, recorded = sys.argv[1:]
     os.nice(5)  # the attackers share the machine with the notebook
     kinds = attacks(int(port), Path(recorded).read_bytes())

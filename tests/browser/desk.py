@@ -72,6 +72,7 @@ class Desk:
 
     @contextlib.contextmanager
     def open(self, name: str, *cells: str) -> Iterator[LabNotebook]:
+        """Open a new notebook with these cells, or an old one; the page must have no error."""
         if cells:
             write_notebook(self.notebooks / name, *cells)
         self.prepare()

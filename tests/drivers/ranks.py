@@ -103,6 +103,7 @@ class Ranks(WorkerGroup):
 
     @property
     def world_size(self) -> int:
+        """Return the number of ranks, dead ranks included."""
         return len(self.life.ranks)
 
     @property

@@ -126,6 +126,7 @@ def test_show_prints_a_run_or_a_part_of_it(notebook: Notebook) -> None:
 
 @pytest.fixture
 def tracker(notebook: Notebook, runs: Path) -> Iterator[None]:
+    """A fake package ``wandb`` that prints the values it gets."""
     packages = str(fake_wandb(runs))
     notebook.run(
         f"import os, sys\nsys.path.insert(0, {packages!r})\nos.environ['FAKE_WANDB'] = 'well'"

@@ -103,6 +103,7 @@ def write(folder: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def lines(capsys: Capture) -> Callable[..., list[str]]:
+    """Return the output lines of a rank since the last call."""
 
     def lines(rank: int = 0) -> list[str]:
         mark = f"[rank {rank}] "

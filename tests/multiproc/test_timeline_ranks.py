@@ -47,6 +47,7 @@ for step, batch in enumerate(batches):
 def named(
     group: Ranks, source: str, is_it: Callable[[Straggler], bool] = lambda _awaited: True
 ) -> tuple[Straggler, int]:
+    """Return the first awaited rank, and the last reported step at that time."""
     handle = group.begin(source)
 
     def is_said() -> bool:

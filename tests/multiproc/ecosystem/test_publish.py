@@ -127,6 +127,7 @@ def test_trackers_accept_unusual_names_and_values(offline: Path, kind: str) -> N
 
 
 def failed_run(base: Path) -> Path:
+    """Return a run whose ranks failed in step 20 and resumed at step 10."""
     first = [{**row, "attempt": 1} for row in rows_of(20)]
     second = [
         {**row, "attempt": 2, "time": row["time"] + 20} for row in rows_of(40) if row["step"] >= 10

@@ -95,6 +95,7 @@ def killed(*ranks: int) -> tuple[Any, ...]:
 
 
 def limits(grace: float = ev.GRACE) -> tuple[ev.SetDeadline, ...]:
+    """Return the deadlines that an interrupt of a cell sets."""
     return deadline_set(Deadline.GRACE, grace), deadline_set(Deadline.CLEANUP, INTERRUPT_TIMEOUT)
 
 

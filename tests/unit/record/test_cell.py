@@ -26,6 +26,7 @@ def well(value: int = 0) -> CellEnded:
 
 
 def finished(*reports: CellEnded | int | None) -> CellResult:
+    """The result of a cell: for each rank its report, its exit code if it died, or neither."""
     handle = handle_for(*range(len(reports)))
     for rank, report in reversed([*enumerate(reports)]):
         if isinstance(report, CellEnded):

@@ -49,7 +49,7 @@ def epochs_of(ours: Loader, epochs: int = 1) -> list[list[Any]]:
 
 
 class OfEpoch(data.Sampler[int]):
-    """Starts at the number of the epoch, as a DistributedSampler depends on its epoch."""
+    """A sampler whose indices begin with the number of the epoch."""
 
     epoch = 0
 
@@ -60,15 +60,13 @@ class OfEpoch(data.Sampler[int]):
         return iter(range(self.epoch, self.epoch + 16))
 
 
-def own_generator() -> torch.Generator:
-    return torch.Generator().manual_seed(random.randrange(1000))
-
-
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "list": lambda: [5, 3, 3, 1, 0],
     "subset": lambda: data.SubsetRandomSampler(range(0, 40, 2)),
     "weighted": lambda: data.WeightedRandomSampler([1.0] * 30 + [9.0] * 10, 21),
-    "random": lambda: data.RandomSampler(range(40), generator=own_generator()),
+    "random": lambda: data.RandomSampler(
+        range(40), generator=torch.Generator().manual_seed(random.randrange(1000))
+    ),
     "of epoch": OfEpoch,
     "sequential": lambda: data.SequentialSampler(range(40)),
 }

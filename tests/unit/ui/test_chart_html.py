@@ -82,6 +82,7 @@ def test_the_legend_names_two_of_many_ranks_and_counts_values_that_are_not_finit
 
 
 def bare(html: str) -> str:
+    """The HTML that a page keeps if it removes styles and SVG, and shows hidden text."""
     html = re.sub(r"<(style|svg).*?</\1>", "", html, flags=re.DOTALL)
     return re.sub(r' (data-t|aria-label)="[^"]*"', "", html)
 

@@ -48,6 +48,7 @@ def test_only_tensors_on_the_given_device_are_listed() -> None:
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the message for a GPU of 16 GiB on which these amounts are used."""
 
     def told(*, free: int, held: int, reserved: int) -> str:
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

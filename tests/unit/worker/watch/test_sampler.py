@@ -29,6 +29,7 @@ class RecordingSampler(Sampler):
         self.force_next_status()
 
     def sample_once(self, *, is_due: bool = False, **change: float) -> int:
+        """Sample once between cells. Return the number of messages posted so far."""
         self.usage = replace(self.usage, **change)
         self.sample_between_cells(is_due=is_due)
         return len(self.posted)
