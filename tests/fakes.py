@@ -334,7 +334,7 @@ def answer_commands(launcher: FakeLauncher, link: FakeLink) -> None:
 
 
 def ready(rank: int) -> msg.Ready:
-    return msg.Ready(pid=1000 + rank, device="cpu", backend="gloo", host="here")
+    return msg.Ready(pid=1000 + rank, device="cpu", backend="gloo", host="here", cores=2, threads=1)
 
 
 def recorder_entry(**facts: Any) -> dict[str, Any]:

@@ -123,5 +123,4 @@ class GroupSpec:
         """Return the facts for a run's record; of ``env`` only the names: values may be secret."""
         facts = {item.name: getattr(self, item.name) for item in fields(self)}
         del facts["ranks"], facts["more"]  # each recorded cell has its ranks
-        facts |= {"env": sorted(self.env), "threads": self.threads_per_rank()}
-        return facts | {"cwd": str(self.cwd())} | dict(self.more)
+        return facts | {"env": sorted(self.env), "cwd": str(self.cwd())} | dict(self.more)

@@ -16,7 +16,6 @@ from typing import Any
 from nbddp.checks.facts import LoaderFacts, RankFacts
 from nbddp.record.cell import CellHandle
 from nbddp.record.rank_monitor import RankMonitor
-from nbddp.topology import cores_here
 from nbddp.wire.messages import CellEnded, Ready
 
 WRITE_INTERVAL = 10.0  # seconds between two writes while a cell runs
@@ -33,7 +32,8 @@ def known_facts(
             "backend_used": known[0].backend,
             "devices": [each.device for each in known],
             "hosts": [each.host for each in known],
-            "cores": cores_here(),
+            "cores": known[0].cores,
+            "threads": known[0].threads,
             "device_names": _device_names(ready, rank_monitor),
         }
     has_steps = rank_monitor.first_step is not None

@@ -95,6 +95,8 @@ class Ready:
     device: str
     backend: str
     host: str
+    cores: int
+    threads: int
     cell: int = 0
 
 

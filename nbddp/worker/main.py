@@ -23,6 +23,7 @@ import torch.distributed as dist
 from IPython.core.interactiveshell import ExecutionResult
 
 import nbddp
+from nbddp.topology import cores_here
 from nbddp.train import log_and_track
 from nbddp.train.faults import arming
 from nbddp.trainers import reporting
@@ -218,10 +219,14 @@ class Rank:
     def _report_ready(self) -> None:
         self._shell.reported_values.report_all_next()
         self._sampler.force_next_status()
-        device, backend = str(self._group.device), self._group.backend
-        host = socket.gethostname()
         ready = msg.Ready(
-            pid=os.getpid(), device=device, backend=backend, host=host, cell=self._cell
+            pid=os.getpid(),
+            device=str(self._group.device),
+            backend=self._group.backend,
+            host=socket.gethostname(),
+            cores=cores_here(),
+            threads=torch.get_num_threads(),
+            cell=self._cell,
         )
         self._outbox.post(ready)
 

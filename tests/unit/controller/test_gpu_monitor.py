@@ -127,7 +127,10 @@ def test_a_snapshot_samples_each_shared_gpu_once() -> None:
         cell=None,
         rank_monitor=rank_monitor,
         event_log=EventLog(lambda _text: None),
-        ready={r: Ready(pid=10 + r, device="", backend="", host="") for r in range(4)},
+        ready={
+            r: Ready(pid=10 + r, device="", backend="", host="", cores=2, threads=1)
+            for r in range(4)
+        },
         sample_gpus=look,
     )
     look.assert_called_once_with({"a": {10, 11}, "b": {12}})

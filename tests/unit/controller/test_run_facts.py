@@ -1,21 +1,23 @@
-"""Where a run's code comes from: git is asked where there is a repository, and never waited for."""
+"""The facts of run.json: those of rank 0's machine, and of git, which is never waited for."""
 
 from __future__ import annotations
 
 import subprocess
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import FakeLauncher, FakeLink, fake_session
+from fakes import FakeLauncher, FakeLink, fake_session, ready
 from processes import wait_until
 
 from nbddp.controller import run_facts as origins
 from nbddp.controller.group_spec import GroupSpec
-from nbddp.controller.run_facts import MAX_DIFF, git_origin, start_git_query
+from nbddp.controller.run_facts import MAX_DIFF, git_origin, known_facts, start_git_query
+from nbddp.record.rank_monitor import RankMonitor
 from nbddp.record.run_folder import read_facts
 
 
@@ -103,3 +105,9 @@ def test_the_commit_and_branch_of_a_clean_tree_are_recorded_by_a_thread_of_their
     assert facts()["git"] == {"commit": commit, "branch": "main", "dirty": False, "changed": []}
     assert found == [("nbddp-git", folder)]
     session.close()
+
+
+def test_the_cores_and_threads_of_a_run_are_those_of_rank_0_not_of_the_kernel() -> None:
+    far_away = {1: ready(1), 0: replace(ready(0), cores=96, threads=12)}
+    facts = known_facts(far_away, RankMonitor(is_stopped=lambda _rank: False), None)
+    assert (facts["cores"], facts["threads"]) == (96, 12)

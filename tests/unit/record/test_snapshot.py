@@ -180,7 +180,12 @@ def test_a_snapshot_after_a_restart_has_the_ranks_of_the_cell_or_the_group(group
 
 def test_a_snapshot_of_a_rank_has_the_facts_of_its_last_heartbeat(group: Group) -> None:
     group.note(1, PULSE, ago=5.0)
-    each = group.rank(1, ready={1: Ready(pid=4711, device="cuda:1", backend="nccl", host="here")})
+    each = group.rank(
+        1,
+        ready={
+            1: Ready(pid=4711, device="cuda:1", backend="nccl", host="here", cores=2, threads=1)
+        },
+    )
     assert (each.line, each.code, each.seconds) == (3, "loss.backward()", 0.0)
     assert each.collective == "all_reduce #4 float [8]"
     assert (each.cpu, each.memory) == (97.5, 5 << 20)
@@ -250,8 +255,8 @@ def test_a_snapshot_has_the_facts_of_the_group_its_run_and_its_script(group: Gro
         group.note(rank, waits)
     alarm = group.rank_monitor.hangs.check(7, [0, 1], [0, 1], now=time.monotonic())
     ready = {
-        1: Ready(pid=2, device="cuda:1", backend="nccl", host="here"),
-        0: Ready(pid=1, device="cuda:0", backend="nccl", host="here"),
+        1: Ready(pid=2, device="cuda:1", backend="nccl", host="here", cores=2, threads=1),
+        0: Ready(pid=1, device="cuda:0", backend="nccl", host="here", cores=2, threads=1),
     }
     group.event_log.folder = Path("/a/b/2025-first")
     snapshot = group.look(RUNNING, ready=ready, rejected_messages=3)

@@ -333,7 +333,7 @@ def test_an_unreadable_source_is_reported_once_and_the_others_continue(outboxes:
 NEWS = [
     msg.InterruptAcknowledged(cell=1),
     Answer(request=1),
-    msg.Ready(pid=1, device="cpu", backend="gloo", host="h"),
+    msg.Ready(pid=1, device="cpu", backend="gloo", host="h", cores=2, threads=1),
     msg.StartFailed(reason="r", traceback="t"),
 ]
 
