@@ -6,10 +6,13 @@ All ranks run the same tests and get the same hint, because each of them communi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -47,6 +50,23 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
             is_blocking = len(args) > 3 and args[-1] is False  # async_op; left out if true
             self.sent.append(Sent(str(func), _bytes_of(args[0]), is_blocking))
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _recording_waits() -> Iterator[list[int]]:
+    """Record the threads that wait for a collective inside the body, one entry for each wait."""
+    work: Any = dist.Work
+    wait, threads = work.wait, list[int]()
+
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        threads.append(get_ident())
+        return wait(self, *args, **kwargs)
+
+    try:
+        work.wait = recorded
+        yield threads
+    finally:
+        work.wait = wait
 
 
 def _bytes_of(value: Any) -> int:
@@ -101,6 +121,7 @@ class _DDPStep(NamedTuple):
         mean: their mean over the ranks.
         got: the gradients after ``finish()``.
         early: the number of collectives before the gradient of the second layer was ready.
+        waits: how often the hooks of the parameters waited for a collective.
         sent: the collectives during the backward pass.
     """
 
@@ -108,6 +129,7 @@ class _DDPStep(NamedTuple):
     mean: Tensor
     got: Tensor
     early: int
+    waits: int
     sent: list[Sent]
 
     @property
@@ -131,23 +153,32 @@ def _mean(own: Tensor) -> Tensor:
 
 def _run_step(model: Any, inner: nn.Module, *call: Any) -> _DDPStep:
     """Run one step of the class, and record it."""
-    own, early = _gradients(inner, call), 0
+    own, early, waits = _gradients(inner, call), 0, 0
     parameters = list(inner.parameters())
     inner.zero_grad()
     traffic = Traffic()
 
-    def note(_: object) -> None:
+    def note_early(_: object) -> None:
         nonlocal early
         early = len(traffic.sent)
 
+    def note_waits(_: object) -> None:
+        nonlocal waits
+        waits = threads.count(get_ident())  # a thread of the class may wait meanwhile
+
+    first: Any = parameters[0]  # its gradient is the last one
     second: Any = parameters[1]
-    probe = second.register_post_accumulate_grad_hook(note)  # runs after the hooks of the class
-    with traffic:
+    probes = [  # they run after the hooks of the class
+        second.register_post_accumulate_grad_hook(note_early),
+        first.register_post_accumulate_grad_hook(note_waits),
+    ]
+    with traffic, _recording_waits() as threads:
         model(*call).square().mean().backward()
-    probe.remove()
+    for each in probes:
+        each.remove()
     model.finish()
     got = _flat([each.grad for each in parameters])
-    return _DDPStep(own, _mean(own), got, early, traffic.sent)
+    return _DDPStep(own, _mean(own), got, early, waits, traffic.sent)
 
 
 @judge("16.1", on_ranks=True)
@@ -192,6 +223,7 @@ def _judge_means_and_buckets(own: Any) -> None:
     require(len(sizes) > 1 or sizes[0] < 4 * LAYER_BYTES, "16.1 one bucket")
     require(len(sizes) < 4, "16.1 message for each")
     require(not any(each.is_blocking for each in sent), "16.1 blocks")
+    require(not second.waits, "16.1 waits")
     require(second.early > 0, "16.1 too late")
     require(sizes == [2 * LAYER_BYTES] * 2, "16.1 other buckets")
 

@@ -234,9 +234,16 @@ def row_parallel(given: Any) -> None:
         "17.3 partial output": partial if is_close(got, partial) else partial + layer.bias,
     }
     require_value(got, output, known, "17.3 other output")
+    own_bias = [each for each in cut.parameters() if each.numel() == layer.bias.numel()]
+    is_whole = any(is_close(each.flatten(), layer.bias) for each in own_bias)
+    require(is_whole, "17.3 other bias")
     got.backward(gradient)
     right = _part(x.grad, -1)
     require(own_x.grad is not None, "17.3 no gradient")
     known = {"17.3 large gradient": world_size * right}
     require_value(own_x.grad, right, known, "17.3 other gradient")
     _require_weight(cut, _part(layer.weight.grad, 1))
+    for model in (layer, cut):
+        torch.optim.SGD(model.parameters(), lr=RATE).step()
+    is_whole = any(is_close(each.flatten(), layer.bias) for each in own_bias)
+    require(is_whole, "17.3 bias after step")

@@ -104,6 +104,7 @@ DDP_WRONG = [
     '"16.1", but("MyDDP", "size >= bucket_bytes", "False")',
     '"16.1", but("MyDDP", "size >= bucket_bytes", "size > 0")',
     '"16.1", but("MyDDP", ", async_op=True", "", "work.wait()", "pass")',
+    '"16.1", but("MyDDP", "async_op=True)))", "async_op=True))); self.sent[-1][1].wait()")',
     '"16.1", but("MyDDP", "parameters[::-1]", "parameters")',
     f'"16.1", but("MyDDP", "{BY_ARRIVAL}", "{UNEVEN}")',
     '"16.1", AsTheyComplete',
@@ -192,6 +193,7 @@ FSDP = '"17.1", but("MyFSDP"'
 COLUMN = '"17.2", but("ColumnParallelLinear"'
 ROW = '"17.3", but("RowParallelLinear"'
 ALL_AT_ONCE = "[each.gather() for each in self.layers]; return self.compute(x)"
+INSIDE = '"self.weight)) + self.bias", "self.weight, self.bias))"'
 LINEAR = "linear(f(x), self.weight, self.bias)"
 FSDP_WRONG = [
     '"17.1", MyFSDP(nn.Sequential(nn.Linear(2, 2)))',
@@ -230,6 +232,9 @@ FSDP_WRONG = [
     f'{ROW}, "self.weight)) + self.bias", "self.weight, self.bias))")',
     f'{ROW}, "self.weight)) + self.bias", "self.weight))")',
     f'{ROW}, "self.weight)) + self.bias", "self.weight)) * 0")',
+    f'{ROW}, "bias.detach().clone()", "bias.detach() / world_size", {INSIDE})',
+    f'{ROW}, "bias.detach().clone()", "bias.detach() * (rank == 0)", {INSIDE})',
+    f'{ROW}, "self.weight)) + self.bias", "self.weight, self.bias / world_size))")',
 ]
 
 
