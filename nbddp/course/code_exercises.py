@@ -17,6 +17,7 @@ from nbddp.checks.checker import check_source
 from nbddp.checks.source import CellSource
 from nbddp.course.grading import (
     RIGHT,
+    WrongError,
     judge,
     require,
     require_function,
@@ -25,6 +26,7 @@ from nbddp.course.grading import (
     say,
     stop_if,
 )
+from nbddp.errors import RequestError
 from nbddp.train import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather
@@ -168,17 +170,20 @@ def _leave_nan_out(is_left_out: Any) -> None:
         "only rank 0's loss was NaN": (0,),
         "all losses were NaN": range(last + 1),
     }
-    answers = {}
-    for case, ranks in cases.items():  # run all cases: the function may contain a collective
-        value = float("nan") if rank in ranks else 0.5
-        loss = torch.tensor(value, device=communication_device())
-        answers[case] = bool(is_left_out(loss))
-    hints = [
-        say("05.3 calls backward" if ranks else "05.3 leaves out", case=case, rank=rank)
-        for case, ranks in cases.items()
-        if answers[case] is not bool(ranks)
-    ]
-    stop_if(next(iter(hints), RIGHT))
+    hints = []
+    try:
+        for case, ranks in cases.items():  # run all cases: the function may contain a collective
+            value = float("nan") if rank in ranks else 0.5
+            loss = torch.tensor(value, device=communication_device())
+            before = loss.clone()
+            if bool(is_left_out(loss)) is not bool(ranks):
+                mistake = "05.3 calls backward" if ranks else "05.3 leaves out"
+                hints.append(say(mistake, case=case, rank=rank))
+            if not loss.allclose(before, equal_nan=True):
+                hints.append(say("05.3 changes loss"))
+        stop_if(next(iter(hints), RIGHT))
+    except RequestError as error:  # on all ranks: each has found the others in another call
+        raise WrongError(say("05.3 different calls")) from error
 
 
 @judge("06.1", on_ranks=True)

@@ -89,6 +89,8 @@ WRONG = [
     '"05.3", lambda loss: loss.isnan()',
     '"05.3", lambda loss: is_left_out(loss) and rank == 2',
     '"05.3", lambda loss: True',
+    '"05.3", lambda loss: dist.all_reduce(loss) or loss.isnan()',
+    '"05.3", lambda loss: loss.isnan() and math.isnan(nbddp.all_reduce(loss.item()))',
     '"06.1", lambda batches: batches',
     '"06.1", lambda batches: shared(batches)[::-1]',
     '"06.1", lambda batches: None',
