@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nbddp.course.grading import (
+    RIGHT,
     WrongError,
     is_close,
     judge,
@@ -20,8 +21,12 @@ from nbddp.course.grading import (
     require_class,
     require_value,
     say,
+    stop_if,
 )
 from nbddp.train import this_rank
+from nbddp.train.call_agreement import communication_device
+
+T = TypeVar("T")
 
 SIZES = (5, 7, 6, 7, 3)  # of the tested layers; most do not divide evenly by the ranks
 LAYERS = len(SIZES) - 1
@@ -110,6 +115,24 @@ def _stepped(model: nn.Module, batches: Sequence[Tensor], *, scale: float) -> nn
     return model
 
 
+def _run(call: Callable[[], T]) -> T:
+    """Run code of an answer, and wait until it ends on all ranks.
+
+    A rank may be in an all-gather that the other ranks leave out. If these began a smaller
+    all-gather, to compare hints, Gloo would abort their processes. Gloo matches no all-gather with
+    an all-to-all: the ranks wait, and nbddp names the line of each.
+    """
+    hint = RIGHT
+    try:
+        result = call()
+    except WrongError as wrong:  # of a watched layer, perhaps on this rank only
+        hint = str(wrong)
+    number = torch.zeros(this_rank.world_size(), device=communication_device())
+    dist.all_to_all_single(torch.empty_like(number), number)
+    stop_if(hint)
+    return result
+
+
 @judge("17.1", on_ranks=True)
 def my_fsdp(given: Any) -> None:
     require_class(given, base=nn.Module)
@@ -128,10 +151,10 @@ def my_fsdp(given: Any) -> None:
     require(kept <= total / world_size + 2 * len(SIZES), "17.1 other parameters", **counts)
     _require_memory(watch, "Before the first forward pass")
 
-    output = model(batches[0])
+    output = _run(lambda: model(batches[0]))
     require(is_close(output, first(batches[0])), "17.1 output")
     _require_memory(watch, "After the forward pass")
-    output.square().mean().backward()
+    _run(lambda: output.square().mean().backward())
     has_gradient = any(each.grad is not None for each in model.parameters())
     require(has_gradient, "17.1 no gradient")
     is_free = all(each.grad is None for each in _whole_parameters(watched))
@@ -142,19 +165,20 @@ def my_fsdp(given: Any) -> None:
     optimizer.step()
     mean = _stepped(first, batches[:1], scale=RATE / world_size)
     added = _stepped(first, batches[:1], scale=RATE)
-    got = model(batches[1])
+    got = _run(lambda: model(batches[1]))
     known = {"17.1 old output": first(batches[1]), "17.1 sum": added(batches[1])}
     require_value(got, mean(batches[1]), known, "17.1 other step")
 
     optimizer.zero_grad()
-    got.square().mean().backward()
-    model(batches[2]).square().mean().backward()
+    _run(lambda: got.square().mean().backward())
+    _run(lambda: model(batches[2]).square().mean().backward())
     optimizer.step()
     both, last = (
         _stepped(mean, some, scale=RATE / world_size)(batches[0])
         for some in (batches[1:], batches[2:])
     )
-    require_value(model(batches[0]), both, {"17.1 replaced": last}, "17.1 two passes")
+    got = _run(lambda: model(batches[0]))
+    require_value(got, both, {"17.1 replaced": last}, "17.1 two passes")
     _require_memory(watch, "After the fourth forward pass")
 
 

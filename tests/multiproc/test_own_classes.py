@@ -14,8 +14,6 @@ DDP_ANSWERS = "from contextlib import contextmanager\n" + definitions(
     *("MyDDP", "ShardedAdam"),
 )
 DDP_OTHERS = """
-from contextlib import nullcontext
-
 class FirstStepInOneBucket(MyDDP):  # as torch's
     def __init__(self, module, bucket_bytes):
         super().__init__(module, 10**9)
@@ -245,3 +243,10 @@ def test_classes_of_fsdp_and_tensor_parallelism_get_a_verdict(
     assert_verdicts(
         make_group(ranks), FSDP_OTHERS, FSDP_RIGHT, FSDP_WRONG, snapshot, answers=FSDP_ANSWERS
     )
+
+
+def test_an_answer_that_gathers_on_rank_0_only_kills_no_rank(make_group: MakeRanks) -> None:
+    answer = FSDP_ANSWERS.replace("if size_of(self.full) == 0", "if rank == 0")
+    code = f"from torch import nn\n{answer}\nnbddp.check_answer('17.1', MyFSDP)"
+    failure = make_group(2, timeout=2.0).failure_of(code)
+    assert "Timed out" in str(failure)
