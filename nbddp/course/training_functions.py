@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn.functional import cross_entropy, linear
 from torch.utils.data import Dataset
 
-from nbddp.course.grading import judge, require, require_function
+from nbddp.course.grading import is_close, judge, require, require_function
 from nbddp.train import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather
 
 SHARE = 32  # training samples of each rank
+BATCH_SIZE = 4  # on each rank
 
 
 class _Samples(Dataset[Any]):
@@ -45,7 +48,9 @@ def train_on_all_ranks(train: Any) -> None:
     weights = all_gather([each.tolist() for each in model.parameters()])
     require(not any(all_gather(weights[rank] == before)), "02.5 not trained")
     require(weights == [weights[0]] * world_size, "02.5 models differ")
-    _judge_samples(all_gather(train_set.asked))
+    asked = all_gather(train_set.asked)
+    _judge_samples(asked)
+    _judge_weights(weights[0], all_gather(before), train_set, asked)
     with torch.no_grad():
         right = int((model(test_set.inputs).argmax(1) == test_set.labels).sum())
     _judge_counts(counts, right, sum(map(len, all_gather(test_set.asked))))
@@ -62,6 +67,29 @@ def _judge_samples(asked: list[list[int]]) -> None:
     drawn = [sorted(each for samples in epoch for each in samples) for epoch in epochs]
     require(drawn == [[*range(number)]] * 2, "02.5 shared samples")
     require(epochs[0] != epochs[1], "02.5 same order")
+
+
+def _judge_weights(
+    weights: Sequence[Any], starts: Sequence[Any], train_set: _Samples, asked: list[list[int]]
+) -> None:
+    """Train again, with the samples that the ranks asked for, and compare the weights."""
+    batches = torch.tensor(asked).view(len(asked), -1, BATCH_SIZE).transpose(0, 1).flatten(1)
+    trained = []
+    for start in starts:  # all ranks have begun with the weights of one of them
+        weight, bias = (torch.tensor(each, requires_grad=True) for each in start)
+        optimizer = torch.optim.SGD([weight, bias], lr=0.1)
+        for indices in batches:
+            optimizer.zero_grad()
+            outputs = linear(train_set.inputs[indices].cpu(), weight, bias)
+            loss = cross_entropy(outputs, train_set.labels[indices].cpu())
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        trained.append((weight, bias))
+    theirs = [torch.tensor(each) for each in weights]
+    is_right = any(
+        is_close(theirs[0], weight) and is_close(theirs[1], bias) for weight, bias in trained
+    )
+    require(is_right, "02.5 other weights")
 
 
 def _judge_counts(counts: list[Any], right: int, tested: int) -> None:

@@ -12,14 +12,9 @@ import math
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 """
-for number, name in {
-    "01": "name_of",
-    "02": "train_on_ranks",
-    "02b": "spread",
-    "05": "is_left_out",
-    "06": "shared",
-}.items():
-    ANSWERS += definitions(number, name)
+ANSWERS += definitions("01", "name_of") + definitions("02", "train_on_ranks")
+ANSWERS += definitions("02b", "spread") + definitions("05", "is_left_out")
+ANSWERS += definitions("06", "shared")
 OTHERS = """
 import copy
 
@@ -66,8 +61,10 @@ WRONG = [
     '"01.2", lambda x: ring(x, first=0)',
     '"01.2", lambda x: ring(x, steps=1)',
     '"01.2", lambda x: None',
+    '"01.2", lambda x: x',
     '"01.4", lambda store, download: download()',
     '"01.4", lambda store, download: "digits"',
+    '"01.4", lambda store, load: store.check(["name"]) or store.set("name", load()) or "digits-"',
     '"01.4", lambda store, download: name_of(store, download).encode()',
     '"01.4", lambda store, download: name_of(store, download) and "digits"',
     '"01.4", lambda store, download: f"{name_of(store, download)}-{rank}"',
@@ -75,6 +72,7 @@ WRONG = [
     '"02.2", lambda model: True',
     '"02.2", lambda model: False',
     '"02.2", lambda model: spread(model) and rank == world_size - 1',
+    '"02.2", lambda model: spread(nn.ParameterList([next(model.parameters())]))',
     f"{TRAINS}, {NO_SUM})",
     f'{TRAINS}, ", sampler=sampler", "", {NO_EPOCH})',
     f"{TRAINS}, {NO_EPOCH})",
@@ -82,6 +80,8 @@ WRONG = [
     f'{TRAINS}, "DistributedDataParallel(model)", "model")',
     '"02.5", lambda model, *sets: train_on_ranks(copy.deepcopy(model), *sets)',
     '"02.5", lambda model, some, test: train_on_ranks(model, Subset(some, range(8)), test)',
+    f'{TRAINS}, "lr=0.1", "lr=0.01")',
+    f'{TRAINS}, "train_set, batch_size=4", "train_set, batch_size=8")',
     f"{TRAINS}, {ALL_TESTS})",
     f'{TRAINS}, "{OWN}", "list(DistributedSampler(test_set))")',
     '"02.5", lambda *given: train_on_ranks(*given) / 17',

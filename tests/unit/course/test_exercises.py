@@ -121,6 +121,7 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
         "an error": (failing,),
         "no key set": (lambda store, *_: [n for n in range(4) if not store.check([f"here/{n}"])],),
         "no time for a late rank": (lambda *given: missing(*given[:3], min(given[3], 0.2)),),
+        "too long": (lambda *given: missing(*given[:2], 5, given[3] * 0.9)[:-1],),
         "one of two": (lambda *given: missing(*given)[:1],),
         "those that came": (lambda *given: [n for n in range(4) if n not in missing(*given)],),
         "a number": (lambda *given: len(missing(*given)),),
