@@ -16,6 +16,7 @@ from nbddp.launch.local_launcher import Launcher, RankHandle
 from nbddp.lifecycle import events as ev
 from nbddp.record.log_reader import LogReader, LogSpan, log_name
 from nbddp.record.notices import OutputText
+from nbddp.topology import cores_here
 from nbddp.wire.messages import Interrupt, MessageToRank, Output
 from nbddp.wire.rank_start import RankStart
 
@@ -221,10 +222,12 @@ class RankProcesses:
         """Return whether the rank has used the CPU since the last call; True at the first call."""
         if rank not in self.handles:
             return False
+        # many ranks on few cores: a computing rank gets about cores / ranks
+        share = min(WORKING_CPU_SHARE, 0.5 * cores_here() / len(self.handles))
         now, cpu = self.handles[rank].cpu_time()
         at, before, is_working = self._cpu.setdefault(rank, (now, cpu, True))
         if now - at >= MIN_CPU_INTERVAL:
-            is_working = bool(cpu - before >= WORKING_CPU_SHARE * (now - at))
+            is_working = bool(cpu - before >= share * (now - at))
             self._cpu[rank] = now, cpu, is_working
         return is_working
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-SETUP = """import hashlib, os, subprocess, sys, threading, time
+SETUP = """import hashlib, os, socket, subprocess, sys, threading, time
+other = dist.new_group()
 def turns_in(seconds, compute, turns):
     began = time.monotonic()
     compute(turns)
@@ -39,6 +40,13 @@ with open(write, "wb") as slow:
     torch.save({{"weights": torch.ones({floats})}}, slow)
 reader.join()
 """
+SLOW_SOCKET = """left, right = socket.socketpair()
+def feed():
+    while time.monotonic() < end: left.send(b"."); time.sleep(.7)
+    left.close()
+threading.Thread(target=feed).start()
+while time.monotonic() < end: right.recv(9)
+"""
 LOADS = """class Slow(torch.utils.data.Dataset):
     def __len__(self): return 2
     def __getitem__(self, i):
@@ -53,13 +61,17 @@ def works(seconds: float) -> dict[str, str]:
     """Return pieces of work that each take about so many seconds; ``end`` is when they end."""
     loop = LOOP.format(pause=seconds / 10)  # shorter than the second between two samples of a rank
     computes = f"import time\nwhile time.process_time() < {seconds / 2}: pass"
+    child = f"subprocess.run([sys.executable, '-c', {computes!r}], timeout=900, check=True)"
+    meet = "dist.all_reduce(torch.ones(1), group=other, async_op=True)"
     return {
         "short sleeps": "while time.monotonic() < end: time.sleep(.7)",
         "one call of C": f"grind({seconds})",
         "a thread": f"it = threading.Thread(target=grind, args=[{seconds}])\nit.start()\nit.join()",
-        "a child": f"subprocess.run([sys.executable, '-c', {computes!r}], timeout=900, check=True)",
+        "a child": child,
+        "a child beside a collective": f"{meet}\n{child}",
         "a thread that prints": THREAD_PRINTS,
         "a checkpoint": CHECKPOINT,
+        "a socket": SLOW_SOCKET,
         "a slow pipe": SLOW_PIPE.format(floats=int(seconds * 1.4e6)),
         "a command that prints": f"!{loop}",
         "a shell that prints into a pipe": (

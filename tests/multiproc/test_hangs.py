@@ -103,6 +103,15 @@ def test_hang_card_names_the_ranks_outside_of_the_cell(group: Ranks, capsys: Cap
     group.assert_works()
 
 
+def test_a_hang_in_a_replay_is_shown_with_its_cell(group: Ranks, capsys: Capture) -> None:
+    group.run("import os\nif rank == 1 and os.path.exists('fifo'): open('fifo')\ndist.barrier()")
+    os.mkfifo("fifo")
+    group.hang_after(SHORT)
+    act_on_alarm(group, "no progress", lambda: os.close(os.open("fifo", os.O_WRONLY)))
+    group.replay(group.replay_log)
+    assert re.search(r"^nbddp: cell \[\d+\], run again: no progress", capsys.readouterr().out)
+
+
 def test_an_interrupt_names_the_collective_of_the_main_thread(group: Ranks) -> None:
     group.hang_after(SHORT)
     act_on_alarm(group, "all_gather", group.interrupt)

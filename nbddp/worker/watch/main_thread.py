@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -190,7 +190,7 @@ _TORCH_DISTRIBUTED = re.compile(r"torch[/\\](distributed|futures)[/\\]")
 _PEERS = {"send": "dst", "send_object_list": "dst", "recv": "src", "recv_object_list": "src"}
 # methods of torch's works, futures and stores, in C++: a cell calls them without a Python frame
 _WAIT_METHODS = re.compile(
-    r"\.(wait|get|multi_get|queue_pop|check|recv|barrier|synchronize)\([^)]*\)?"
+    r"([\w.]*)\.(?:wait|get|multi_get|queue_pop|check|recv|barrier|synchronize)\([^)]*\)?"
 )
 
 # Calls that return after one event, even if they wake often before it. Calls that handle many
@@ -246,9 +246,26 @@ def blocking_call(frame: FrameType, is_cell_file: Callable[[str], bool]) -> str:
     if frames := torch_frames(frame):
         return describe_call(frames[-1])
     code = _current_code(frame) if is_cell_file(frame.f_code.co_filename) else ""
-    if not _WAIT_METHODS.search(code):
+    found = _WAIT_METHODS.search(code)
+    if found is None or _is_of_other_library(frame, found[1]):
         return ""
     return code if len(code) <= MAX_CALL else f"{code[: MAX_CALL - 4]} ..."
+
+
+def _is_of_other_library(frame: FrameType, name: str) -> bool:
+    """Return whether a dotted name in a frame is not torch's, such as a socket, ``os`` or a queue.
+
+    Return False if the name is not found in the variables and attributes, without calling code.
+    """
+    first, *attributes = name.split(".")
+    value = frame.f_locals.get(first, frame.f_globals.get(first))
+    for each in attributes:
+        value = getattr(value, "__dict__", {}).get(each)
+    if value is None:
+        return False
+    classes = [value] if isinstance(value, ModuleType) else type(value).__mro__
+    names = [each.__name__ if each is value else each.__module__ for each in classes]
+    return not any(each.partition(".")[0] == "torch" for each in names)
 
 
 def torch_frames(frame: FrameType | None) -> list[FrameType]:

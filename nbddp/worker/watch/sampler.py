@@ -193,13 +193,14 @@ class Sampler:
         """
         if not cell:
             return BlockingCall.NONE, None, None
-        if newest is not None and newest.is_in_flight:
-            spins = newest.backend == "nccl"  # NCCL waits for its kernels with the CPU
-            return BlockingCall.SPINNING if spins else BlockingCall.RECORDED, newest.call, None
-        if name := main_thread.blocking_call(frame, self._shell.is_cell_file):
+        call = newest.call if newest is not None and newest.is_in_flight else None
+        if call is not None and newest is not None and newest.backend == "nccl":
+            return BlockingCall.SPINNING, call, None  # NCCL waits for its kernels with the CPU
+        if call is None and (name := main_thread.blocking_call(frame, self._shell.is_cell_file)):
             return BlockingCall.ON_STACK, Collective(name), None
-        mark = main_thread.mark_event_wait(frame)
-        return BlockingCall.NONE if mark is None else BlockingCall.ONE_EVENT, None, mark
+        if (mark := main_thread.mark_event_wait(frame)) is not None:
+            return BlockingCall.ONE_EVENT, call, mark
+        return BlockingCall.NONE if call is None else BlockingCall.RECORDED, call, None
 
     def _seconds_stalled(
         self, sample: ThreadSample, kind: BlockingCall, usage: ResourceUsage

@@ -9,9 +9,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from processes import wait_until
 
 from nbddp.worker.watch import main_thread
@@ -95,3 +97,12 @@ def test_no_garbage_is_collected_while_a_frame_of_another_thread_is_read(
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_method_of_another_library_is_not_taken_for_a_wait_of_torch() -> None:
+    store = torch.distributed.HashStore()
+    box = SimpleNamespace(store=store, queue=queue.SimpleQueue())
+    frame: Any = SimpleNamespace(f_locals={"store": store, "box": box}, f_globals=globals())
+    names = ("store", "box.store", "box.queue", "box.missing", "missing", "queue", "torch.cuda")
+    found = [each for each in names if main_thread._is_of_other_library(frame, each)]
+    assert found == ["box.queue", "queue"]
