@@ -26,6 +26,7 @@ from nbddp.lifecycle.heal_steps import KILLED
 from nbddp.lifecycle.transitions import advance
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.log_reader import log_name
+from nbddp.record.notices import HangReport
 from nbddp.record.rank_monitor import CHECK_PERIOD, RankMonitor
 from nbddp.sigint import import_interruptibly, sigint_deferred
 from nbddp.wire import messages as msg
@@ -103,7 +104,7 @@ class Executor(ControllerState):
             cell.number, cell.waiting, handle.ranks, time.monotonic(), outside=outside
         )
         if text and self.life.state is GroupState.RUNNING:
-            self.router.notify(text)
+            self.router.publish(HangReport(text))
             self.event_log.record("no progress", text=text)
 
     def _on_link_lost(self, error: Exception) -> None:

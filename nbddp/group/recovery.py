@@ -24,7 +24,7 @@ from nbddp.lifecycle.retries import (
 )
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Purpose, ReplayEntry
 from nbddp.record.heal.rerun import cells_to_rerun, entries_to_rerun, trainer_roots
-from nbddp.record.notices import ControllerMessage, InputRequest
+from nbddp.record.notices import HangReport, InputRequest
 from nbddp.record.push_store import PushRecord
 from nbddp.record.replay_log import describe_entries, names_set_by
 from nbddp.record.verdict import REPLAY_WAY_OUT, Verdict
@@ -330,7 +330,7 @@ class Recovery:
             for notice in handle.notices():
                 if isinstance(notice, InputRequest):  # the user does not see the question
                     self._session.answer(notice.rank, _next_recorded_answer(notice, answers))
-                elif isinstance(notice, ControllerMessage):  # such as a hang
+                elif isinstance(notice, HangReport):
                     self._display.print_line(f"cell [{handle.prompt}], run again: {notice.text}")
         if handle.result is None:
             raise RuntimeError("the cell's notices ended before the cell did")

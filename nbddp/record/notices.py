@@ -44,6 +44,11 @@ class ControllerMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class HangReport(ControllerMessage):
+    """A hang, or a rank without a sign of life; also shown during a replay."""
+
+
+@dataclass(frozen=True, slots=True)
 class InputRequest:
     """A rank asks the user for input."""
 

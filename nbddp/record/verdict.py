@@ -47,6 +47,9 @@ SIZE_MISMATCH = (
     "the ranks passed tensors of different sizes or dtypes to one collective, and Gloo aborts "
     "the process in that case: pass tensors of the same size and dtype on all ranks"
 )
+RESTART_AND_REPLAY = (
+    "`%ddp restart --replay` restarts all ranks and runs the successful cells again."
+)
 REPLAY_WAY_OUT = (
     "Every rank keeps the variables that it had when this cell ended, and no later cell was run "
     "again; the next cell works."
@@ -268,10 +271,10 @@ class Verdict:
             return "Every rank keeps its variables; the next cell works."
         lost = format_ranks(self.exited_ranks)
         if not self.has_survivors:
-            return f"{lost.capitalize()} lost all variables. `%ddp restart` restarts all ranks."
+            return f"{lost.capitalize()} lost all variables. {RESTART_AND_REPLAY}"
         return (
             f"{lost.capitalize()} lost all variables, the other ranks keep theirs. `%ddp heal` "
-            f"replaces {lost} and copies the variables, `%ddp restart` restarts all ranks."
+            f"replaces {lost} and copies the variables. {RESTART_AND_REPLAY}"
         )
 
     def _way_out_without(self, name: str) -> str:
@@ -280,7 +283,7 @@ class Verdict:
         if not number:
             return f"`{name}` was lost with the earlier ranks: set it again."
         run_again = f"`{name}` was lost with the earlier ranks: run cell [{number}] again."
-        return f"{run_again} `%ddp restart --replay` restarts and runs such cells by itself."
+        return f"{run_again} Next time use `%ddp restart --replay`: it runs such cells by itself."
 
     def _way_out_of_script(self) -> str:
         """Return what to do after a script: its ranks hold no variables of cells."""

@@ -14,9 +14,9 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> Callable[..., An
     """
     original: Callable[..., Any] = getattr(owner, name)
 
-    @functools.wraps(original)
     def wrapped(*args: Any, **options: Any) -> Any:
         return wrapper(original, *args, **options)
 
-    setattr(owner, name, wrapped)
+    wrapped.__code__ = wrapped.__code__.replace(co_name=name)  # the name that a hang card shows
+    setattr(owner, name, functools.wraps(original)(wrapped))
     return original
