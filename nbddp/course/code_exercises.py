@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from operator import index
+from threading import Thread
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ from nbddp.train import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather
 from nbddp.train.prepare import prepare
+
+SECONDS_TO_PUSH = 20  # many times what it takes on a busy machine
 
 
 @judge("01.1", on_ranks=True)
@@ -282,15 +285,32 @@ def _ranks_of_a_machine(mates: Any) -> None:
 def _refuse_stale_gradients(server: Any) -> None:
     require(isinstance(server, type), "14.1 no class")
     made = server()
-    names = ("model", "version", "history", "push")
+    names = ("model", "version", "history", "push", "close")
     require_none([name for name in names if not hasattr(made, name)], "14.1 missing")
     gradients = [torch.ones_like(each) for each in made.model.parameters()]
     weight = next(made.model.parameters()).detach().clone()
     made.version = 10
-    answer = made.push(1, 5, gradients, 1.0)
+    answer = _push(made, 5, gradients)
     is_unchanged = made.version == 10 and weight.equal(next(made.model.parameters()))
     require(is_unchanged, "14.1 applied")
     require(not made.history, "14.1 in history")
     require(answer is True, "14.1 no answer")
-    made.push(1, 6, gradients, 1.0)
+    _push(made, 6, gradients)
     require(made.version == 11, "14.1 refuses four")
+    made.close()
+    require(_push(made, 5, gradients) is False, "14.1 no answer")
+
+
+def _push(server: Any, version: int, gradients: Sequence[torch.Tensor]) -> Any:
+    """Push gradients to a server. A thread waits, and not the rank, if the push never ends."""
+    answer: Future[Any] = Future()
+
+    def push() -> None:
+        try:
+            answer.set_result(server.push(1, version, gradients, 1.0))
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
+            answer.set_exception(error)
+
+    Thread(target=push, daemon=True).start()
+    require(wait([answer], SECONDS_TO_PUSH).done, "14.1 own lock")
+    return answer.result()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest.mock import Mock
 
@@ -19,7 +21,7 @@ from syrupy.assertion import SnapshotAssertion
 from torch import nn
 
 import nbddp
-from nbddp.course import grading
+from nbddp.course import code_exercises, grading
 from nbddp.course.exercises import (
     CODE_EXERCISES,
     EXERCISES,
@@ -36,12 +38,6 @@ from nbddp.errors import ArgumentError
 def begin(loader, state):
     batches = iter(loader)
     torch.set_rng_state(state)
-    return batches
-
-
-def one_batch_taken(loader, state):
-    batches = begin(loader, state)
-    next(batches)
     return batches
 
 
@@ -71,8 +67,11 @@ class Server:
         self.version += 1
         return self.is_open
 
+    def close(self):
+        self.is_open = False
 
-def refusing(*, above: int, says: Any = True, notes: bool = False) -> type[Server]:
+
+def refusing(*, above: int, says: Any = None, notes: bool = False) -> type[Server]:
 
     class Strict(Server):
         def push(self, trainer, version, gradients, loss):
@@ -80,7 +79,7 @@ def refusing(*, above: int, says: Any = True, notes: bool = False) -> type[Serve
                 return super().push(trainer, version, gradients, loss)
             if notes:
                 self.history.append((trainer, self.version - version, loss))
-            return says
+            return self.is_open if says is None else says
 
     return Strict
 
@@ -127,7 +126,7 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "04.1": {
         "restored too soon": (lambda loader, state: torch.set_rng_state(state) or iter(loader),),
-        "one batch taken": (one_batch_taken,),
+        "one batch taken": (lambda *given: islice(begin(*given), 1, None),),
         "the loader": (lambda *given: given[0],),
         "nothing": (lambda *_: None,),
         "no function": (3,),
@@ -179,7 +178,8 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
         "refuses above 5": (refusing(above=5),),
         "refuses above 3": (refusing(above=3),),
         "notes what it refuses": (refusing(above=4, notes=True),),
-        "answers nothing": (refusing(above=4, says=None),),
+        "answers nothing": (refusing(above=4, says=()),),
+        "answers open": (refusing(above=4, says=True),),
         "a server, not the class": (refusing(above=4)(),),
         "another class": (dict,),
     },
@@ -198,8 +198,10 @@ def right(exercise: str) -> list[Any]:
 
 
 def test_right_answers_are_accepted() -> None:
+    before = torch.get_rng_state()
     answers = RIGHT_ANSWERS | {name: [right(name)] for name in VALUE_EXERCISES}
     answers["00.1"] += [[12.0], [np.int64(12)], [torch.tensor([12])], [Fraction(12)], [12.2]]
+    answers["11.2"] += [[0.0159], [0.016]]
     answers["03.1"] += [[torch.float32, "torch.float32"]]
     for exercise, given in answers.items():
         for answer in given:
@@ -207,6 +209,7 @@ def test_right_answers_are_accepted() -> None:
             assert found == Judgement(is_right=True, text="Right."), (exercise, answer)
             assert found
             assert repr(found) == "Right."
+            assert torch.equal(torch.get_rng_state(), before), exercise
 
 
 def hint(exercise: str, *answer: Any) -> str:
@@ -221,10 +224,8 @@ def test_each_known_mistake_gets_its_hint_and_any_other_mistake_the_general_hint
     for exercise, values in VALUE_EXERCISES.items():
         for place, value in enumerate(values):
             kind = type(value["right"])
-            expected = {
-                wrong if kind is str else float(wrong): said
-                for wrong, said in value["wrong"].items()
-            }
+            convert = str if kind is str else float
+            expected = {convert(wrong): said for wrong, said in value["wrong"].items()}
             for given, said in (expected | {FAR_OFF[kind]: value["otherwise"]}).items():
                 answer = right(exercise)
                 answer[place] = given
@@ -255,15 +256,17 @@ def test_a_wrong_function_gets_a_hint_that_fits_its_mistake(
     assert {name: hint(exercise, *answer) for name, answer in wrong.items()} == snapshot
 
 
-def test_checking_an_iterator_does_not_change_the_random_state() -> None:
-    before = torch.get_rng_state()
-    assert check_answer("04.1", begin)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_an_error_inside_a_users_function_is_raised() -> None:
     with pytest.raises(TypeError, match="positional argument"):
         check_answer("12.3", lambda: [0])
+
+
+def test_a_push_that_never_ends_gets_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_exercises, "SECONDS_TO_PUSH", 0.1)
+    end = Event()
+    waiting = type("Waiting", (Server,), {"push": lambda *_: end.wait()})
+    assert hint("14.1", waiting) == f"Not yet. {HINTS['14.1 own lock']}"
+    end.set()
 
 
 def test_a_function_with_collectives_is_not_called_outside_of_ranks(
@@ -319,11 +322,8 @@ def test_the_gpt_of_the_judge_is_that_of_the_notebook() -> None:
     [notebook] = NOTEBOOKS.glob("19_*.ipynb")
     cells = nbformat.read(notebook, as_version=4).cells
     [source] = [each.source for each in cells if "class GPT(nn.Module)" in each.source]
-    names: dict[str, Any] = {
-        "torch": torch,
-        "dist": Mock(get_backend=lambda: "gloo"),
-        "device": torch.device("cpu"),
-    }
+    names: dict[str, Any] = {"torch": torch, "device": torch.device("cpu")}
+    names["dist"] = Mock(get_backend=lambda: "gloo")
     exec(source.partition("\n")[2], names)
     theirs = names["make_model"]()
     torch.manual_seed(0)
