@@ -340,3 +340,5 @@ def _judge_state(state: Any, expected: dict[str, Tensor]) -> None:
         require(not isinstance(state[name], DTensor), "19.3 sharded", name=name)
         shapes = {"got": tuple(state[name].shape), "right": tuple(value.shape)}
         require(shapes["got"] == shapes["right"], "19.3 part", name=name, **shapes)
+        types = {"got": state[name].dtype, "right": value.dtype}
+        require(types["got"] == types["right"], "19.3 other dtype", name=name, **types)

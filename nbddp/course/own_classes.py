@@ -279,6 +279,9 @@ def own_adam(own: Any) -> None:
     is_complete = all(hasattr(sharded, name) for name in names)
     has_adam = is_complete and isinstance(sharded.optimizer, torch.optim.Adam)
     require(all_true(has_adam), "16.2 incomplete")
+    constants = ("betas", "eps", "weight_decay")
+    is_plain = all(sharded.optimizer.defaults[name] == adam.defaults[name] for name in constants)
+    require(is_plain, "16.2 other constants")
     for number in range(3):
         torch.manual_seed(number)  # the same batch on all ranks, as after an average
         batch = torch.randn(8, WIDTH).to(communication_device())

@@ -242,6 +242,10 @@ def column_parallel(given: Any) -> None:
     partial = _part(gradient, -1) @ _part(layer.weight, 0)
     require_value(own_x.grad, x.grad, {"17.2 partial gradient": partial}, "17.2 other gradient")
     _require_weight(cut, _part(layer.weight.grad, 0))
+    right = _part(layer.bias.grad, 0)
+    gradients = [each.grad.flatten() for each in cut.parameters() if each.grad is not None]
+    is_right = any(is_close(each, right) for each in gradients)
+    require(is_right, "17.2 other gradient of bias")
 
 
 @judge("17.3", on_ranks=True)

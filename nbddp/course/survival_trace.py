@@ -118,6 +118,8 @@ def judge_steps(attempt: Attempt) -> None:
         require(is_divided, "18.1 samples", epoch=epoch, **facts)
     first, second = (attempt[0].steps[at].samples for at in (0, PER_EPOCH))
     require(list(first) != list(second), "18.1 same order")
+    is_different = len({trace.steps[0].random for trace in attempt}) == RANKS
+    require(is_different, "18.1 same dropout")
     for rank, trace in enumerate(attempt):
         draws = all(a.random != b.random for a, b in pairwise(trace.steps))
         require(draws, "18.1 no dropout", rank=rank)

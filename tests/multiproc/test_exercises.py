@@ -244,6 +244,7 @@ MESH_WRONG = [
     '"19.3", parallelize, lambda model: model.state_dict()',
     '"19.3", parallelize, local',
     '"19.3", parallelize, zeros',
+    '"19.3", parallelize, lambda model: {k: v.float() for k, v in whole_state(model).items()}',
 ]
 
 

@@ -108,7 +108,7 @@ DDP_WRONG = [
     '"16.1", AsTheyComplete',
     '"16.1", type("Incomplete", (AsTheyComplete,), {"send_rest": lambda self: None})',
     '"16.1", but("MyDDP", "self.is_syncing = False", "pass")',
-    r'"16.1", but("MyDDP", "yield\n", "yield\n        self.module.zero_grad()\n")',
+    r'"16.1", but("MyDDP", "yield\n", "yield\n            self.module.zero_grad()\n")',
     '"16.1", but("MyDDP", "def no_sync", "def without_sync")',
     '"16.2", 3',
     '"16.2", type("NoRate", (ShardedAdam,), {"__init__": lambda self, parameters: None})',
@@ -120,6 +120,7 @@ DDP_WRONG = [
     '"16.2", but("ShardedAdam", " if owner == dist.get_rank()", "")',
     '"16.2", but("ShardedAdam", "owners_of(list(parameters))", "in_turn(parameters)")',
     '"16.2", but("ShardedAdam", "optim.Adam(", "optim.SGD(")',
+    '"16.2", but("ShardedAdam", "optim.Adam(", "optim.AdamW(")',
     '"16.2", but("ShardedAdam", "def zero_grad", "def clear")',
 ]
 
@@ -216,6 +217,7 @@ FSDP_WRONG = [
     f'{COLUMN}, "{LINEAR}", "gathered({LINEAR})")',
     f'{COLUMN}, "f(x)", "AddTwice.apply(x)")',
     f'{COLUMN}, "self.weight, self.bias)", "self.weight.detach(), self.bias)")',
+    f'{COLUMN}, "self.weight, self.bias)", "self.weight, self.bias.detach())")',
     '"17.3", RowParallelLinear(nn.Linear(4, 2))',
     '"17.3", Whole',
     f'{ROW}, "g(linear(x, self.weight))", "linear(x, self.weight)")',

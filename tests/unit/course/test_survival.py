@@ -177,7 +177,8 @@ UNDISTURBED = {
     "fewer steps": [RankTrace(steps=trace.steps[:40]) for trace in undisturbed()],
     "the same data on both ranks": [undisturbed()[0], undisturbed()[0]],
     "one order": IN_ONE_ORDER,
-    "without dropout": altered(undisturbed(), random=5),
+    "without dropout": altered(undisturbed(), 1, random=5),
+    "the dropout of rank 0": altered(undisturbed(), 1, random=100),
     "another folder": undisturbed([*SAVES, Save("/elsewhere/checkpoint.pt", 20)]),
     "one file of both": undisturbed(savers=2),
     "saved at the end": undisturbed(saves_after(60)),
@@ -321,8 +322,8 @@ def test_the_undisturbed_run_is_the_attempt_that_has_trained(
     job = failed_job(tmp_path, "", ABORTED)
     job.process.poll.return_value = job.process.returncode = 0  # type: ignore[attr-defined]
     trained, nothing_left = given_training(), [RankTrace(events=["load"]) for _ in range(RANKS)]
-    for trace in trained:
-        trace.steps = [replace(step, random=number) for number, step in enumerate(trace.steps)]
+    for rank, trace in enumerate(trained):
+        trace.steps = [replace(each, random=at) for at, each in enumerate(trace.steps, rank)]
     trained[0].saves = [Save(str(tmp_path / "a.pt"), after) for after in range(10, 61, 10)]
     job.attempts = [trained, nothing_left]
     monkeypatch.setattr(job, "look", lambda: None)
