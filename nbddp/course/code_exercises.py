@@ -92,7 +92,7 @@ def _missing_ranks(missing: Any) -> None:
     began = time.monotonic()
     try:
         found = _call_with_absent_ranks(missing, absent=(1, 3), seconds=1.0)
-        found += _call_with_absent_ranks(missing, late=2, seconds=10.0)
+        found += _call_with_absent_ranks(missing, late=2, seconds=5.0)
     except dist.DistStoreError:
         found = []
     took = time.monotonic() - began
@@ -103,7 +103,7 @@ def _missing_ranks(missing: Any) -> None:
         is_right = sorted(given) == right
         require(is_right or 2 not in given, "01.5 impatient")
         require(is_right, "01.5 other ranks")
-    require(took < 8, "01.5 too long")
+    require(took < 4, "01.5 too long")
 
 
 def _call_with_absent_ranks(
