@@ -42,6 +42,7 @@ from life_states import (
     unable,
 )
 from syrupy.assertion import SnapshotAssertion
+from unit.lifecycle import test_heals
 
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.events import Deadline
@@ -328,7 +329,11 @@ IGNORED = {
 }
 
 
-@pytest.mark.parametrize(("cause", "effect"), TABLE.values(), ids=TABLE)
+ALL = TABLE | test_heals.TABLE
+ALL_REFUSED = REFUSED | test_heals.REFUSED
+
+
+@pytest.mark.parametrize(("cause", "effect"), ALL.values(), ids=ALL)
 def test_each_event_leads_to_the_expected_state_and_actions(
     cause: tuple[Any, ...], effect: tuple[Any, ...]
 ) -> None:
@@ -336,11 +341,11 @@ def test_each_event_leads_to_the_expected_state_and_actions(
 
 
 def test_refused_and_late_events_change_no_state() -> None:
-    assert_unchanged(REFUSED, IGNORED)
+    assert_unchanged(ALL_REFUSED, IGNORED | test_heals.IGNORED)
 
 
 def test_every_refusal_has_a_reason_for_the_user(snapshot: SnapshotAssertion) -> None:
-    causes = {name: cause for name, (cause, _) in TABLE.items()} | REFUSED
+    causes = {name: cause for name, (cause, _) in ALL.items()} | ALL_REFUSED
     assert texts_of(causes) == snapshot
 
 
