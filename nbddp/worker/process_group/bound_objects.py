@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 from weakref import WeakValueDictionary
@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from nbddp.train.checkpoint.sharded import fsdp_classes
+from nbddp.worker.watch.namespace import walk
 from nbddp.worker.wrapping import wrap
 
 
@@ -123,6 +124,50 @@ def is_sharded(optimizer: Any) -> bool:
 def sharded_modules() -> list[nn.Module]:
     """Return the outermost modules that FSDP, version 1 or 2, has sharded."""
     kinds = fsdp_classes()
-    found = instances(kinds) if kinds else []
-    inner = {id(part) for each in found for part in each.modules() if part is not each}
-    return [each for each in found if id(each) not in inner]
+    return _outermost(instances(kinds) if kinds else [])
+
+
+def _outermost(modules: list[nn.Module]) -> list[nn.Module]:
+    inner = {id(part) for each in modules for part in each.modules() if part is not each}
+    return [each for each in modules if id(each) not in inner]
+
+
+def is_stale_mesh(value: Any) -> bool:
+    """Return whether an object is a DeviceMesh of destroyed groups.
+
+    A mesh of one dimension over all ranks finds the new default group by the name of the old one.
+    """
+    module = sys.modules.get("torch.distributed.device_mesh")
+    if module is None or not issubclass(type(value), module.DeviceMesh):
+        return False
+    try:
+        value.get_all_groups()
+    except Exception:  # noqa: BLE001 - torch has several errors for it
+        return True
+    return False
+
+
+def is_stale_tensor(value: Any) -> bool:
+    """Return whether an object is a DTensor on a mesh of destroyed groups."""
+    tensors = sys.modules.get("torch.distributed.tensor")
+    is_dtensor = tensors is not None and issubclass(type(value), tensors.DTensor)
+    return is_dtensor and is_stale_mesh(value.device_mesh)
+
+
+def stale_modules(namespace: Mapping[str, Any]) -> list[nn.Module]:
+    """Return the user's outermost modules with parameters on a mesh of destroyed groups.
+
+    Leave out those that FSDP has sharded.
+    """
+    tensors = sys.modules.get("torch.distributed.tensor")
+    if tensors is None or not instances([tensors.DTensor]):
+        return []
+    of_fsdp = {id(part) for each in sharded_modules() for part in each.modules()}
+    found = {}
+    for _, _, _, value in walk(namespace):
+        # a module without _modules has not finished its __init__
+        if issubclass(type(value), nn.Module) and "_modules" in vars(value):
+            is_of_fsdp = any(id(part) in of_fsdp for part in value.modules())
+            if not is_of_fsdp and any(map(is_stale_tensor, value.parameters())):
+                found[id(value)] = value
+    return _outermost([*found.values()])

@@ -9,8 +9,11 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -25,7 +28,10 @@ from nbddp.worker.process_group.bound_objects import (
     BoundObjects,
     accumulations,
     is_sharded,
+    is_stale_mesh,
+    is_stale_tensor,
     sharded_modules,
+    stale_modules,
     training_loaders,
 )
 from nbddp.worker.process_group.object_collectives import broadcast_tensors, gather_objects
@@ -33,6 +39,7 @@ from nbddp.worker.watch.namespace import paths_of
 
 GROUP_ATTRIBUTES = ("process_group", "reducer", "logger")
 _MAKE_AGAIN = "make it again"
+_LOAD_TOO = "make it again and load a checkpoint"
 _MOVED = "moved to the new process group, with the values of rank {}"
 _ALL_ELSE = "; everything else (an EMA copy, a counter) keeps the values of each rank"
 _RANKS_DIFFER = ("it is not the same on all ranks", "make it again in a cell that all ranks run")
@@ -130,12 +137,12 @@ class Migration:
         schedules = [each for each in self._bound_objects.schedules if id(each.optimizer) in owners]
         scalers = [each for each in self._bound_objects.scalers if each.is_enabled()]
         reason = "FSDP cannot change its process group"
-        remedy = "make it again and load a checkpoint"
-        self._not_moved += [(module, reason, remedy) for module in sharded_modules()]
+        self._not_moved += [(module, reason, _LOAD_TOO) for module in sharded_modules()]
+        reason = "its parameters are on a mesh of destroyed groups"
+        self._not_moved += [(each, reason, _LOAD_TOO) for each in stale_modules(self._namespace)]
         for name, value in self._namespace.items():
-            is_group = isinstance(value, dist.ProcessGroup) and not _is_alive(value)
-            if is_group and name[:1] != "_" and not _was_default(value):
-                reason = "it was destroyed together with the default group"
+            reason = _why_stale(value)
+            if reason and name[:1] != "_":
                 self._not_moved.append((value, reason, _MAKE_AGAIN))
         return {
             "models": models,
@@ -275,6 +282,16 @@ def _was_default(group: Any) -> bool:
     return bool(group.group_desc == "default_pg" and group.size() == dist.get_world_size())
 
 
+def _why_stale(value: Any) -> str:
+    """Return why the user must make a group, a mesh or a tensor again; else ""."""
+    is_group = isinstance(value, dist.ProcessGroup) and not _is_alive(value)
+    if is_group and not _was_default(value):
+        return "it was destroyed together with the default group"
+    if is_stale_mesh(value):
+        return "its groups were destroyed together with the default group"
+    return "it is on a mesh of destroyed groups" if is_stale_tensor(value) else ""
+
+
 def unbind(model: DistributedDataParallel) -> None:
     """Remove a model from its process group; the reducer removes its hooks."""
     for key in GROUP_ATTRIBUTES:
@@ -307,6 +324,56 @@ def _sent_tensors(model: DistributedDataParallel) -> list[torch.Tensor]:
     if getattr(model, "forward_sync_buffers", True):  # not in torch 2.9
         named += model.module.named_buffers()
     return [each for name, each in named if name not in model.parameters_to_ignore]
+
+
+# ---- references that torch keeps
+
+
+def renew_torch(namespace: Mapping[str, Any]) -> None:
+    """Replace the destroyed default group in default arguments, and forget meshes on old groups.
+
+    ``torch.distributed.nn`` has the group as a default argument, and so may functions of a cell.
+    """
+    functional = sys.modules.get("torch.distributed.nn.functional")
+    values = [] if functional is None else [*vars(functional).values()]
+    for each in [*values, *namespace.values()]:
+        if type(each) is FunctionType and each.__defaults__:
+            each.__defaults__ = tuple(map(_newest_default_group, each.__defaults__))
+    if "torch.distributed.tensor" in sys.modules:
+        with torch.enable_grad():
+            device = "cuda" if torch.cuda.is_initialized() else "cpu"
+            one = torch.ones(1, device=device, requires_grad=True)
+            _ClearMeshCaches.apply(one).backward()
+
+
+def _newest_default_group(value: Any) -> Any:
+    is_old = isinstance(value, dist.ProcessGroup) and not _is_alive(value) and _was_default(value)
+    return dist.group.WORLD if is_old else value
+
+
+class _ClearMeshCaches(torch.autograd.Function):
+    """Clears the caches in which DTensor finds the old mesh for a new one, because they are equal.
+
+    Each thread has its own caches, and backward passes on a GPU run in a thread of their own.
+    """
+
+    @staticmethod
+    def forward(_context: Any, value: torch.Tensor) -> torch.Tensor:
+        _clear_mesh_caches()
+        return value.clone()
+
+    @staticmethod
+    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        _clear_mesh_caches()
+        return gradient
+
+
+def _clear_mesh_caches() -> None:
+    with suppress(AttributeError):  # not in torch 2.9
+        torch._C._clear_DTensor_sharding_propagator_cache()
+    with suppress(AttributeError):  # torch may rename it
+        dispatcher = sys.modules["torch.distributed.tensor"].DTensor._op_dispatcher
+        dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
 
 
 # ---- matching

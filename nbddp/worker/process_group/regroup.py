@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from nbddp.wire.messages import Failure, Regroup, RunCell
 from nbddp.worker.cell.failure import failure_outside_cells
-from nbddp.worker.process_group.migration import Migration, unbind
+from nbddp.worker.process_group.migration import Migration, renew_torch, unbind
 from nbddp.worker.process_group.nccl import is_backend_error
 from nbddp.worker.process_group.process_group import ProcessGroup
 
@@ -55,6 +55,7 @@ class Regrouper:
         try:
             if command.form:
                 self._group.init(command.generation)
+                renew_torch(self._namespace)
                 on_joined()
                 self._migrate(source, is_heal=is_heal)
                 self._group.apply_user_timeout()
