@@ -178,9 +178,7 @@ def test_failed_migration_is_reported_once_and_the_next_cell_runs(
     assert " model: " in line
 
 
-def test_models_and_functions_and_new_meshes_use_the_group_after_a_cell_without_one(
-    group: Ranks, capsys: Capture
-) -> None:
+def test_models_meshes_and_functions_use_a_later_group(group: Ranks, capsys: Capture) -> None:
     group.run(
         f"{DDP}{MESH}model = DDP(torch.nn.Linear(4, 4))\n"
         "import importlib, torch.distributed.nn.functional as functional\n"
@@ -227,9 +225,7 @@ def test_broadcast_tensors_sends_all_dtypes_and_layouts(group: Ranks) -> None:
     assert group.pull(f"{same}, not torch.equal(kinds(0)[1], theirs[1])") == [(True, True)] * 2
 
 
-def test_models_in_garbage_cycles_are_not_moved_and_do_not_block_other_models(
-    group: Ranks, capsys: Capture
-) -> None:
+def test_garbage_models_are_not_moved_and_block_no_others(group: Ranks, capsys: Capture) -> None:
     group.run(f"{DDP}import gc\ngc.disable()\nkept = [DDP(torch.nn.Linear(4, n)) for n in (2, 4)]")
     group.run("for each in kept: each.me = each\ndel each\nmodel = DDP(torch.nn.Linear(4, 4))")
     group.run("if rank == 1:\n    kept.pop()\n    gc.collect()\nkept.clear()")
