@@ -169,6 +169,8 @@ def test_failed_replay_fails_only_its_combination(notebook: Notebook, base: Path
 
 
 ENDED = re.compile(r"(ended by you: sweep of |`%%ddp` was interrupted)[^\n]+")
+# Python prints this if an interrupt comes while it runs the callback of a weak reference
+IGNORED = re.compile(r"Exception ignored in: <function Weak.*?KeyboardInterrupt: \n", re.DOTALL)
 
 
 @pytest.mark.parametrize("presses", [4, pytest.param(50, marks=pytest.mark.full)])
@@ -188,7 +190,7 @@ def test_interrupt_of_a_sweep_prints_one_line_and_keeps_all_names(
         reply = notebook.run_and_stop(cell, seconds)
         where = f"after {seconds:.3f} s of {whole:.3f}: {reply.text}{reply.traceback}"
         assert reply.status == "ok" or ENDED.fullmatch(reply.traceback), where
-        assert "Traceback" not in reply.text, where
+        assert "Traceback" not in IGNORED.sub("", reply.text), where
         assert notebook.run(names).text == before, where
     assert all(runs_in(base).values())
 
