@@ -332,6 +332,9 @@ def _events(
         is_over = number < len(job.attempts) - 1 or has_failed
         if fired < len(faults) and attempt[faults[fired].rank].has_fault:
             died = (first or 1) - 1 + len(attempt[faults[fired].rank].steps)
+            if faults[fired].kind == "raise" and is_over and job.is_bad_luck(number):
+                # torchrun has restarted for an abort, not for the exception
+                raise WrongError(say("18.1 exit code 0", fault=faults[fired].noun))
             yield faults[fired].told(died)
             fired += 1
         elif is_over and not job.is_bad_luck(number):
