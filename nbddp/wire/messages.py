@@ -89,7 +89,13 @@ class CancelRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The rank has its shell and process group; ``cell`` is the last cell that it has started."""
+    """The rank has its shell and process group.
+
+    Attributes:
+        cores: the cores of its machine.
+        threads: the threads that torch uses for its operators.
+        cell: the last cell that it has started.
+    """
 
     pid: int
     device: str

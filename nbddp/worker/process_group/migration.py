@@ -39,7 +39,7 @@ from nbddp.worker.watch.namespace import paths_of
 
 GROUP_ATTRIBUTES = ("process_group", "reducer", "logger")
 _MAKE_AGAIN = "make it again"
-_LOAD_TOO = "make it again and load a checkpoint"
+_MAKE_AGAIN_AND_LOAD = "make it again and load a checkpoint"
 _MOVED = "moved to the new process group, with the values of rank {}"
 _ALL_ELSE = "; everything else (an EMA copy, a counter) keeps the values of each rank"
 _RANKS_DIFFER = ("it is not the same on all ranks", "make it again in a cell that all ranks run")
@@ -137,9 +137,11 @@ class Migration:
         schedules = [each for each in self._bound_objects.schedules if id(each.optimizer) in owners]
         scalers = [each for each in self._bound_objects.scalers if each.is_enabled()]
         reason = "FSDP cannot change its process group"
-        self._not_moved += [(module, reason, _LOAD_TOO) for module in sharded_modules()]
+        self._not_moved += [(module, reason, _MAKE_AGAIN_AND_LOAD) for module in sharded_modules()]
         reason = "its parameters are on a mesh of destroyed groups"
-        self._not_moved += [(each, reason, _LOAD_TOO) for each in stale_modules(self._namespace)]
+        self._not_moved += [
+            (each, reason, _MAKE_AGAIN_AND_LOAD) for each in stale_modules(self._namespace)
+        ]
         for name, value in self._namespace.items():
             reason = _why_stale(value)
             if reason and name[:1] != "_":

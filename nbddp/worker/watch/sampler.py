@@ -193,9 +193,11 @@ class Sampler:
         """
         if not cell:
             return BlockingCall.NONE, None, None
-        call = newest.call if newest is not None and newest.is_in_flight else None
-        if call is not None and newest is not None and newest.backend == "nccl":
-            return BlockingCall.SPINNING, call, None  # NCCL waits for its kernels with the CPU
+        if newest is not None and not newest.is_in_flight:
+            newest = None
+        if newest is not None and newest.backend == "nccl":
+            return BlockingCall.SPINNING, newest.call, None  # NCCL waits for its kernels on the CPU
+        call = None if newest is None else newest.call
         if call is None and (name := main_thread.blocking_call(frame, self._shell.is_cell_file)):
             return BlockingCall.ON_STACK, Collective(name), None
         if (mark := main_thread.mark_event_wait(frame)) is not None:
