@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 from argparse import REMAINDER, SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from itertools import product
@@ -207,6 +209,7 @@ def _command(example: str, what: str, *parents: MagicParser) -> Callable[..., No
         help=what.replace("%", "%%"),
         description=what,
         parents=[*parents],
+        allow_abbrev=name != "run",  # else `run s.py --n 4` is ambiguous before Python 3.12
         epilog=f"for example `%ddp {example}`" if arguments else None,
     )
     return parser.add
@@ -445,10 +448,9 @@ def parse_line(parser: MagicParser, line: str) -> Namespace:
         UsageError: the line is wrong; the message says in one line what to write instead.
     """
     if parser is COMMANDS["pull"]:
-        return _parse_pull(parser, line)
-    line = re.sub(r"(^|\s)#\s.*$", "", line)  # "# ..." is a comment, "a#1" not
+        return _parse_pull(parser, _without_comment(line, escaped_quotes="'\""))
     try:
-        words = shlex.split(line)
+        words = shlex.split(_without_comment(line, escaped_quotes='"'))
     except ValueError as error:
         raise UsageError(
             f"{error} in {line!r}; put text that contains a quotation mark into quotation marks of "
@@ -457,6 +459,27 @@ def parse_line(parser: MagicParser, line: str) -> Namespace:
     args = _parse_words(parser, words)
     _check_combinations(args)
     return args
+
+
+def _without_comment(line: str, *, escaped_quotes: str) -> str:
+    """Cut the line at the first unquoted word ``#``; ``a#1`` and ``#1`` are no comments.
+
+    Args:
+        line: the line of a command.
+        escaped_quotes: inside these quotation marks a backslash escapes: ``"`` in a shell, both in
+            Python.
+    """
+    text = io.StringIO(line)
+    lexer = shlex.shlex(text, posix=True)
+    lexer.whitespace_split, lexer.commenters, lexer.escapedquotes = True, "", escaped_quotes
+    start = 0
+    with suppress(ValueError):  # an open quotation mark: shlex.split reports it
+        while lexer.get_token() is not None:
+            end = text.tell()
+            if line[start:end].strip() == "#":
+                return line[:start]
+            start = end
+    return line
 
 
 def _check_combinations(args: Namespace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,6 +71,24 @@ def test_options_and_arguments_set_their_values(snapshot: SnapshotAssertion) -> 
     args = command("run --name -1 --quiet train.py --lr -1 --trace -1:3 -- -2")
     assert (args.name, args.script, args.trace) == ("-1", "train.py", None)
     assert args.script_args == ["--lr", "-1", "--trace", "-1:3", "--", "-2"]
+
+
+WORDS = st.lists(st.text("ab#=- '\"\\%", max_size=6).filter(lambda word: word != "--"), max_size=4)
+
+
+@given(words=WORDS, comment=st.sampled_from(["", " # don't", ' # "']))
+def test_all_words_after_a_script_are_its_arguments_up_to_a_comment(
+    words: list[str], comment: str
+) -> None:
+    args = command(f"run --nproc 2 s.py --n 4 {shlex.join(words)}{comment}")
+    assert (args.nproc, args.script, args.script_args) == (2, "s.py", ["--n", "4", *words])
+
+
+def test_a_comment_begins_outside_of_quotes() -> None:
+    assert cell("--name 'a # b' --env 'MSG=a # b' # c").env == [("MSG", "a # b")]
+    assert command("runs note 'best # 1'").run == ["note", "best # 1"]
+    assert command("pull losses --rank 0 # don't").expression == "losses"
+    assert command(r"pull 'it\'s # 1'").expression == r"'it\'s # 1'"
 
 
 # ---- refused
