@@ -206,8 +206,13 @@ def remove(path: Path, *, current: Path | None) -> None:
     """Remove the folder of a run. The run may be damaged.
 
     Raises:
-        RequestError: the run is still running, or the folder cannot be removed.
+        RequestError: the run is still running, or the folder cannot be removed. Then the run stays
+            in the list.
     """
+    if path.is_symlink():
+        raise RequestError(
+            f"run {path.name} is a link: delete its folder {path.resolve()} and the link yourself"
+        )
     is_live = current is not None and path.resolve() == current.resolve()
     with suppress(RequestError):  # a damaged run is not running
         is_live = is_live or summarize(path).is_live
@@ -218,6 +223,8 @@ def remove(path: Path, *, current: Path | None) -> None:
         path.rename(renamed)
         shutil.rmtree(renamed)
     except OSError as error:
+        with suppress(OSError):
+            renamed.rename(path)  # a hidden folder could not be deleted by a second try
         raise RequestError(f"run {path.name} cannot be deleted: {error.strerror}") from None
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import platform
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -320,6 +322,23 @@ def test_runs_rm_removes_no_active_run_and_nothing_outside_the_runs_folder(folde
     for current in (path, None):
         assert "`%ddp stop`" in refused(f"runs rm {path.name}", current_run=current)
     assert path.is_dir()
+
+
+def test_a_run_that_cannot_be_deleted_stays_in_the_list(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three(folder)
+    path = folder / ".nbddp/runs/20270115-080001-digits1"
+    linked = path.rename(folder / "elsewhere")
+    path.symlink_to(linked)
+    assert refused("runs rm digits1").endswith(f"its folder {linked} and the link yourself")
+
+    def fail(_path: Path) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(shutil, "rmtree", fail)
+    assert refused("runs rm digits2").endswith("cannot be deleted: Permission denied")
+    assert names(list_runs(folder)) == "321"
 
 
 def test_a_note_of_a_run_is_shown_and_searchable(folder: Path) -> None:
