@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,13 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nbddp.archive.sweep_grid import Swept
+from nbddp.topology import GPU_NAME
 from nbddp.wire.trace_messages import TraceSteps
 
 MAX_SECONDS = 365 * 86400
 ALL_RANKS = (-1,)  # stands for all ranks
 MAX_STEP = 10**12
 MAX_NUMBER = 9999  # so that a typing error cannot make a list of a billion
-_GPU_NAME = re.compile(r"(GPU|MIG)-[\w/-]+")  # as nvidia-smi -L shows them
 _PICTURES = (".pdf", ".png", ".svg")
 
 T = TypeVar("T")
@@ -93,7 +92,7 @@ def numbers_or_all(text: str) -> tuple[int, ...]:
 def _gpus(text: str) -> tuple[int | str, ...]:
     """Read numbers and ranges, or UUIDs and MIG devices, but not both."""
     parts = tuple(dict.fromkeys(text.split(",")))
-    return parts if all(map(_GPU_NAME.fullmatch, parts)) else _numbers(text)
+    return parts if all(map(GPU_NAME.fullmatch, parts)) else _numbers(text)
 
 
 gpus = option_type("GPUs like 0,2 or 0-3, or names like GPU-8f2a or MIG-3b1c", _gpus)

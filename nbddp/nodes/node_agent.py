@@ -37,7 +37,7 @@ from nbddp.nodes.node_connection import (
 )
 from nbddp.nodes.remote_start import build_start, interface_of
 from nbddp.nodes.stale_files import LockedPath, remove_stale_in
-from nbddp.topology import cores_here
+from nbddp.topology import cores_here, visible_gpus
 from nbddp.wire.rank_start import RankStart
 
 HEARTBEAT_PERIOD = 1.0  # seconds between two heartbeats
@@ -384,7 +384,7 @@ def count_gpus() -> int:
     """Count the NVIDIA GPUs that this node's ranks will see, without the driver or CUDA."""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown is not None:
-        return len([each for each in shown.split(",") if each.strip() not in ("", "-1")])
+        return len(visible_gpus(shown))
     folder = Path("/proc/driver/nvidia/gpus")
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 

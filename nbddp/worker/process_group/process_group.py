@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
-from nbddp.topology import Topology
+from nbddp.topology import Topology, visible_gpus
 from nbddp.train import this_rank
 from nbddp.wire.messages import RunCell
 from nbddp.wire.rank_start import DEFAULT_TIMEOUT
@@ -300,7 +300,7 @@ def describe_missing_gpus() -> str:
     CUDA says nothing: it hides the first unknown GPU and all later ones, and ranks use the CPU.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    asked = len([name for name in visible.split(",") if name not in ("", "-1")])  # -1 is no GPU
+    asked = len(visible_gpus(visible))
     found = torch.cuda.device_count()
     if found >= asked:
         return ""

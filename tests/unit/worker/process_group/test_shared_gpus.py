@@ -68,6 +68,9 @@ def test_ranks_claim_different_hosts_only_if_they_share_gpus(
         ("", 0, ""),
         ("-1", 0, ""),
         ("1,0", 2, ""),
+        ("NoDevFiles", 0, ""),  # by SLURM, for a job without GPUs
+        ("none", 0, ""),
+        ("0, -1,2", 1, ""),
         ("5", 0, "CUDA finds 0 of 1 GPU in CUDA_VISIBLE_DEVICES=5"),
         ("0,5", 1, "CUDA finds 1 of 2 GPUs in CUDA_VISIBLE_DEVICES=0,5"),
     ],
