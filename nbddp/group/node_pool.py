@@ -62,7 +62,8 @@ class NodePool:
         active: returns the session of the cell or script that is running or ran last.
 
     Raises:
-        RequestError: the group runs on this machine, or the listener cannot bind its address.
+        RequestError: the group runs on this machine, the listener cannot bind its address, or the
+            join file cannot be written.
     """
 
     def __init__(
@@ -90,8 +91,12 @@ class NodePool:
             on_copy_failed=self._on_log_lost,
         )
         remove_stale_files(Path.home())
-        self.join_file = self.listener.join.path if join else self.listener.join.save()
-        self._join_lock = LockedPath(self.join_file)
+        try:
+            self.join_file = self.listener.join.path if join else self.listener.join.save()
+            self._join_lock = LockedPath(self.join_file)
+        except BaseException:
+            self.listener.close()
+            raise
         self._agents = self._new_agents()
         self._previous_launcher: Launcher = session.launcher
         self.launcher = RemoteLauncher(
@@ -162,7 +167,8 @@ class NodePool:
         join = self.listener.join
         lines = [
             f"waiting for nodes at {join.address}:{join.port}. Run this line on each machine, "
-            "with the same versions of nbddp and Python (change Python's path if it differs):",
+            "with the same versions of nbddp, Python and torch (change Python's path if it "
+            "differs):",
             "",
             f"    {self.command}",
             "",
@@ -242,8 +248,15 @@ class NodePool:
         return replace(spec, nproc=self.launcher.capacity())
 
     def start_local(self, count: int) -> None:
-        """Start node agents on this machine, to learn and to test with."""
-        self._agents.start(count)
+        """Start node agents on this machine, to learn and to test with.
+
+        Raises:
+            RequestError: an agent cannot be started.
+        """
+        try:
+            self._agents.start(count)
+        except OSError as error:
+            raise RequestError(f"cannot start a node on this machine: {error}") from error
 
     def wait(self, seconds: float) -> str:
         """Wait for as many nodes as a cell needs, and for all agents on this machine.

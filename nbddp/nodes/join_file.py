@@ -79,10 +79,20 @@ class JoinFile:
         return Path.home() / FOLDER / self.run
 
     def save(self, folder: Path | None = None) -> Path:
-        """Write a file that only its owner can read. Return its path."""
+        """Write a file that only its owner can read. Return its path.
+
+        Raises:
+            RequestError: the file cannot be written.
+        """
         path = self.path if folder is None else folder / self.run
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise RequestError(
+                f"cannot write the join file {path}: {error.strerror}; set HOME to a folder that "
+                "you can write to, for example `%env HOME=/tmp/me`"
+            ) from error
         with os.fdopen(opened, "w") as file:
             file.write(self.token() + "\n")
         return path

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -450,4 +451,7 @@ def incompatibility(facts: Mapping[str, Any]) -> str:
     python, here = str(facts["python"]).rsplit(".", 1)[0], platform.python_version()
     if python != here.rsplit(".", 1)[0]:
         return f"Python is {facts['python']} on {facts['host']} and {here} in the notebook"
+    torch, here = str(versions["torch"]), version("torch")
+    if torch.partition("+")[0] != here.partition("+")[0]:  # builds such as +cpu and +cu128 mix
+        return f"torch is {torch} on {facts['host']} and {here} in the notebook"
     return ""

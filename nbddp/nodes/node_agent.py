@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -398,6 +399,6 @@ def node_facts(nproc: int) -> dict[str, Any]:
         "gpus": count_gpus(),
         "pid": os.getpid(),
         "python": platform.python_version(),
-        "versions": {"nbddp": nbddp.__version__},
+        "versions": {"nbddp": nbddp.__version__, "torch": version("torch")},
         "order": int(os.environ.get("SLURM_NODEID", sys.maxsize)),  # position among the nodes
     }

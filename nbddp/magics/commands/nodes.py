@@ -50,7 +50,10 @@ def manage_nodes(notebook: NotebookState, args: Namespace) -> str:
             raise RequestError(LOOPBACK_UNREACHABLE)
         spec = nodes.spec
         job = nodes_job(nodes.command, nnodes=spec.max_nodes, nproc=spec.nproc_per_node)
-        JOB_FILE.write_text(job)
+        try:
+            JOB_FILE.write_text(job)
+        except OSError as error:
+            raise RequestError(f"{JOB_FILE} cannot be written: {error.strerror}") from None
         message = f"wrote {JOB_FILE}: `!sbatch {JOB_FILE}`; the ranks appear when the job starts"
     if args.local:
         nodes.start_local(args.local)

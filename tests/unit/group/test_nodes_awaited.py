@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from console import refused
 from fake_nodes import FakeNodes
 from fakes import FakeLauncher
 from life_states import IDLE
@@ -25,6 +27,8 @@ from nbddp.errors import RequestError
 from nbddp.group.node_pool import NodePool, NodesSpec
 from nbddp.lifecycle.events import NodeEvent
 from nbddp.lifecycle.refusals import describe_node
+from nbddp.magics.commands import nodes
+from nbddp.magics.commands.nodes import JOB_FILE
 
 HOST = socket.gethostname()
 
@@ -81,6 +85,28 @@ def test_missing_nodes_and_the_last_refused_node_are_named_in_one_sentence(
 def test_the_join_command_uses_the_notebooks_python(arriving: ListenerWithNodes) -> None:
     said = arriving.nodes.instructions()
     assert f"\n    {shlex.quote(sys.executable)} -m torch.distributed.run --nnodes=1 " in said
+
+
+def test_nodes_need_a_home_folder_that_can_be_written(
+    arriving: ListenerWithNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".nbddp/agents").touch()
+    assert str(tmp_path) in refusal(RequestError, arriving.nodes.start_local, 1)
+    monkeypatch.setenv("HOME", str(tmp_path / ".nbddp/agents"))  # a file
+    said = refusal(RequestError, NodePool, Session(FakeLauncher()), NodesSpec())
+    assert "Not a directory; set HOME" in said
+    listening = [each for each in threading.enumerate() if each.name == "nbddp-nodes"]
+    assert len(listening) == 1, "the one of the fixture"
+
+
+def test_a_job_file_that_cannot_be_written_is_named(
+    arriving: ListenerWithNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / JOB_FILE).mkdir()
+    monkeypatch.setattr(nodes, "LOOPBACK", "")  # the fixture's address
+    group = Mock(nodes=arriving.nodes)
+    assert refused("nodes --slurm", group=group) == f"{JOB_FILE} cannot be written: Is a directory"
 
 
 def test_a_restart_is_offered_only_if_enough_nodes_are_left(

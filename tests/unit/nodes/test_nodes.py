@@ -39,6 +39,7 @@ from nbddp.nodes.node_connection import (
 )
 
 JOIN = JoinFile.new("127.0.0.1", 29400)
+VERSIONS = node_facts(1)["versions"]
 
 
 def test_only_the_owner_can_read_the_join_file_and_no_repr_shows_its_secret(tmp_path: Path) -> None:
@@ -133,16 +134,38 @@ def test_connections_without_tls_or_a_certificate_are_refused(arriving: Listener
     assert arriving.has_refused(3)
 
 
-def test_a_node_with_another_python_version_is_refused_with_the_reason(
-    arriving: ListenerWithNodes,
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"python": "3.8.1"}, r"Python .*3\.8\.1 .*\bold\b.* 3\."),
+        ({"versions": VERSIONS | {"torch": "2.0.1"}}, r"torch is 2\.0\.1 on old and 2\."),
+        ({"versions": VERSIONS | {"nbddp": "0"}}, r"nbddp is 0 on old and \d"),
+    ],
+    ids=["Python", "torch", "nbddp"],
+)
+def test_a_node_with_another_version_is_refused_with_the_reason(
+    facts: dict[str, Any], reason: str, arriving: ListenerWithNodes
 ) -> None:
-    fake_node = arriving.bring(python="3.8.1", host="old")
+    fake_node = arriving.bring(**facts, host="old")
     assert wait_until(fake_node.is_lost.is_set)
     [(kind, data)] = fake_node.frames
     assert kind is FrameType.REFUSED
-    assert re.search(r"Python .*3\.8\.1 .*\bold\b.* 3\.", decode_json(data)["reason"])
+    assert re.search(reason, decode_json(data)["reason"])
     assert arriving.has_refused()
     assert arriving.listener.refusal == decode_json(data)["reason"]
+
+
+def test_a_node_with_another_build_of_the_same_torch_is_admitted(
+    arriving: ListenerWithNodes,
+) -> None:
+    release = VERSIONS["torch"].partition("+")[0]
+    arriving.bring(versions=VERSIONS | {"torch": f"{release}+cu999"})
+    assert len(arriving.listener.nodes) == 1
+
+
+def test_a_node_of_a_slurm_job_without_gpus_reports_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles")
+    assert node_facts(1)["gpus"] == 0
 
 
 @pytest.mark.parametrize("kind", [FrameType.DATA, FrameType.STARTED, FrameType.LEAVE])
