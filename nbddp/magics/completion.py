@@ -16,7 +16,8 @@ from nbddp.errors import RequestError
 from nbddp.group.rank_group import RankGroup
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.magics.auto_mode import AutoMode
-from nbddp.magics.parser import CELL, COMMANDS, MagicParser
+from nbddp.magics.magic_parser import MagicParser
+from nbddp.magics.parser import CELL, COMMANDS
 from nbddp.publish.tracker import TRACKER_CLASSES
 from nbddp.sigint import wait_for_all
 from nbddp.wire.messages import JsonDict

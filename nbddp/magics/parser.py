@@ -5,13 +5,11 @@ from __future__ import annotations
 import io
 import re
 import shlex
-from argparse import REMAINDER, SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import REMAINDER, SUPPRESS, Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from functools import partial
 from itertools import product
-from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 
@@ -19,6 +17,7 @@ from nbddp.archive.comparison import XAxis
 from nbddp.archive.scaling import MIN_ROUNDS
 from nbddp.charts.axes import AxisScale
 from nbddp.controller.group_spec import BACKENDS
+from nbddp.magics.magic_parser import MagicParser
 from nbddp.magics.option_values import (
     count,
     gpus,
@@ -46,45 +45,6 @@ from nbddp.ui.report.run_list import SHOWN_RUNS
 
 _TRACKER = f"{', '.join(TRACKER_CLASSES)}; with a project or folder: wandb:digits"
 MIN_SIMILARITY = 0.7  # of a misspelled word to the suggested one
-_Formatter = partial(RawDescriptionHelpFormatter, max_help_position=28, width=100)
-
-
-class MagicParser(ArgumentParser):
-    """A parser that reports an error as one line in the notebook, and has no ``--help``."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(add_help=False, formatter_class=_Formatter, **options)
-        self.color = False  # Python 3.14 colors the help in a terminal
-
-    def add(self, names: str, what: str, read: Callable[[str], Any] = str, **more: Any) -> None:
-        """Add an option or argument.
-
-        Args:
-            names: as in the help: ``--nproc N``. An option without a value is a flag.
-            what: the help text.
-            read: converts the value.
-            more: further arguments of ``add_argument``.
-        """
-        flags = [each for each in names.split() if each.startswith("-")]
-        values = names.split()[len(flags) :]
-        if flags and not values and "choices" not in more:
-            self.add_argument(*flags, action="store_true", help=what)
-            return
-        if flags:
-            more["metavar"] = "".join(values) or None
-        self.add_argument(*(flags or values), type=read, help=what, **more)
-
-    def error(self, message: str) -> NoReturn:
-        """Raise a UsageError. If an argument is missing, show an example line."""
-        if self.epilog and "required" in message:
-            message = f"{message}; {self.epilog}"
-        raise UsageError(message)
-
-    def options(self) -> list[str]:
-        """Return the options to list, each by its first name."""
-        shown = [each for each in self._actions if each.help is not SUPPRESS]
-        return [name for each in shown for name in each.option_strings[:1]]
-
 
 _START = MagicParser()
 add = _START.add
