@@ -18,8 +18,8 @@ from nbddp.topology import Topology
 
 logger = logging.getLogger(__name__)
 
-# Variables as in ProcessGroupNCCL.hpp. Only the controller ends a rank, after it has shown the
-# reason. An error of NCCL is the failure of a cell, and the rank lives on.
+# Variables as in ProcessGroupNCCL.hpp and distributed_c10d.py. Only the controller ends a rank,
+# after it has shown the reason. An error of NCCL is the failure of a cell, and the rank lives on.
 ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # CleanUpOnly: abort the group, not the process
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # no monitor that kills if the watchdog is delayed
@@ -29,6 +29,9 @@ ENVIRONMENT = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     # a heal sends while no collective runs
     "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
+    # torch 2.15: "nccl" means the old backend until nbddp has run nccl2 on a GPU. torch reads it
+    # when it registers the backend: at the first group of the process.
+    "TORCH_DIST_USE_NCCL2": "0",
 }
 ABORT_TIMEOUT = 3.0  # seconds for all groups together
 _WORDS = re.compile(
@@ -82,39 +85,42 @@ def _abort(group: dist.ProcessGroup) -> None:
 
 
 def describe_abort() -> str:
-    """Return why NCCL's watchdog has aborted the default group; "" if it has not.
+    """Return why NCCL's watchdog has aborted a group of this rank; "" if it has aborted none.
 
     That ends the waits for its collectives without an error; only the next collective raises one.
     """
-    group: Any = dist.distributed_c10d._get_default_group()
-    try:
-        backend = group._get_backend(torch.device("cuda"))
-    except RuntimeError:  # a cell has made a group for CPUs
-        return ""
-    if not hasattr(backend, "_comm_ptr"):  # torch 2.9 may not have it
-        return ""
-    try:
-        backend._comm_ptr()
-    except dist.DistBackendError:
-        has_timed_out = backend.get_error().name == "TIMEOUT"
-        return "collective operation timeout" if has_timed_out else "remote process exited"
-    except RuntimeError as error:
-        logger.info("NCCL's communicator cannot be read: %s", error)
+    world: Any = dist.distributed_c10d._world
+    for group in list(world.pg_names):
+        for device in group._device_types:
+            if (error := _error_of(group._get_backend(device))) != "SUCCESS":
+                reason = (
+                    "collective operation timeout"
+                    if error == "TIMEOUT"
+                    else "remote process exited"
+                )
+                ranks = list(world.pg_group_ranks.get(group, ()))
+                return reason if group is world.default_pg else f"{reason} in group {ranks}"
     return ""
+
+
+def _error_of(backend: Any) -> str:
+    if not hasattr(backend, "get_error"):  # Gloo, before torch 2.15
+        return "SUCCESS"
+    return str(backend.get_error().name)
 
 
 def has_lost_cuda() -> bool:
     """Return whether an error on the GPU has ended this process's use of CUDA.
 
     After such an error, such as a failed assert in a kernel, all calls of CUDA in this process
-    fail.
+    fail. A call that the capture of a CUDA graph does not allow fails, too, but ends nothing.
     """
     if not torch.cuda.is_initialized():
         return False
     try:
         torch.cuda.current_stream().query()
-    except RuntimeError:
-        return True
+    except RuntimeError as error:
+        return "captur" not in str(error)  # "not permitted when stream is capturing"
     return False
 
 

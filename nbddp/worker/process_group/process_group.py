@@ -214,8 +214,7 @@ class ProcessGroup:
 
     def lost_result(self) -> RuntimeError | None:
         """Return an error if NCCL has given up a collective, and torch has raised none."""
-        has_nccl = self.backend == "nccl" and dist.is_initialized()
-        reason = nccl.describe_abort() if has_nccl else ""
+        reason = nccl.describe_abort()
         if not reason:
             return None
         return RuntimeError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from nbddp.train import this_rank
 from nbddp.wire.timing_messages import CollectiveArrivals
 from nbddp.worker.cell.shell import RankShell
 from nbddp.worker.watch import dataloader_waits, flight_recorder, main_thread
-from nbddp.worker.watch.flight_recorder import BUFFER_SIZE, NCCL_OFFSET, Entry
+from nbddp.worker.watch.flight_recorder import BUFFER_SIZE, Entry, record_key
 
 MAX_ROWS_PER_SECOND = 20_000  # rows of all ranks; above it, each rank leaves some out,
 MIN_ROWS = 100  # but reports at least this number
@@ -43,7 +43,7 @@ class ArrivalRecorder:
         self._post = post
         self._shell = shell
         self._lock = threading.Lock()
-        self._newest_record = -1  # the newest record read,
+        self._newest_records: dict[str, int] = {}  # the newest record read, by recorder,
         self._read_at = 0.0  # the time of that read,
         self._records_per_second = 0.0  # and the records per second at that time
         self.begin_cell(0, 0.0)
@@ -58,7 +58,8 @@ class ArrivalRecorder:
             # by group: its last number, and how often the cell has created the group again
             self._last_numbers: dict[str, tuple[int, int]] = {}
             self._group_names: dict[Any, str] = {}
-            self._unmeasured: dict[int, tuple[Any, ...]] = {}  # NCCL calls without a duration
+            # calls on GPUs whose duration is not known yet
+            self._unmeasured: dict[tuple[str, int], tuple[Any, ...]] = {}
             self._start_message()
 
     def _start_message(self) -> None:
@@ -111,13 +112,12 @@ class ArrivalRecorder:
     # ---- reading
 
     def _read(self, entries: Sequence[Entry]) -> None:
-        new = [each for each in entries if int(each["record_id"]) > self._newest_record]
+        before = self._newest_records
+        new = [entry for entry in entries if entry["record_id"] > before.get(entry["recorder"], -1)]
         now = time.monotonic()
         self._records_per_second = len(new) / max(now - self._read_at, 1e-3)
         self._read_at = now
-        before = self._newest_record
-        if entries:
-            self._newest_record = int(entries[-1]["record_id"])
+        self._newest_records = before | {entry["recorder"]: entry["record_id"] for entry in entries}
         if not self._cell:
             return
         of_cell = [each for each in new if each["time_created_ns"] >= self._base]
@@ -128,11 +128,13 @@ class ArrivalRecorder:
                 self._add(each)
         self._add_gpu_times(entries)
 
-    def _count_lost(self, of_cell: Sequence[Entry], new: Sequence[Entry], before: int) -> int:
+    def _count_lost(
+        self, of_cell: Sequence[Entry], new: Sequence[Entry], before: Mapping[str, int]
+    ) -> int:
         """Count the entries that were overwritten since the last read or the start of the cell."""
-        first = int(new[0]["record_id"])
         if self.has_collectives:
-            return 0 if before < NCCL_OFFSET <= first else first - before - 1
+            oldest = {entry["recorder"]: entry["record_id"] for entry in reversed(new)}
+            return sum(oldest[name] - before[name] - 1 for name in oldest.keys() & before.keys())
         if len(of_cell) < len(new) or flight_recorder.group_name(of_cell[0]):
             return 0
         return max(0, int(of_cell[0]["collective_seq_id"]) - self._started_before - 1)
@@ -148,29 +150,28 @@ class ArrivalRecorder:
         if number <= newest:  # the cell has created the group again
             turn += 1
         self._last_numbers[group] = number, turn
-        name = entry["profiling_name"].partition(":")[2]
         inputs = flight_recorder.format_inputs(entry)
-        kind = name, inputs, group, flight_recorder.is_synchronizing(entry), turn
+        kind = entry["name"], inputs, group, flight_recorder.is_synchronizing(entry), turn
         at = self._microseconds(entry["time_created_ns"])
         self._rows.append((number, at, self._kinds.setdefault(kind, len(self._kinds))))
-        if int(entry["record_id"]) >= NCCL_OFFSET:
-            self._unmeasured[int(entry["record_id"])] = kind
+        if entry["backend"] != "gloo":
+            self._unmeasured[record_key(entry)] = kind
 
     def _add_gpu_times(self, entries: Sequence[Entry]) -> None:
-        """Add the GPU times of NCCL collectives. They are known after the end, or never."""
+        """Add the times of collectives on GPUs. They are known after the end, or never."""
         if not self._unmeasured:
             return
-        for each in entries:
+        for entry in entries:
             # NCCL's watchdog adds it after the end, if TORCH_NCCL_ENABLE_TIMING is set
-            milliseconds = each.get("duration_ms")
-            kind = self._unmeasured.get(int(each["record_id"]))
+            milliseconds = entry.get("duration_ms")
+            kind = self._unmeasured.get(record_key(entry))
             if kind is not None and milliseconds is not None:
-                del self._unmeasured[int(each["record_id"])]
+                del self._unmeasured[record_key(entry)]
                 number = self._kinds.setdefault(kind, len(self._kinds))
                 self._message.durations.extend([round(1000 * milliseconds), number])
-        oldest = int(entries[0]["record_id"])
-        for record in [each for each in self._unmeasured if each < oldest]:
-            del self._unmeasured[record]  # the recorder has overwritten it
+        recorded = {record_key(entry) for entry in entries}
+        for key in self._unmeasured.keys() - recorded:
+            del self._unmeasured[key]  # the recorder has overwritten it
 
     def _complete_message(self, *, is_over: bool) -> CollectiveArrivals | None:
         """Return the complete message, or None if there is nothing to report."""

@@ -1,9 +1,9 @@
-"""Read the collectives of a rank from torch's flight recorder."""
+"""Read the collectives of a rank from torch's flight recorders."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,10 @@ import torch.distributed as dist
 from nbddp.wire.collective import Collective
 
 BUFFER_SIZE = 400  # collectives that the recorder keeps: 3 ms to read
-NCCL_OFFSET = 2**40  # added to NCCL's record numbers, which are counted separately
 DEFAULT_GROUP = "default_pg"  # torch's description of the default group
 # Gloo calls that end on no rank before all ranks have started them
-_SYNCHRONIZING = {
-    f"gloo:{name}"
-    for name in ("all_gather", "all_reduce", "all_to_all", "barrier", "sparse_all_reduce")
-}
+_SYNCHRONIZING = {"all_gather", "all_reduce", "all_to_all", "barrier", "sparse_all_reduce"}
+_USUAL_BACKENDS = {"gloo", "nccl2"}  # read also after their groups were destroyed
 Entry = dict[str, Any]
 
 
@@ -40,33 +37,59 @@ class RecordedCollective:
 
 
 def read_entries() -> Sequence[Entry]:
-    """Return the last collectives that this process started, oldest first.
+    """Return the last collectives that this process started on all backends, oldest first.
 
-    NCCL has its own recorder, which builds without CUDA lack. All other backends share one. If the
-    rank has called NCCL, return NCCL's entries. Reading an entry, pickled and without stacks, takes
+    In addition to torch's keys, an entry has "name" (the function), "backend" and "recorder". Each
+    recorder counts its own "record_id". Reading an entry, pickled and without stacks, takes
     6 microseconds; with stacks it would take 400.
     """
-    recorder: Any = torch._C._distributed_c10d  # type: ignore[attr-defined, unused-ignore]
     try:
-        if hasattr(recorder, "_dump_nccl_trace"):
-            dump = recorder._dump_nccl_trace(includeStackTraces=False)
-            if entries := _load_entries(dump, NCCL_OFFSET):
-                return entries
-        return _load_entries(recorder._dump_fr_trace(includeStackTraces=False), 0)
+        entries = [entry for dump in _dumps() for entry in _load_entries(*dump)]
     except MemoryError:  # the cell has used all memory
         return []
+    return sorted(entries, key=lambda entry: (entry["time_created_ns"], entry["record_id"]))
 
 
-def _load_entries(pickled: bytes, offset: int) -> Sequence[Entry]:
+def _dumps() -> Iterator[tuple[str, bytes]]:
+    """Return the name and the pickled entries of each recorder.
+
+    The old NCCL backend has its own recorder, which builds without CUDA lack. Until torch 2.14 all
+    other backends share one. Since torch 2.15 each backend has one under the name that the backend
+    returns; an unknown name gives an empty dump.
+    """
+    module: Any = torch._C._distributed_c10d  # type: ignore[attr-defined, unused-ignore]
+    if hasattr(module, "_dump_nccl_trace"):
+        yield "nccl", module._dump_nccl_trace(includeStackTraces=False)
+    if "backend:" not in (module._dump_fr_trace.__doc__ or ""):
+        yield "shared", module._dump_fr_trace(includeStackTraces=False)
+        return
+    for name in _USUAL_BACKENDS | set(_backend_names()):
+        yield name, module._dump_fr_trace(includeStackTraces=False, backend=name)
+
+
+def _backend_names() -> Iterator[str]:
+    world: Any = dist.distributed_c10d._world
+    for group in list(world.pg_names):
+        for device in group._device_types:
+            yield group._get_backend(device).name()
+
+
+def _load_entries(recorder: str, pickled: bytes) -> Sequence[Entry]:
     entries: list[Entry] = pickle.loads(pickled).get("entries", [])
-    for each in entries if offset else ():
-        each["record_id"] += offset
-    return sorted(entries, key=lambda entry: int(entry["record_id"]))
+    for entry in entries:
+        backend, _, name = entry["profiling_name"].rpartition(":")
+        entry |= {"recorder": recorder, "backend": backend, "name": name}
+    return entries
 
 
 def is_synchronizing(entry: Entry) -> bool:
     """Return whether the collective ends on no rank before all ranks have started it."""
-    return entry["profiling_name"] in _SYNCHRONIZING
+    return entry["backend"] == "gloo" and entry["name"] in _SYNCHRONIZING
+
+
+def record_key(entry: Entry) -> tuple[str, int]:
+    """Return a key that no other entry of this process has."""
+    return entry["recorder"], int(entry["record_id"])
 
 
 def newest_collective(calls: Collection[str] = ()) -> RecordedCollective | None:
@@ -83,16 +106,17 @@ def newest_of(entries: Sequence[Entry], calls: Collection[str] = ()) -> Recorded
     """
     if not entries:
         return None
-    in_flight = [each for each in entries if not each["retired"] and _function_name(each) in calls]
+    in_flight = [
+        entry for entry in entries if not entry["retired"] and entry["name"].lstrip("_") in calls
+    ]
     newest = (in_flight or entries)[-1]
-    backend, _, name = newest["profiling_name"].partition(":")
     return RecordedCollective(
         call=Collective(
-            name, newest["collective_seq_id"], group_name(newest), format_inputs(newest)
+            newest["name"], newest["collective_seq_id"], group_name(newest), format_inputs(newest)
         ),
         is_in_flight=not newest["retired"],
         began_at=newest["time_created_ns"] / 1e9,
-        backend=backend,
+        backend=newest["backend"],
     )
 
 
@@ -108,10 +132,6 @@ def count_started(group: Any = None) -> int:
         return int(group._get_sequence_number_for_group())
     except RuntimeError:
         return 0
-
-
-def _function_name(entry: Entry) -> str:
-    return str(entry["profiling_name"]).rpartition(":")[2].lstrip("_")
 
 
 def group_name(entry: Entry) -> str:

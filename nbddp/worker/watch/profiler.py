@@ -33,7 +33,7 @@ Interval = tuple[float, float]
 
 MAX_SECONDS = 60.0  # a longer trace ends after the step, because it is kept in memory
 MAX_OPERATORS = 150  # the number of operators with times to send
-BACKENDS = ("gloo:", "nccl:", "ucc:", "mpi:", "xccl:")
+BACKENDS = ("gloo:", "nccl:", "nccl2:", "ucc:", "mpi:", "xccl:")
 PID_RANGE = 10_000_000  # offset of a rank's process ids in the merged file, above any of Linux
 ID_RANGE = 10**9  # the same for the ids of arrows
 NO_STEPS = (

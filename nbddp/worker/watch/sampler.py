@@ -195,7 +195,7 @@ class Sampler:
             return BlockingCall.NONE, None, None
         if newest is not None and not newest.is_in_flight:
             newest = None
-        if newest is not None and newest.backend == "nccl":
+        if newest is not None and newest.backend.startswith("nccl"):
             return BlockingCall.SPINNING, newest.call, None  # NCCL waits for its kernels on the CPU
         call = None if newest is None else newest.call
         if call is None and (name := main_thread.blocking_call(frame, self._shell.is_cell_file)):

@@ -19,9 +19,9 @@ from nbddp.worker.process_group.nccl import (
     abort_groups,
     configure_nccl,
     describe_abort,
+    has_lost_cuda,
 )
 
-ABORTED = dist.DistBackendError("NCCL communicator was aborted on rank 0.")
 HEADER = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
 
 
@@ -64,36 +64,62 @@ def test_nccls_watchdog_is_configured_not_to_end_ranks_unless_the_user_sets_it(
 
 
 @pytest.mark.skipif(not HEADER.exists(), reason="this torch ships no headers")
-def test_torchs_header_defines_the_nccl_variables_and_the_meaning_of_2() -> None:
+def test_torch_reads_the_nccl_variables_and_2_means_clean_up_only() -> None:
     source = HEADER.read_text()
-    assert all(f'"{name}"' in source for name in ENVIRONMENT)
+    choice = "TORCH_DIST_USE_NCCL2"  # since torch 2.14
+    in_python = choice in Path(dist.distributed_c10d.__file__).read_text()
+    assert in_python or "nccl2" not in dist.Backend.backend_list
+    assert all(f'"{name}"' in source for name in ENVIRONMENT.keys() - {choice})
     assert "CleanUpOnly = 2" in source
     assert "SHOULD_TEAR_DOWN(a) (a != NoHandling && a != CleanUpOnly)" in source
 
 
+def group_with_error(name: str) -> Mock:
+    """Return a group whose backend for GPUs has this error; the one for CPUs cannot report any."""
+    error = SimpleNamespace(name=name)
+    backends = {"cpu": SimpleNamespace(), "cuda": Mock(get_error=lambda: error)}
+    return Mock(_device_types=[*backends], _get_backend=backends.__getitem__)
+
+
 @pytest.mark.parametrize(
-    ("error", "kind", "reason"),
+    ("default", "subgroup", "reason"),
     [
-        (ABORTED, "TIMEOUT", "collective operation timeout"),
-        (ABORTED, "COMM_ERROR", "remote process exited"),
-        (RuntimeError("another error"), "SUCCESS", ""),
-        (None, "SUCCESS", ""),
+        ("TIMEOUT", "SUCCESS", "collective operation timeout"),
+        ("COMM_ERROR", "SUCCESS", "remote process exited"),
+        ("SUCCESS", "TIMEOUT", "collective operation timeout in group [0, 2]"),
+        ("SUCCESS", "SUCCESS", ""),
     ],
 )
 def test_a_group_that_the_watchdog_has_aborted_is_recognized(
-    monkeypatch: pytest.MonkeyPatch, error: Exception | None, kind: str, reason: str
+    monkeypatch: pytest.MonkeyPatch, default: str, subgroup: str, reason: str
 ) -> None:
-    found = SimpleNamespace(name=kind)
-    with_abort = Mock(_comm_ptr=Mock(side_effect=error), get_error=Mock(return_value=found))
-    for backend, expected in ((with_abort, reason), (SimpleNamespace(), "")):
-        group = Mock(_get_backend=Mock(return_value=backend))
-        monkeypatch.setattr(dist.distributed_c10d, "_get_default_group", lambda found=group: found)
-        assert describe_abort() == expected
+    groups = [group_with_error(default), group_with_error(subgroup)]
+    world = SimpleNamespace(
+        pg_names=dict.fromkeys(groups, ""),
+        default_pg=groups[0],
+        pg_group_ranks={groups[1]: {0: 0, 2: 1}},
+    )
+    monkeypatch.setattr(dist.distributed_c10d, "_world", world)
+    assert describe_abort() == reason
 
 
-def test_a_group_for_cpus_alone_is_not_aborted() -> None:
-    dist.init_process_group("cpu:gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        assert describe_abort() == ""
-    finally:
-        dist.destroy_process_group()
+@pytest.mark.usefixtures("group_of_one")
+def test_a_group_of_gloo_is_not_aborted() -> None:
+    assert describe_abort() == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "is_lost"),
+    [
+        ("CUDA error: device-side assert triggered", True),
+        ("CUDA error: operation not permitted when stream is capturing", False),
+        ("CUDA error: operation failed due to a previous error during capture", False),
+    ],
+)
+def test_a_query_that_a_graph_capture_forbids_is_no_lost_context(
+    monkeypatch: pytest.MonkeyPatch, text: str, is_lost: bool
+) -> None:
+    stream = Mock(query=Mock(side_effect=RuntimeError(text)))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    assert has_lost_cuda() is is_lost

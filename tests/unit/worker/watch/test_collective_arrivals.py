@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from typing import Any
 from unittest.mock import Mock
@@ -13,7 +14,7 @@ from nbddp.train import this_rank
 from nbddp.wire.timing_messages import CollectiveArrivals
 from nbddp.worker.watch import collective_arrivals, flight_recorder
 from nbddp.worker.watch.collective_arrivals import BLOCK, MAX_ROWS_PER_SECOND, ArrivalRecorder
-from nbddp.worker.watch.flight_recorder import NCCL_OFFSET, newest_of
+from nbddp.worker.watch.flight_recorder import newest_of
 
 BEGAN = 1_000_000.0  # as time.time() has it
 
@@ -23,7 +24,7 @@ class Rank(ArrivalRecorder):
 
     def __init__(self) -> None:
         self.entries: list[dict[str, Any]] = []
-        self.kept, self.count = 10_000, 0
+        self.kept, self.count, self.recorder = 10_000, 0, "shared"
         self.sent: list[CollectiveArrivals] = []
         shell = Mock(is_cell_file=lambda name: name == "<cell>", name_of_file=lambda _name: "")
         super().__init__(self.sent.append, shell)
@@ -31,7 +32,9 @@ class Rank(ArrivalRecorder):
     def add(self, number: int, at: float, **facts: Any) -> None:
         """Record a collective that began some seconds after the cell."""
         began = {"collective_seq_id": number, "time_created_ns": round((BEGAN + at) * 1e6) * 1000}
-        self.entries.append(recorder_entry(record_id=self.count, **began, **facts))
+        entry = recorder_entry(record_id=self.count, **began, **facts)
+        dump = pickle.dumps({"entries": [entry]})
+        self.entries += flight_recorder._load_entries(self.recorder, dump)
         self.count += 1
         del self.entries[: -self.kept]
 
@@ -151,11 +154,10 @@ def test_the_recorder_is_read_more_often_if_collectives_are_frequent(
     for seconds, newest in ((0.1, 499), (0.6, 500)):
         now[0] += seconds
         rank.sample()
-        assert rank._newest_record == newest
+        assert rank._newest_records == {"shared": newest}
 
 
 def test_nccl_durations_are_reported_once_they_are_measured(rank: Rank) -> None:
-    rank.count = NCCL_OFFSET
     rank.begin_cell(7, BEGAN)
     rank.add(1, 0.1, profiling_name="nccl:all_reduce", retired=False)
     rank.add(2, 0.2, profiling_name="nccl:all_gather", retired=False)
@@ -175,7 +177,7 @@ def test_nccl_durations_are_reported_once_they_are_measured(rank: Rank) -> None:
 
 
 def test_durations_of_dropped_recorder_entries_are_not_awaited(rank: Rank) -> None:
-    rank.count, rank.kept = NCCL_OFFSET, 3
+    rank.kept = 3
     rank.begin_cell(7, BEGAN)
     for number in range(1, 9):
         rank.add(number, 0.1 * number, profiling_name="nccl:all_reduce")
@@ -183,12 +185,14 @@ def test_durations_of_dropped_recorder_entries_are_not_awaited(rank: Rank) -> No
     assert len(rank._unmeasured) == 3
 
 
-def test_no_collectives_count_as_lost_when_nccl_is_called_for_the_first_time(rank: Rank) -> None:
+def test_lost_collectives_are_counted_for_each_recorder(rank: Rank) -> None:
     rank.begin_cell(7, BEGAN)
     rank.add(1, 0.1)
     rank.report()
-    rank.count = NCCL_OFFSET
-    rank.entries.clear()
+    rank.recorder, rank.count = "nccl", 5
     rank.add(1, 0.2, profiling_name="nccl:all_reduce")
     rank.report()
-    assert [each.lost for each in rank.sent] == [0, 0]
+    rank.count += 3
+    rank.add(5, 0.3, profiling_name="nccl:all_reduce")
+    rank.report()
+    assert [message.lost for message in rank.sent] == [0, 0, 3]
