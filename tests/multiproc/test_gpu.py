@@ -75,15 +75,33 @@ def sums_on_gpu(group: Ranks) -> list[float]:
     return sums
 
 
-def test_a_collective_that_times_out_fails_the_cell(make_group: MakeRanks) -> None:
+@pytest.mark.parametrize(
+    ("pair", "reason"),
+    [
+        ("None", "collective operation timeout"),
+        ("dist.new_group([0, 1])", "collective operation timeout in group [0, 1]"),
+    ],
+    ids=["default group", "subgroup"],
+)
+def test_a_collective_that_times_out_fails_the_cell(
+    make_group: MakeRanks, pair: str, reason: str
+) -> None:
     group = make_group(2, backend="nccl", timeout=5)
     # NCCL connects the ranks in the first collective, which has no timeout
-    source = "x = torch.ones(4, device=device)\ndist.all_reduce(x)\nimport time\nif rank == 0:\n"
-    source += "    dist.all_reduce(x)\n    x.sum().item()\nelse:\n    time.sleep(10)"
+    source = f"x, pair = torch.ones(4, device=device), {pair}\ndist.all_reduce(x, group=pair)\n"
+    source += "import time\nif rank == 0:\n    dist.all_reduce(x, group=pair)\n"
+    source += "    x.sum().item()\nelse:\n    time.sleep(10)"
     error = group.failure_of(source)
     assert error.rank == 1, "it did not come"
-    assert "NCCL has given up a collective (collective operation timeout)" in error.report
+    assert f"NCCL has given up a collective ({reason})" in error.report
     assert sums_on_gpu(group) == [2.0, 2.0]
+
+
+def test_a_failed_graph_capture_does_not_end_the_rank(make_group: MakeRanks) -> None:
+    group = make_group(1, backend="nccl")
+    pids = group.pids
+    group.failure_of("graph = torch.cuda.CUDAGraph()\ngraph.capture_begin()\nraise ValueError")
+    assert group.pids == pids
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
