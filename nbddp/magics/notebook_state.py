@@ -310,9 +310,13 @@ class NotebookState:
             raise
 
     def wait(self) -> None:
-        """Wait for the background cell and show its trace. Raise its failure."""
+        """Wait for the running cell, and raise its failure.
+
+        The trace of a background cell is shown here.
+        """
         background = self._background
         if background is None:
+            self._follow_cell_without_view()
             return
         with self.group.scripts.active_session.forward_interrupts():
             wait_for_all([background])
@@ -320,6 +324,18 @@ class NotebookState:
         result, traced = background.result()
         if traced is not None:  # the cell may be far above, or no longer shown
             self.presenter.show(trace_report(traced))
+        self._raise_for_failure(result)
+
+    def _follow_cell_without_view(self) -> None:
+        """Show a running cell whose view ended before it, such as after an error in nbddp."""
+        session = self.group.scripts.active_session
+        handle = session.cell
+        if handle is None or handle.is_finished or handle.notice_queue.has_reader:
+            return
+        handle.notice_queue.attach_reader()
+        display = NotebookDisplay(self.presenter, quiet=False)
+        result = Recovery(session, display).run(handle.request, handle=handle)
+        self._finish_cell(result, session, handle.request)
         self._raise_for_failure(result)
 
     def arm_fault(self, kind: str, *, rank: int, step: int, factor: float) -> None:

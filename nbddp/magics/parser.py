@@ -325,7 +325,7 @@ add = _command(
 )
 add("expression", "a name, or any expression")
 add("--rank R", "of one rank (default: a list of all ranks)", count)
-_command("wait", "Wait for the cell that was started with --no-wait; raise its failure.")
+_command("wait", "Wait for the running cell, also one with --no-wait; raise its failure.")
 
 add = _command("auto on", "Send every later cell to the ranks; %%local keeps one in the kernel.")
 add("switch", "on: cells without %%ddp run on the ranks, too", choices=("on", "off"))

@@ -37,6 +37,8 @@ CONFIG = "config"
 MAX_OWN_EVENTS = 1000  # events of the controller in memory; the file has all
 MAX_REPORTED_EVENTS = 500  # events of ranks in memory; they do not displace those of the controller
 MAX_FACT_CHARS = 4000  # characters of a fact in memory
+MAX_FACT_ENTRIES = 1000  # of a list or a dict in memory, each with a part of these characters
+MIN_ENTRY_CHARS = 40
 FINAL_OUTPUT_CHARS = 2000  # characters of each log
 
 
@@ -223,9 +225,15 @@ class EventLog:
         return () if began is None else self.since(began)
 
 
-def _shorten_fact(fact: Any) -> Any:
-    """Shorten a fact that is kept in memory."""
-    if fact is None or isinstance(fact, int | float):
+def _shorten_fact(fact: Any, most: int = MAX_FACT_CHARS) -> Any:
+    """Shorten a fact that is kept in memory. It keeps its type: views read dicts and lists."""
+    if isinstance(fact, str):
+        return fact if len(fact) <= most else f"{fact[:most]} …"
+    is_container = isinstance(fact, dict | list | tuple)
+    if not is_container or len(json.dumps(fact, default=str)) <= most:
         return fact
-    text = fact if isinstance(fact, str) else json.dumps(fact, default=str)
-    return fact if len(text) <= MAX_FACT_CHARS else f"{text[:MAX_FACT_CHARS]} …"
+    share = max(MIN_ENTRY_CHARS, most // len(fact))
+    if isinstance(fact, dict):
+        first = itertools.islice(fact.items(), MAX_FACT_ENTRIES)
+        return {_shorten_fact(name, share): _shorten_fact(value, share) for name, value in first}
+    return [_shorten_fact(item, share) for item in fact[:MAX_FACT_ENTRIES]]

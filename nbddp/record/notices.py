@@ -180,6 +180,11 @@ class NoticeQueue:
             self._rich -= _size(notice)
         return notice
 
+    def attach_reader(self) -> None:
+        """Give the notices from now on to a new reader, after the last one was detached."""
+        with self._changed:
+            self.has_reader = True
+
     def detach_reader(self) -> None:
         """Drop all notices from now on. The log files stay complete."""
         with self._changed:

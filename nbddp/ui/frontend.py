@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import sys
 import uuid
 from base64 import b64encode
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
 from typing import Any, Protocol
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -18,6 +21,8 @@ from nbddp.checks.registry import Finding
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.ui.wording import format_rank_tag
 from nbddp.wire.messages import Display, JsonDict
+
+logger = logging.getLogger(__name__)
 
 COALESCE_SECONDS = 0.002  # output that ranks print within this time is shown in one or two pieces
 # removes an output by replacing it; a rule in panel.css hides the empty space
@@ -43,6 +48,42 @@ class View(Protocol):
 
     def show_status(self, text: str) -> None:
         """Show how nbddp recovers from the failure that this view has shown."""
+
+
+class ErrorBoundary:
+    """Keeps an error of a view from ending the supervision of its cell.
+
+    It logs the first error with its traceback, and tells the user once. A broken pipe is not
+    caught: then the program that reads the output has ended, as in ``python train.py | head``.
+
+    Args:
+        screen: where the user is told.
+    """
+
+    def __init__(self, screen: StreamTarget) -> None:
+        self._screen = screen
+        self.has_caught = False
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, BrokenPipeError):
+            return False
+        if not self.has_caught:
+            self.has_caught = True
+            logger.error("the output of a cell could not be shown", exc_info=error)
+            with suppress(OSError, ValueError):  # the screen itself may be closed
+                self._screen.write_line(
+                    "nbddp: a part of the output cannot be shown "
+                    f"({type(error).__name__}: {error}). The cell goes on; `%ddp logs RANK` "
+                    "prints what a rank wrote"
+                )
+        return True
 
 
 class StreamTarget:

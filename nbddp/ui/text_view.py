@@ -23,7 +23,14 @@ from nbddp.record.notices import (
 )
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.sigint import import_interruptibly
-from nbddp.ui.frontend import COALESCE_SECONDS, Check, StreamTarget, View, is_plain_text
+from nbddp.ui.frontend import (
+    COALESCE_SECONDS,
+    Check,
+    ErrorBoundary,
+    StreamTarget,
+    View,
+    is_plain_text,
+)
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import InputBackend, InputQueue
 from nbddp.ui.log_lines import RepeatedWarnings, split_text_and_rich
@@ -81,6 +88,7 @@ class TextView:
         check: Check | None = None,
     ) -> None:
         self._screen = screen
+        self._errors = ErrorBoundary(screen)
         self._input_queue = input_queue or InputQueue(InputBackend(), lambda *_: None)
         self._check = check
         self._progress = progress
@@ -115,9 +123,11 @@ class TextView:
                 self.show_status(self._input_queue.leftover_hint)
         if handle.result is None:
             raise RuntimeError("the cell's notices ended before the cell did")
-        self._finish(handle.result)
-        if self._check is not None and (findings := findings_text(self._check(handle))):
-            self._screen.write_line(findings)
+        with self._errors:
+            self._finish(handle.result)
+        with self._errors:
+            if self._check is not None and (findings := findings_text(self._check(handle))):
+                self._screen.write_line(findings)
         return handle.result
 
     def _follow(self, handle: CellHandle) -> None:
@@ -130,18 +140,24 @@ class TextView:
             next_flush = self._next_flush if self._pending.tell() else math.inf
             timeout = min(next_flush, self._unfinished.next_due) - time.monotonic()
             timeout = min(timeout, self._input_queue.poll_interval, NOTICE_TIMEOUT)
-            self._input_queue.poll(handle.has_ended)
+            # outside of the boundary: after an error, the next notice is read
             notice = handle.notice_queue.get(max(0.0, timeout))
-            if notice is not None:
-                self._show_notice(notice)
-            while (due := self._unfinished.pop_due(time.monotonic())) is not None:
-                rank, text, end = due
-                self._pending.write(f"{end}{self._screen.tag([rank])} {text}")
-            size = self._pending.tell()
-            if size > MAX_PENDING or (size and time.monotonic() >= self._next_flush):
-                self._flush()
-            if self._progress is not None:
-                self._progress.update(self._screen, handle, self._end_line)
+            with self._errors:
+                self._update(handle, notice)
+
+    def _update(self, handle: CellHandle, notice: Notice | None) -> None:
+        """Show a notice, and everything that is due now."""
+        if notice is not None:
+            self._show_notice(notice)
+        self._input_queue.poll(handle.has_ended)
+        while (due := self._unfinished.pop_due(time.monotonic())) is not None:
+            rank, text, end = due
+            self._pending.write(f"{end}{self._screen.tag([rank])} {text}")
+        size = self._pending.tell()
+        if size > MAX_PENDING or (size and time.monotonic() >= self._next_flush):
+            self._flush()
+        if self._progress is not None:
+            self._progress.update(self._screen, handle, self._end_line)
 
     def _flush(self) -> None:
         """Show pending text: at once after a pause, else less often as the output grows.

@@ -18,6 +18,7 @@ from nbddp.record.waiting.stragglers import StragglerLag
 
 MAX_NAMED = 20  # metrics that are not shown
 MAX_NOT_CARRIED = 8  # variables in the event of a heal
+MAX_SETTINGS = 8  # in the event of a configuration; `run.json` has all
 
 
 def format_seconds(seconds: float) -> str:
@@ -232,7 +233,7 @@ _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"{'restart' if facts['attempt'] > 1 else 'start'}: attempt {facts['attempt']}"
     ),
     "config": lambda facts: (
-        f"config: {', '.join(f'{name} {value}' for name, value in facts['values'].items())}"
+        f"config: {list_some([f'{n} {v}' for n, v in facts['values'].items()], MAX_SETTINGS)}"
     ),
     "healed": lambda facts: (
         f"{format_ranks(facts['ranks'])} healed with the variables of rank {facts['donor']}: "

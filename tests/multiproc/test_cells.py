@@ -100,6 +100,18 @@ def test_no_wait_returns_at_once_and_wait_reports_a_failure(notebook: Notebook) 
     assert "ZeroDivisionError" in notebook.run("%ddp wait").error
 
 
+def test_wait_follows_a_cell_whose_view_has_ended(notebook: Notebook) -> None:
+    notebook.run(
+        "from nbddp.ui.text_view import TextView\nshow, TextView.show = TextView.show, None"
+    )
+    prints = "import os, time\nwhile not os.path.exists('go_on'): print('on'); time.sleep(0.05)"
+    assert "NoneType" in notebook.run(f"%%ddp --nproc 2\n{prints}\n1 / 0").error
+    notebook.run("TextView.show = show")
+    reply = notebook.run_until("%ddp wait", lambda so_far: "[rank 1] on" in so_far.text)
+    assert "ZeroDivisionError" in reply.error
+    assert notebook.run("%ddp wait").status == "ok"
+
+
 def test_curves_and_single_values_are_shown_once_below_their_cell(notebook: Notebook) -> None:
     train = "for step in range(20): nbddp.log(step=step, loss=2 / (step + 1) + rank)"
     [chart] = notebook.run(f"%%ddp --nproc 2\n{train}").displays

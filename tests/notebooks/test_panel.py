@@ -237,6 +237,20 @@ def test_view_switches_to_text_and_back_and_quiet_cells_show_only_values(page: N
     assert page.run("%%ddp --quiet\nprint('x')\nrank * 0").text == "Out [ranks 0-1] 0\n"
 
 
+def test_error_of_the_panel_is_told_once_and_the_cell_is_followed_on(page: Notebook) -> None:
+    parts = "drawn.rank_blocks, shown.record_html"
+    page.run(
+        "import nbddp.ui.panel.widgets as drawn, nbddp.ui.panel.panel_view as shown\n"
+        f"were = {parts}\n{parts} = [lambda *_, **__: 1 / 0] * 2"
+    )
+    reply = page.run_until(f"%%ddp\n{GO_ON}", has_panel)
+    assert reply.status == "ok"
+    assert reply.text.count("cannot be shown (ZeroDivisionError: division by zero)") == 1
+    reply = page.run("%%ddp\nraise ValueError('of the user')")
+    assert "ValueError: of the user, line 2" in reply.traceback
+    page.run(f"{parts} = were")
+
+
 def test_output_flood_is_complete_in_files_and_bounded_in_kernel_memory(page: Notebook) -> None:
     page.run("%%ddp --fresh --name flood\nnbddp.log(step=0, warm=1)\nprint('warm')")  # matplotlib
     kernel = psutil.Process(page.pid)

@@ -23,7 +23,14 @@ from nbddp.record.notices import (
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.comms.dispatcher import CommDispatcher, ServedWidgets
 from nbddp.ui.comms.kernel_stream import DispatchMode
-from nbddp.ui.frontend import COALESCE_SECONDS, Check, StreamTarget, View, is_plain_text
+from nbddp.ui.frontend import (
+    COALESCE_SECONDS,
+    Check,
+    ErrorBoundary,
+    StreamTarget,
+    View,
+    is_plain_text,
+)
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import InputQueue
 from nbddp.ui.log_lines import LogBuffer, LogLine, split_text_and_rich
@@ -41,6 +48,7 @@ from nbddp.wire.messages import Display
 FIRST_DRAW_DELAY = 0.1  # seconds; a cell that ends earlier is shown as a record at once
 OPEN_DELAY = 1.0  # seconds until the panel opens; before that, a preview of the record is shown
 DRAW_PERIOD = 0.1  # seconds between two previews
+RETRY_PERIOD = 1.0  # seconds until the next drawing after one that failed
 CHECK_PERIOD = 0.05  # seconds between two checks for changes without a notice, such as a step
 POLL_PERIOD = 0.03  # seconds between two checks for pressed buttons on ipykernel 6
 PANELS_KEPT = 4  # panels that stay open after their cells, because a page may still draw them
@@ -58,6 +66,7 @@ class PanelView:
 
     Attributes:
         slot: the output of the panel in its cell.
+        has_record: false if the record could not be drawn.
     """
 
     has_record = True
@@ -77,6 +86,7 @@ class PanelView:
         self.session = session
         self._comms = comms
         self._screen = screen
+        self._errors = ErrorBoundary(screen)
         self._widgets: PanelWidgets | None = None
         self._serving = ExitStack()
         self._served: ServedWidgets | None = None
@@ -117,17 +127,24 @@ class PanelView:
         try:
             while not handle.notice_queue.is_drained:
                 can_batch = time.monotonic() < self._next_draw
+                # outside of the boundary: after an error, the next notice is read
                 notice = handle.notice_queue.get(self._wait_seconds(), batch_text=can_batch)
-                self._handle_notice(notice)
-                self._comms.process_pending()
-                self._poll_input()
-                if time.monotonic() >= self._next_draw:
-                    if notice is not None:
-                        self._handle_burst(timeout=0.0 if can_batch else COALESCE_SECONDS)
-                    self._draw()
+                with self._errors:
+                    self._handle_notice(notice)
+                with self._errors:
+                    self._comms.process_pending()
+                    self._poll_input()
+                with self._errors:
+                    if time.monotonic() >= self._next_draw:
+                        if notice is not None:
+                            self._handle_burst(timeout=0.0 if can_batch else COALESCE_SECONDS)
+                        self._draw()
             if handle.result is None:
                 raise RuntimeError("the cell's notices ended before the cell did")
-            self._finish(handle.result)
+            self.has_record = False
+            with self._errors:
+                self._finish(handle.result)
+                self.has_record = True
             return handle.result
         finally:
             self._input_queue.close()
@@ -196,6 +213,7 @@ class PanelView:
 
     def _draw(self) -> None:
         """Redraw the parts that have changed, and elapsed times."""
+        self._next_draw = time.monotonic() + RETRY_PERIOD
         if self._widgets is not None:
             self._redraw(self._widgets)
         elif time.monotonic() >= self._opens_at:
@@ -218,15 +236,18 @@ class PanelView:
 
     def _redraw(self, widgets: PanelWidgets) -> None:
         log_state = (self.log_buffer.version, widgets.log.user_choice)
-        self._log_pacer.draw_if_changed(
-            log_state, lambda: widgets.log.draw(self.log_buffer, self._run_folder)
-        )
+        with self._errors:
+            self._log_pacer.draw_if_changed(
+                log_state, lambda: widgets.log.draw(self.log_buffer, self._run_folder)
+            )
         can_press = self._comms.mode is not DispatchMode.NONE
-        self._state_pacer.draw_if_changed(
-            self.session.version, lambda: widgets.draw(self._snapshot(), can_press=can_press)
-        )
+        with self._errors:
+            self._state_pacer.draw_if_changed(
+                self.session.version, lambda: widgets.draw(self._snapshot(), can_press=can_press)
+            )
         chart_state = (self.session.version, widgets.charts.choice)
-        self._chart_pacer.draw_if_changed(chart_state, widgets.charts.draw)
+        with self._errors:
+            self._chart_pacer.draw_if_changed(chart_state, widgets.charts.draw)
         self._next_draw = next_redraw(self._log_pacer, self._state_pacer, self._chart_pacer)
 
     def _open(self) -> None:

@@ -24,8 +24,10 @@ from nbddp.controller.run_facts import samples_per_step
 from nbddp.errors import StartError
 from nbddp.record.event_log import (
     MAX_FACT_CHARS,
+    MAX_FACT_ENTRIES,
     MAX_OWN_EVENTS,
     MAX_REPORTED_EVENTS,
+    MIN_ENTRY_CHARS,
     EventLog,
     RunEvent,
     merge_equal_failures,
@@ -372,9 +374,12 @@ def test_a_large_fact_is_truncated_only_in_memory(begin: Begin) -> None:
     event_log.record_reported(
         0, "mine", {"text": "x" * 100_000, "list": [1] * 100_000, "fine": [1, 2]}
     )
-    [event] = event_log.since(0.0)
+    settings = {f"name_{number}": "x" * 500 for number in range(500)}
+    event_log.record_reported(0, "config", {"values": settings})
+    event, configured = event_log.since(0.0)
     assert event.facts["text"] == "x" * MAX_FACT_CHARS + " …"
-    assert len(event.facts["list"]) == MAX_FACT_CHARS + 2
+    assert event.facts["list"] == [1] * MAX_FACT_ENTRIES
+    assert configured.facts["values"] == dict.fromkeys(settings, "x" * MIN_ENTRY_CHARS + " …")
     assert event.facts["fine"] == [1, 2]
     assert len(on_disk(event_log)[0]["text"]) == 100_000
 

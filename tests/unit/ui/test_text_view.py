@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from processes import wait_until
@@ -24,7 +25,7 @@ from nbddp.record.notices import Notice, NoticeQueue, RichOutput
 from nbddp.record.notices import OutputText as Text
 from nbddp.ui import text_view as room
 from nbddp.ui.frontend import StreamTarget
-from nbddp.ui.text_view import TextView, UnfinishedLines
+from nbddp.ui.text_view import ProgressLine, TextView, UnfinishedLines
 from nbddp.wire.messages import CellEnded, Display
 
 FIGURE = {"image/png": "iVBORw0=", "text/plain": "<Figure>"}
@@ -143,6 +144,34 @@ def test_a_text_stream_shows_rich_displays_as_text(capsys: pytest.CaptureFixture
         )
     )
     assert capsys.readouterr().out == "[rank 0]\n<Figure>\n[rank 0]\nOut [rank 1] 1\n"
+
+
+class BrokenProgress(ProgressLine):
+    def __init__(self) -> None: ...
+
+    def update(self, *_: object) -> None:
+        raise TypeError("broken")
+
+    def clear(self, screen: StreamTarget) -> None: ...
+
+    show_charts = update
+
+
+def test_error_of_a_view_is_told_once_and_the_cell_is_followed_on(
+    screen: RecordingScreen, caplog: pytest.LogCaptureFixture
+) -> None:
+    handle = finished(Text(0, "one\n"), Text(1, "two\n"))
+    view = TextView(screen, progress=BrokenProgress(), check=lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
+    assert view.show(handle) is handle.result
+    assert [line for line in screen.text.splitlines() if "nbddp" not in line] == [
+        "[rank 0] one",
+        "[rank 1] two",
+    ]
+    assert screen.text.count("cannot be shown (TypeError: broken). The cell goes on") == 1
+    assert [each.name for each in caplog.records] == ["nbddp.ui.frontend"]
+    screen.write = Mock(side_effect=BrokenPipeError)  # type: ignore[method-assign]
+    with pytest.raises(BrokenPipeError):
+        TextView(screen).show(finished(Text(0, "one\n"), Text(0, "two\n")))
 
 
 def test_notices_that_end_before_their_cell_raise_an_error(screen: RecordingScreen) -> None:
