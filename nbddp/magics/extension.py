@@ -136,7 +136,16 @@ def _refuse_below_first_line(_line: str) -> NoReturn:
 
 
 def load(shell: InteractiveShell) -> None:
-    """Register the magics, the completer and the auto mode, and start to preload."""
+    """Register the magics, the completer and the auto mode, and start to preload.
+
+    Raises:
+        UsageError: this Python is free-threaded.
+    """
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():  # the function is new in Python 3.13
+        raise UsageError(
+            "nbddp was never tried on a free-threaded Python: use a build of Python with the GIL, "
+            "or set PYTHON_GIL=1 before the notebook starts"
+        )
     if getattr(shell, "is_rank", False):
         print("nbddp: loaded in the notebook already; this is one of its ranks")  # noqa: T201
         return

@@ -11,7 +11,9 @@ from unittest.mock import Mock
 import pytest
 import torch.distributed as dist
 from fakes import FakeLauncher, FakeLink, fake_session
+from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
+from refusals import refusal
 from traitlets.config import Config
 
 from nbddp.controller.group_spec import GroupSpec
@@ -20,6 +22,7 @@ from nbddp.group.node_pool import NodesSpec
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
 from nbddp.lifecycle.retries import Retries
+from nbddp.magics import extension
 from nbddp.magics.cell_magic import run_cell
 from nbddp.magics.export_log import ExportLog
 from nbddp.magics.line_magic import run_command
@@ -258,3 +261,11 @@ def test_the_port_of_a_store_is_known_after_the_notebook_has_dropped_the_store()
     log.record_store_ports({"store": store, "rate": 0.1})
     log.record_store_ports({"rate": 0.1})
     assert log.store_ports == {store.port}
+
+
+def test_a_free_threaded_python_is_refused(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    assert "free-threaded Python: use a build" in refusal(UsageError, extension.load, shell)
+    assert getattr(shell, extension.ATTRIBUTE, None) is None
