@@ -18,8 +18,6 @@
 
 from __future__ import annotations
 
-import sys
-
 
 class NbddpError(Exception):
     """The base class of nbddp's errors; nbddp also raises some of Python's, such as TypeError."""
@@ -45,10 +43,6 @@ class StartError(NbddpError):
         return [f"StartError: {self}", *self.details.splitlines()]
 
 
-class _RanksReportError(NbddpError):
-    """Shown before a failed cell's error, as Python 3.10 has no notes on exceptions."""
-
-
 class CellFailedError(NbddpError):
     """A cell failed on at least one rank.
 
@@ -71,12 +65,8 @@ class CellFailedError(NbddpError):
         self.report = report
         title, _, rest = report.partition("\n")
         note = rest.lstrip("\n") if str(self) in title else report
-        if not note:
-            return
-        if sys.version_info >= (3, 11):
+        if note:
             self.__notes__ = [note]
-        else:
-            self.__cause__ = _RanksReportError(f"\n{note}")
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython shows instead of the controller's traceback."""

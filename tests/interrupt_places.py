@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 # After these instructions CPython checks for pending signals (``CHECK_EVAL_BREAKER`` in its
-# ceval.c; the names of 3.10 to 3.13).
+# ceval.c; the names of 3.11 to 3.13).
 LOOKED_AFTER = ("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 
 

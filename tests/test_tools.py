@@ -74,7 +74,6 @@ def test_gpu_is_detected_by_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
         assert install.has_nvidia_gpu() is is_seen
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="there pip finds the newest by itself")
 def test_constraints_match_the_installed_versions_and_do_not_pin_torch() -> None:
     text = install.CONSTRAINTS.read_text()
     lines = [line.partition(";")[0].split("==") for line in text.splitlines() if "==" in line]

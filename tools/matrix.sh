@@ -1,9 +1,9 @@
 #!/bin/bash
 # Run the golden walks with each installed Python and the newest packages: bash tools/matrix.sh
 #
-# Run it before a release. For each of python3.10 to python3.14 (PYTHONS names others, separated by spaces) it
-# makes environments with the newest packages: one with the newest torch and one with the oldest supported one
-# (TORCHS names others; "" is the tested one). At the end it prints a table in Markdown. For the tested torch alone:
+# Run it before a release. For each of python3.11 to python3.15 (PYTHONS names others, separated by spaces) it
+# makes environments with the newest packages: one for each of four versions of torch, from the oldest supported one
+# to the newest (TORCHS names others; "" is the tested one). A version without a wheel for a Python is no failure. At the end it prints a table in Markdown. For the tested torch alone:
 #     TORCHS='""' bash tools/matrix.sh
 # If a pip configuration limits the versions: PIP_CONFIG_FILE=/dev/null bash tools/matrix.sh
 set -uo pipefail
@@ -41,8 +41,12 @@ try() { # try PYTHON TORCH: add a row to the table; an empty TORCH is the versio
     printf '\n== Python %s, torch %s\n' "$title" "${2:-as tested}"
     rm -rf "$scratch/venv"
     if ! { "$1" -m venv "$scratch/venv" && install_with "$2"; } >"$scratch/log" 2>&1; then
-        tail -n 5 "$scratch/log"
-        rows+=("| $title | | cannot be installed |")
+        if grep -q 'No matching distribution found for torch' "$scratch/log"; then
+            rows+=("| $title | torch ${2:-as tested} | no wheel |")
+        else
+            tail -n 5 "$scratch/log"
+            rows+=("| $title | torch ${2:-as tested} | cannot be installed |")
+        fi
         return
     fi
     found=$("$here/python" -c 'from importlib.metadata import version as v; print(", ".join(
@@ -53,8 +57,8 @@ try() { # try PYTHON TORCH: add a row to the table; an empty TORCH is the versio
 }
 
 part=(tests/golden tests/multiproc/test_interrupts.py tests/test_architecture.py tests/unit/worker/process_group/test_shared_gpus.py tests/unit/wire/test_function_sources.py)
-for python in ${PYTHONS:-python3.10 python3.11 python3.12 python3.13 python3.14}; do
-    for torch in ${TORCHS-newest 2.9.1}; do
+for python in ${PYTHONS:-python3.11 python3.12 python3.13 python3.14 python3.15}; do
+    for torch in ${TORCHS-newest 2.14.1 2.13.0 2.9.1}; do
         try "$python" "${torch//\"/}"
     done
 done

@@ -96,7 +96,7 @@ class Handshake:
             connection, frame = await asyncio.wait_for(
                 self._read_first_frame(sock), HANDSHAKE_TIMEOUT
             )
-        except (*FRAME_ERRORS, asyncio.TimeoutError) as error:
+        except (TimeoutError, *FRAME_ERRORS) as error:
             logger.debug("not admitted: %s", error)
             clear_frames(error.__traceback__)  # else a cycle keeps 256 KB of asyncio's buffers
             self.refused += 1

@@ -153,7 +153,7 @@ class NodeAgent:
         dialing = asyncio.open_connection(address, port, ssl=self._context, limit=BUFFER)
         try:
             return FrameConnection(*await asyncio.wait_for(dialing, CONNECT_TIMEOUT))
-        except (OSError, asyncio.TimeoutError):
+        except (TimeoutError, OSError):
             return None
 
     async def _register(self, control: FrameConnection) -> None:

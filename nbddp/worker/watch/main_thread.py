@@ -326,11 +326,10 @@ def describe_call(frame: FrameType) -> str:
 
 
 def _current_code(frame: FrameType) -> str:
-    """Return the expression that the frame evaluates, or its line before Python 3.11."""
+    """Return the expression that the frame evaluates, or its line if it is on several lines."""
     line = linecache.getline(frame.f_code.co_filename, line_of(frame))
-    if sys.version_info >= (3, 11):
-        positions = frame.f_code.co_positions()
-        first, last, begin, end = next(islice(positions, frame.f_lasti // 2, None))
-        if first == last == frame.f_lineno and begin is not None:
-            return line.encode()[begin:end].decode(errors="replace")
+    positions = frame.f_code.co_positions()
+    first, last, begin, end = next(islice(positions, frame.f_lasti // 2, None))
+    if first == last == frame.f_lineno and begin is not None:
+        return line.encode()[begin:end].decode(errors="replace")
     return line.strip()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import linecache
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,6 @@ def test_a_traceback_shows_user_frames_and_counts_library_frames(
         assert re.sub(r"\.\.\. \d+ frames?", "... N frames", text) == snapshot(name=name)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="groups came with Python 3.11")
 def test_the_members_of_an_exception_group_are_in_its_traceback(
     fail: Fail, snapshot: SnapshotAssertion
 ) -> None:
