@@ -32,14 +32,6 @@ _MISSING_NAME = re.compile(r"name '(\w+)' is not defined")
 _PEER = re.compile(r"\b(?:src|dst)=(\d+)")  # of a send or a recv
 # nbddp raises these on the ranks to which another rank's failure was relayed
 _RELAYED = re.compile(r"rank \d+ failed in nbddp\.|rank \d+: ")
-_RELAYING_ERRORS = ("RuntimeError", "CheckpointError")
-_TORCH_ERRORS = (
-    "RuntimeError",
-    "DistBackendError",
-    "DistNetworkError",
-    "DistStoreError",
-    "DistError",
-)
 
 _FRAME = re.compile(r'^  File "(.+?)", line (\d+) in (.+)$', re.MULTILINE)  # of faulthandler
 _GLOO_SIZE_ERROR = "Received data size doesn't match expected size"
@@ -150,12 +142,10 @@ class RankFailure:
         return found[1] if found else ""
 
     def _find_in_torch_error(self, words: re.Pattern[str]) -> re.Match[str] | None:
-        if self.failure is None or self.failure.name not in _TORCH_ERRORS:
-            return None
-        return words.search(self.failure.text)
+        return words.search(self.failure.torch_text) if self.failure is not None else None
 
     def _is_relayed(self, failure: Failure) -> bool:
-        found = _RELAYED.match(failure.text) if failure.name in _RELAYING_ERRORS else None
+        found = _RELAYED.match(failure.text) if failure.is_from_nbddp else None
         own = f"rank {self.rank} ", f"rank {self.rank}:"
         return found is not None and not found.group().startswith(own)
 
@@ -180,11 +170,16 @@ class RankFailure:
         inside = f" in {self.failure.collective}" if self.failure.collective else ""
         if self.is_interrupted:
             return f"interrupted{inside}{where}"
-        if lost := self._find_in_torch_error(_PEER_LOST):
+        lost = self._find_in_torch_error(_PEER_LOST)
+        if lost and self.failure.torch_text.startswith(self.failure.text or " "):
             what = f"waited for rank {lost[1]}" if lost[1] else "connection to a peer lost"
             return f"{what}{inside}{where}"
-        text = _shorten(_CPP_SOURCE.sub("", self.failure.text.strip().partition("\n")[0], count=1))
-        because = f" ({_shorten(self.failure.because)})" if self.failure.because else ""
+        first_line = self.failure.text.strip().partition("\n")[0]
+        text, because = (
+            _shorten(_CPP_SOURCE.sub("", each, count=1))
+            for each in (first_line, self.failure.because)
+        )
+        because = f" ({because})" if because else ""
         return f"{self.failure.name}{': ' if text else ''}{text}{because}{inside}{where}"
 
 

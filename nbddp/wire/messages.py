@@ -242,6 +242,9 @@ class Failure:
         at: time of the failure.
         because: more about the cause, such as the original exception or the process that raised it.
         memory: a few lines about what filled a GPU, if that was the failure.
+        torch_text: message of the exception, or of one that caused it, if C++ code or
+            torch.distributed raised it; see :mod:`nbddp.worker.torch_errors`.
+        is_from_nbddp: whether nbddp raised the exception.
     """
 
     name: str
@@ -253,6 +256,8 @@ class Failure:
     at: float = 0.0
     because: str = ""
     memory: str = ""
+    torch_text: str = ""
+    is_from_nbddp: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

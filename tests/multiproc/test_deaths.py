@@ -57,6 +57,59 @@ def test_dead_rank_is_the_cause_and_others_keep_names(make_group: MakeRanks, sou
     group.assert_works()
 
 
+LOSES_A_PEER = {
+    "all_reduce": "dist.all_reduce(torch.ones(3))",
+    "barrier": "dist.barrier()",
+    "monitored_barrier": "dist.monitored_barrier()",
+    "all_gather_object": "dist.all_gather_object([None] * 3, rank)",
+    "recv(src=1, tag=0)": "dist.recv(torch.ones(3), 1)",
+    "a work": "dist.all_reduce(torch.ones(3), async_op=True).wait()",
+    "DDP": "model(torch.ones(3)).sum().backward()",
+    "another error": "try: dist.barrier()\n"
+    "        except RuntimeError as error: raise ValueError('step 3 failed') from error",
+}
+LEAVES = """
+import time
+from pathlib import Path
+model = nbddp.prepare(torch.nn.Linear(3, 3))
+Path("lost").unlink(missing_ok=True)
+dist.barrier()  # else a call waits for rank 1 to connect
+if rank == 0:
+    try:
+        CALL
+    finally:
+        Path("lost").touch()
+dist.destroy_process_group()
+while not Path("lost").exists(): time.sleep(0.01)
+raise KeyError("left")
+"""
+
+
+def test_a_lost_peer_is_a_consequence_in_each_call(group: Ranks) -> None:
+    for name, call in LOSES_A_PEER.items():
+        report = group.failure_of(LEAVES.replace("CALL", call)).report
+        first, *told = report.splitlines()
+        assert re.fullmatch(r"first cause: rank 1: KeyError: 'left', line \d+", first)
+        lost = rf"connection to a peer lost( in {re.escape(name)}( #\d+)?)?"
+        caused = r"ValueError: step 3 failed \(caused by RuntimeError: .*\)"
+        pattern = rf"  rank 0: ({lost}|{caused}), line \d+ \(a consequence\)"
+        assert any(re.fullmatch(pattern, line) for line in told), report
+
+
+def test_the_users_errors_with_the_texts_of_torch_and_nbddp_are_causes(group: Ranks) -> None:
+    for text in (
+        "the server said: connection refused",
+        "igloo has no weights",
+        "rank 0: a bad row",
+    ):
+        group.run("before = id(dist.group.WORLD)")
+        source = f"if rank == 1: raise RuntimeError('{text}')\nraise ValueError('another')"
+        error = group.failure_of(source)
+        assert f"rank 1: RuntimeError: {text}, line 1" in error.report
+        assert "consequence" not in error.report
+        assert group.pull("before == id(dist.group.WORLD)") == [True, True], "no new group"
+
+
 def test_death_after_a_rank_finished_its_cell_fails_the_cell_and_spares_the_others(
     make_group: MakeRanks, folder: Path, capsys: Capture
 ) -> None:

@@ -145,4 +145,5 @@ def truncate_failure(failure: Failure) -> Failure:
         notice = f"\n… {more:,} more characters; {ERROR_HINT}\n"
         traceback = f"{traceback[:half]}{notice}{traceback[-half:]}"
     text = truncate(failure.text, ERROR_HINT, limit=MAX_MESSAGE)
-    return replace(failure, text=text, traceback=traceback)
+    torch_text = truncate(failure.torch_text, ERROR_HINT, limit=MAX_MESSAGE)
+    return replace(failure, text=text, traceback=traceback, torch_text=torch_text)

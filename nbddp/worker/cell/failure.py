@@ -25,6 +25,7 @@ import nbddp
 from nbddp.formatting import format_bytes, format_few, format_line, plural
 from nbddp.wire.function_sources import shown_file
 from nbddp.wire.messages import Failure
+from nbddp.worker.torch_errors import raising_file, torch_errors
 from nbddp.worker.watch.flight_recorder import RecordedCollective, newest_collective
 from nbddp.worker.watch.main_thread import describe_call, function_name, library_of_file
 from nbddp.worker.watch.namespace import Part, walk
@@ -89,6 +90,8 @@ def describe_failure(
         collective=_describe_collective(stack, stuck_in),
         at=at,
         memory=describe_out_of_memory(error, [names, *scopes]),
+        torch_text=_torch_text(error),
+        is_from_nbddp=library_of_file(raising_file(error)) == "nbddp",
     )
 
 
@@ -99,6 +102,7 @@ def failure_outside_cells(error: BaseException) -> Failure:
         text=error_text(error),
         traceback=format_traceback(error),
         at=time.time(),
+        torch_text=_torch_text(error),
     )
 
 
@@ -115,6 +119,10 @@ def error_text(error: BaseException) -> str:
         return str(error)
     except Exception as inner:  # noqa: BLE001 - a user's __str__ may raise anything
         return f"its text is not available: __str__() raised {type(inner).__name__}"
+
+
+def _torch_text(error: BaseException) -> str:
+    return "\n".join(error_text(each) for each in torch_errors(error))
 
 
 def _first_cause(error: BaseException, text: str) -> str:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from nbddp.topology import Topology
+from nbddp.worker.torch_errors import torch_errors
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +35,10 @@ ENVIRONMENT = {
     "TORCH_DIST_USE_NCCL2": "0",
 }
 ABORT_TIMEOUT = 3.0  # seconds for all groups together
+# Gloo begins with a position in its code; torch's errors may name a file, such as "igloo.pt"
 _WORDS = re.compile(
-    r"gloo|nccl|timed out waiting|pair closure|closed by peer|connection was likely closed",
-    re.IGNORECASE,
+    r"\[\S*\bgloo/\S+:\d+\]|\bGloo |\bNCCL\b|\bnccl[A-Z]|"
+    r"(?i:timed out waiting|pair closure|closed by peer|connection was likely closed)"
 )
 
 
@@ -129,11 +131,7 @@ def has_lost_cuda() -> bool:
 
 def is_backend_error(error: BaseException | None) -> bool:
     """Return whether an error, or one that caused it, was raised by Gloo or NCCL."""
-    seen: set[int] = set()  # a cell may have created a cycle of causes
-    while error is not None and id(error) not in seen:
-        is_from_backend = isinstance(error, RuntimeError) and _WORDS.search(str(error))
-        if is_from_backend or isinstance(error, dist.DistBackendError):
-            return True
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return False
+    return any(
+        isinstance(each, dist.DistBackendError) or _WORDS.search(str(each)) is not None
+        for each in torch_errors(error)
+    )

@@ -45,7 +45,8 @@ def ended(
     **facts: Any,
 ) -> CellEnded:
     """How a cell ended on a rank: well, unless an error is named."""
-    facts = {"traceback": TRACEBACK, "line": 9, **facts}
+    torch_text = text if name in ("RuntimeError", "DistStoreError", "DistNetworkError") else ""
+    facts = {"traceback": TRACEBACK, "line": 9, "torch_text": torch_text, **facts}
     failure = Failure(name=name, text=text, at=at, **facts)
     return CellEnded(
         cell=1,
@@ -77,6 +78,7 @@ def timed_out(*, at: float = 10.0, collective: str = "all_reduce #7", **facts: A
 
 
 FAILED = ended("ValueError", "no", at=1.0)
+FAILED_LATE = ended("ValueError", "no", at=2.0)
 Ranks = dict[int, CellEnded | ProcessExit]  # what each rank reported, or how its process ended
 
 
@@ -95,8 +97,17 @@ IN_GROUP = timed_out(collective=CALL, groups={"[0, 1]": 2})
 PEER_FAILED = "rank 0 failed in nbddp.on_main(load): OSError: no"
 FULL = "rank 0: the disk is full"
 KILLED = ProcessExit(-9, 9.0)
-TOLD = {0: ended("OSError", "no", at=2.0), 1: ended("RuntimeError", PEER_FAILED, at=1.0)}
-SAME_TEXT = {0: ended("CheckpointError", FULL, line=8), 1: ended("CheckpointError", FULL, at=1.0)}
+OF_NBDDP: dict[str, Any] = {"torch_text": "", "is_from_nbddp": True}
+RELAYED = ended("RuntimeError", PEER_FAILED, at=1.0, **OF_NBDDP)
+TOLD = {0: ended("OSError", "no", at=2.0), 1: RELAYED}
+SAME_TEXT = {
+    0: ended("CheckpointError", FULL, line=8, **OF_NBDDP),
+    1: ended("CheckpointError", FULL, at=1.0, **OF_NBDDP),
+}
+AS_LOST = ended("RuntimeError", "the database: connection refused", at=1.0, torch_text="")
+AS_RELAYED = ended("RuntimeError", "rank 0: sent a bad batch", at=1.0, torch_text="")
+AS_TIMEOUT = ended("RuntimeError", TIMED_OUT, at=1.0, torch_text="")
+WRAPPED = ended("ValueError", "epoch 3", at=1.0, torch_text=CLOSED, because="caused by no peer")
 TWO_PLACES = {0: interrupted(), 1: FAILED, 2: interrupted(), 3: interrupted("barrier #8")}
 OF_A_FILE_SERVER = ended("RuntimeError", "timeout of the file server")
 IN_BARRIER = ended("ValueError", "no", collective="barrier #2")
@@ -124,6 +135,10 @@ BLAME: dict[str, Ranks] = {
     "who died and not who was elsewhere": {0: timed_out(), 1: elsewhere(), 2: KILLED},
     "the cell that waited for a key": {0: ended("DistStoreError", STORE), 1: elsewhere()},
     "a timeout of another kind": {0: OF_A_FILE_SERVER, 1: elsewhere()},
+    "the user's error with the text of a lost peer": {0: FAILED_LATE, 1: AS_LOST},
+    "the user's error with the text of a relayed one": {0: FAILED_LATE, 1: AS_RELAYED},
+    "the user's error with the text of a timeout": {0: elsewhere(), 1: AS_TIMEOUT},
+    "no lost connection that the user's code raised as another error": {0: FAILED_LATE, 1: WRAPPED},
 }
 
 
@@ -281,6 +296,8 @@ ONE_LINE: dict[str, Ranks] = {
     "interrupted": {0: interrupted("")},
     "interrupted, no line": {0: interrupted("", line=0)},
     "connection lost": {0: closed()},
+    "connection lost, raised as another error": {0: WRAPPED},
+    "the user's error with the text of a lost peer": {0: AS_LOST},
     "timeout in a collective": {0: timed_out()},
     "SIGKILL": {0: KILLED},
     "SIGKILL on two ranks": {0: KILLED, 1: KILLED},

@@ -1,0 +1,49 @@
+"""Tell the errors that torch raised from those of the user's code, before a text is read.
+
+Types do not tell them apart: Gloo raises a plain RuntimeError. Frames do not either: the frame in
+which DDP's backward loses a peer is also the frame of "Trying to backward through the graph a
+second time".
+"""
+
+from __future__ import annotations
+
+import dis
+import re
+from collections.abc import Iterator
+
+_RAISE = dis.opmap["RAISE_VARARGS"]
+# RPC raises the errors of the function that it has called on another rank
+_TORCH_DISTRIBUTED = re.compile(r"torch[/\\]distributed[/\\](?!rpc[/\\])")
+
+
+def torch_errors(error: BaseException | None) -> Iterator[RuntimeError]:
+    """Yield the RuntimeErrors of C++ code and torch.distributed among an error and its causes.
+
+    A RuntimeError that another ``raise`` has raised is the user's, whatever its text. A loader
+    raises its worker's error in this way, too.
+    """
+    seen: set[int] = set()  # a cell may have created a cycle of causes
+    while error is not None and id(error) not in seen:
+        file = raising_file(error)
+        is_from_torch = not file or _TORCH_DISTRIBUTED.search(file)
+        if isinstance(error, RuntimeError) and is_from_torch:
+            yield error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+
+
+def raising_file(error: BaseException) -> str:
+    """Return the file of the ``raise`` that raised an error, or "" if C or C++ code raised it.
+
+    >>> raising_file(RuntimeError("it was not raised"))
+    ''
+    """
+    step = error.__traceback__
+    if step is None:
+        return ""
+    while step.tb_next is not None:
+        step = step.tb_next
+    code = step.tb_frame.f_code
+    # Cython adds frames whose last instruction is unknown, -1 or lower
+    is_raise = step.tb_lasti < 0 or code.co_code[step.tb_lasti] == _RAISE
+    return code.co_filename if is_raise else ""
