@@ -40,7 +40,7 @@ _RELEVANT_WORDS = re.compile(
 
 
 # rules that do not apply to a cell that only some ranks run
-RULES_FOR_ALL_RANKS = frozenset(f"ND{number}" for number in (*range(101, 105), 126, 133, 141))
+RULES_FOR_ALL_RANKS = frozenset(f"ND{number}" for number in (*range(101, 105), 108, 126, 133, 141))
 
 
 def needs_check(text: str) -> bool:

@@ -12,7 +12,7 @@ from nbddp.checks.conditions import (
     early_exits,
     exit_target,
     may_exclude,
-    picks_one_of_all,
+    pick_one_of_all,
     rank_conditions,
     tests_at,
 )
@@ -24,6 +24,7 @@ from nbddp.checks.syntax import (
     names_in,
     plain_names,
 )
+from nbddp.checks.values import are_numbers, is_in_set_order
 
 _GROUP_POSITIONS = {  # position of the ``group`` argument; None if there is no such argument
     **dict.fromkeys(("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce"), 2),
@@ -182,7 +183,7 @@ def _collective_on_some_ranks(source: CellSource) -> Iterator[Hit]:
         [
             each
             for each in rank_conditions(source, call)
-            if call not in sharded_calls or all(map(picks_one_of_all, each.tests))
+            if call not in sharded_calls or pick_one_of_all(source, *each.tests)
         ]
         for call, _ in calls
     ]
@@ -246,7 +247,7 @@ def _after_early_exit(source: CellSource) -> Iterator[Hit]:
         for line, name, call in sorted(candidates, key=lambda each: each[:2]):
             if (
                 first < line <= last
-                and (call not in sharded_calls or picks_one_of_all(condition.test))
+                and (call not in sharded_calls or pick_one_of_all(source, condition.test))
                 and not may_exclude(source, condition.body[-1], call)
             ):
                 leaves = type(condition.body[-1]).__name__.lower()
@@ -314,6 +315,25 @@ def _divides(_source: CellSource, function: ast.AST) -> bool:
     )
 
 
+@rule("ND108")
+def _collective_in_order_of_set(source: CellSource) -> Iterator[Hit]:
+    for call, name in collective_calls(source):
+        function = source.function(call)
+        for inner, outer in source.steps_out(call):
+            if outer is function:
+                break
+            loops = getattr(outer, "generators", [outer])  # of a comprehension
+            for each in loops if inner not in loops else []:
+                is_loop = isinstance(each, ast.For | ast.comprehension) and inner is not each.iter
+                if (
+                    is_loop
+                    and is_in_set_order(source, each.iter, function)
+                    and not are_numbers(each.target)
+                ):
+                    where = f"a loop over the set {ast.unparse(each.iter)}"
+                    yield call, f"{short_name(name)} is in {where}, which has no fixed order."
+
+
 @rule("ND102")
 def _model_on_some_ranks(source: CellSource) -> Iterator[Hit]:
     for call in source.calls:
@@ -326,7 +346,7 @@ def _model_on_some_ranks(source: CellSource) -> Iterator[Hit]:
             continue
         for condition in rank_conditions(source, call):
             if (
-                (is_fsdp and not all(map(picks_one_of_all, condition.tests)))
+                (is_fsdp and not pick_one_of_all(source, *condition.tests))
                 or _may_be_in_join(source, condition.node)
                 or _all_branches_call(source, condition, name)
             ):

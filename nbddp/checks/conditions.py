@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -12,6 +13,7 @@ from typing import Any
 
 from nbddp.checks.source import CellSource, Scope, cached_per_source
 from nbddp.checks.syntax import last_name, names_in
+from nbddp.checks.values import ITEM, MAX_DEPTH, bindings
 
 _RANK = re.compile(r"(?:^|_)(?:rank|local_rank|global_rank|node_rank|get_rank|is_rank\w*)$|^RANK$")
 # names that hold no rank of a process: counts, words for all ranks, ranks of matrices
@@ -22,6 +24,13 @@ _MAIN = re.compile(r"(?i)(?:main|master|primary|chief|rank_?(?:zero|0)|leader)")
 _IS_MAIN = re.compile(r"(?:is_)?(?:main|master|primary|chief)(?:_process|_rank|_node)?")
 _RANKS_OF_WORLD = frozenset({"rank", "local_rank", "global_rank", "get_rank", "RANK", "is_rank0"})
 _WORLD_SIZE_IS_ONE = re.compile(r"(?:.*\.)?_?(?:get_)?world_size(?:\(\))? (?:== 1|<= 1|< 2)")
+# calls in values such as int(os.environ.get("RANK", 0)), and syntax in them
+_KEEPS_RANK = frozenset({"int", "bool", "get", "getenv", "environ", "is_initialized"})
+_PARTS_OF_RANKS = (
+    *(ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp),
+    *(ast.IfExp, ast.Call, ast.Subscript, ast.expr_context, ast.boolop, ast.operator, ast.unaryop),
+    ast.cmpop,
+)
 _EXITS = (ast.Return, ast.Break, ast.Continue)
 
 
@@ -52,6 +61,66 @@ def _mentions_rank(node: ast.AST) -> bool:
         return False
     inner = ast.iter_child_nodes(node)
     return _is_rank(node) or _is_main(node) or any(map(_mentions_rank, inner))
+
+
+@cached_per_source
+def with_ranks(
+    source: CellSource, test: ast.expr, *, may_guess: bool = False, depth: int = MAX_DEPTH
+) -> ast.expr:
+    """Return an expression in which the value of the rank replaces each name that holds it.
+
+    A name that is like a rank's, but holds an item of a list, is replaced by another name.
+
+    Args:
+        source: the code.
+        test: the expression.
+        may_guess: whether one value of a name is enough; else all must be the rank or constants.
+        depth: the number of names to follow, one after the other.
+    """
+    names = [each for each in ast.walk(test) if isinstance(each, ast.Name | ast.Attribute)]
+    options = {"may_guess": may_guess, "depth": depth}
+    held = {ast.unparse(each): _held(source, each, test, options) for each in names if depth}
+    return _Replacement(held).visit(deepcopy(test)) if any(held.values()) else test
+
+
+class _Replacement(ast.NodeTransformer):
+    def __init__(self, values: dict[str, ast.expr | None]) -> None:
+        self._values = values
+
+    def visit(self, node: ast.AST) -> Any:
+        is_name = isinstance(node, ast.Name | ast.Attribute)
+        held = self._values.get(ast.unparse(node)) if is_name else None
+        return held or self.generic_visit(node)
+
+
+def _held(
+    source: CellSource, name: ast.expr, test: ast.expr, options: Mapping[str, Any]
+) -> ast.expr | None:
+    """Return the rank's value that a name holds; None if it holds none, or already says so."""
+    values = bindings(source, name, source.function(test))
+    if _is_rank(name) or _is_main(name):
+        others = [last_name(e.func) for e in values if isinstance(e, ast.Call)]
+        is_other = all(e is ITEM for e in values) or any(map(_NOT_A_RANK.search, others))
+        return ast.Name("item") if values and is_other else None
+    if not values and source.given_kinds.get(last_name(name)) == "rank":
+        return ast.Name("rank")
+    options = {**options, "depth": options["depth"] - 1}
+    followed = [e if e is None else with_ranks(source, e, **options) for e in values]
+    ranks = [each for each in followed if each is not None and _is_rank_value(each)]
+    others_are_constants = all(
+        each in ranks or (isinstance(each, ast.Constant) and each is not ITEM) for each in followed
+    )
+    return ranks[0] if ranks and (options["may_guess"] or others_are_constants) else None
+
+
+def _is_rank_value(value: ast.expr) -> bool:
+    """Return whether a value is the rank or is computed from it, without calls of other code."""
+    for each in ast.walk(value):
+        called = getattr(each, "func", each.value if isinstance(each, ast.Subscript) else None)
+        is_plain = called is None or last_name(called) in _KEEPS_RANK or _is_rank(called)
+        if not is_plain or not isinstance(each, _PARTS_OF_RANKS):
+            return False
+    return _mentions_rank(value)
 
 
 def picks_one_of_all(test: ast.AST) -> bool:
@@ -115,7 +184,7 @@ def _asks_if_distributed(test: ast.Compare) -> bool:
 def is_guarded(source: CellSource, node: ast.AST) -> bool:
     """Return whether a condition that may mean one rank is around a node, or exits before it."""
     return any(
-        may_mean_one_rank(test)
+        may_mean_one_rank(with_ranks(source, test, may_guess=True))
         for inner, outer in source.steps_out(node)
         for test in (*_deciding_tests(outer), *_exit_tests_before(outer, inner))
     )
@@ -165,7 +234,7 @@ def early_exits(source: CellSource) -> Iterator[tuple[ast.If, ast.AST]]:
     """Yield conditions on the rank that exit a function or a loop, with that function or loop."""
     for node in source.nodes_of(ast.If):
         last = node.body[-1]
-        if not node.orelse and isinstance(last, _EXITS) and depends_on_rank(node.test):
+        if not node.orelse and isinstance(last, _EXITS) and varies(source, node.test):
             target = _left_by(source, last)
             if target and target is not source.tree:
                 yield node, target
@@ -251,7 +320,7 @@ def may_exclude(source: CellSource, one: ast.AST, other: ast.AST) -> bool:
         {
             (text, is_true)
             for text, is_true, test in tests_at(source, each)
-            if not depends_on_rank(test)
+            if not varies(source, test)
         }
         for each in (one, other)
     )
@@ -269,7 +338,7 @@ class RankCondition:
     """
 
     node: ast.AST
-    tests: tuple[ast.AST, ...]
+    tests: tuple[ast.expr, ...]
     branch: int = 0
 
     @cached_property
@@ -293,25 +362,35 @@ class RankCondition:
         return f"{'the `else` of ' if self.branch else ''}`if {self.code[0]}`"
 
 
+def varies(source: CellSource, test: ast.expr) -> bool:
+    """Return whether a condition is true on some ranks only, whatever the rank's name is."""
+    return depends_on_rank(with_ranks(source, test))
+
+
+def pick_one_of_all(source: CellSource, *tests: ast.expr) -> bool:
+    """Return whether :func:`picks_one_of_all` holds for each test, whatever the rank's name is."""
+    return all(picks_one_of_all(with_ranks(source, each)) for each in tests)
+
+
 def rank_conditions(source: CellSource, node: ast.AST) -> Iterator[RankCondition]:
     """Yield the conditions on the rank around a node in its function, from the inside out."""
     for inner, outer in source.steps_out(node):
         if isinstance(outer, Scope):
             return
-        if found := _condition(outer, inner):
+        if found := _condition(source, outer, inner):
             yield found
 
 
-def _condition(outer: ast.AST, inner: ast.AST) -> RankCondition | None:
+def _condition(source: CellSource, outer: ast.AST, inner: ast.AST) -> RankCondition | None:
     match outer:
-        case ast.If(test=test, body=body) if inner is not test and depends_on_rank(test):
+        case ast.If(test=test, body=body) if inner is not test and varies(source, test):
             return RankCondition(outer, (test,), int(inner not in body))
-        case ast.IfExp(test=test, body=one) if inner is not test and depends_on_rank(test):
+        case ast.IfExp(test=test, body=one) if inner is not test and varies(source, test):
             return RankCondition(outer, (test,), int(inner is not one))
-        case ast.While(test=test, body=body) if inner in body and depends_on_rank(test):
+        case ast.While(test=test, body=body) if inner in body and varies(source, test):
             return RankCondition(outer, (test,))
         case ast.BoolOp(values=values) if inner in values:
             before = tuple(values[: values.index(inner)])
-            asked = [each for each in before if depends_on_rank(each)]
+            asked = [each for each in before if varies(source, each)]
             return RankCondition(outer, before) if asked else None
     return None

@@ -136,6 +136,8 @@ class RankFacts:
         ddp_ranks: the numbers of ranks among which its DDP models share gradients.
         aliases: the full names of torch's and nbddp's modules, classes and functions, by name; also
             ``transformers.Trainer`` and the like for a trainer of all ranks.
+        kinds: ``rank`` for a name whose value tells the rank, ``set`` for a set of other items than
+            numbers.
         batches: the batch sizes of the training kit's loaders that shuffle, by name.
         host, cores, gpus, threads: its machine, the cores and the number of GPUs that it may use,
             and torch's threads.
@@ -146,6 +148,7 @@ class RankFacts:
     objects: Mapping[str, NamedObject] = field(default_factory=dict)
     ddp_ranks: list[int] = field(default_factory=list)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
     batches: Mapping[str, int] = field(default_factory=dict)
     host: str = ""
     cores: int = 0
@@ -199,8 +202,10 @@ class GroupFacts:
 
     @property
     def has_ddp(self) -> bool:
-        """Whether all ranks have a DDP model."""
-        return self.is_complete and all(each.ddp_ranks for each in self.ranks.values())
+        """Whether all ranks have a DDP model that all ranks share, and not only a subgroup."""
+        return self.is_complete and all(
+            self.world_size in each.ddp_ranks for each in self.ranks.values()
+        )
 
     def all_have(self, kind: type[T]) -> Iterator[tuple[str, dict[int, T]]]:
         """Yield the names that have an object of this kind on every rank, with the objects."""
@@ -218,12 +223,18 @@ class GroupFacts:
         return self.source.shared_names.get(name, 0)
 
 
-def kinds_by_name(rank: RankFacts) -> dict[str, str]:
-    """Map variable names of a rank to kinds of objects, such as ``ddp`` or ``loader plain``.
+def kinds_by_name(ranks: Mapping[int, RankFacts]) -> dict[str, str]:
+    """Map variable names of the first rank to kinds, such as ``ddp`` or ``loader plain``.
 
-    The rules that check source code get this map.
+    The rules that check source code get this map. A value that tells the rank does so on all ranks.
     """
-    found: dict[str, str] = {}
+    rank = ranks[min(ranks)] if ranks else RankFacts()
+    found: dict[str, str] = {
+        name: kind
+        for name, kind in rank.kinds.items()
+        if all(each.kinds.get(name) == kind for each in ranks.values())
+        and (kind != "rank" or len(ranks) > 1)
+    }
     for name, each in rank.objects.items():
         if isinstance(each, ModelFacts):
             mode = " in training" if each.is_training and each.differs_in_training else ""

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from nbddp.checks.collective_rules import collective_name
 from nbddp.checks.facts import GroupFacts, LoaderFacts, ModelFacts, OptimizerFacts
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.training_rules import backward_calls
@@ -138,7 +139,10 @@ def _unequal_batches(facts: GroupFacts) -> Iterator[Hit]:
 def _different_parameters(facts: GroupFacts) -> Iterator[Hit]:
     if re.search(r"no_sync|comm_hook|LocalSGD|PeriodicModelAverager", facts.source.text):
         return  # the parameters may differ on purpose
-    by_hand = re.search(r"all_reduce\([\w.]*\.grad\b", facts.source.text)
+    by_hand = any(  # in a group of some ranks, other ranks may have other stages of a pipeline
+        collective_name(facts.source, each) and re.search(r"\.grad\b", ast.unparse(each))
+        for each in facts.source.calls_of("all_reduce")
+    )
     for name, by_rank in facts.all_have(ModelFacts):
         is_shared = all(each.ranks == facts.world_size for each in by_rank.values())
         is_trained = is_shared or (by_hand and facts.line(name))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from nbddp.checks.collective_rules import collective_name
-from nbddp.checks.conditions import depends_on_rank, is_called_guarded
+from nbddp.checks.conditions import depends_on_rank, is_called_guarded, with_ranks
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.source import CellSource, cached_per_source
 from nbddp.checks.syntax import argument, last_name, names_in, plain_names
@@ -115,6 +115,7 @@ def _is_rank_specific(source: CellSource, path: ast.expr, depth: int = 3) -> boo
     """Return whether the path differs between ranks."""
     if isinstance(path, ast.Constant):  # the same on all ranks
         return path.value == os.devnull
+    path = with_ranks(source, path, may_guess=True)
     if depends_on_rank(path) or _RANK_SPECIFIC.search(ast.unparse(path)):
         return True
     known = {*source.aliases, *vars(builtins), *source.assigned, *_IMPORTED_ELSEWHERE}

@@ -39,7 +39,7 @@ def cached_per_source(
 
     @wraps(find)
     def found(source: CellSource, /, *args: P.args, **options: P.kwargs) -> V:
-        key = (find, *args)
+        key = (find, *args, *options.values())
         if key not in source.cache:
             source.cache[key] = find(source, *args, **options)
         value: V = source.cache[key]

@@ -67,7 +67,7 @@ def check_cell(
     first_rank = ranks[min(ranks)] if ranks else RankFacts()
     source = CellSource(
         "" if request.script is not None else request.source,
-        kinds_by_name(first_rank),
+        kinds_by_name(ranks),
         first_line=request.first_line,
         aliases=first_rank.aliases,
     )

@@ -103,9 +103,19 @@ def _collect(
         empty,
         objects=trainers_of_cell() | found,
         ddp_ranks=sorted({group.size() for group in groups if group is not None}),
+        kinds={name: kind for name in wanted if (kind := _kind_of_value(names[name]))},
         aliases={name: whole for name in wanted if (whole := _import_name(names[name]))},
         batches=_batch_sizes(names, wanted),
     )
+
+
+def _kind_of_value(value: Any) -> str:
+    """Return ``rank`` for the rank or whether it is 0, ``set`` for a set of texts or objects."""
+    if type(value) in (int, bool):
+        rank = this_rank.rank()
+        return "rank" if value == (rank if type(value) is int else rank == 0) else ""
+    few = islice(value, MAX_INDICES) if type(value) in (set, frozenset) else ()
+    return "set" if any(type(each) not in (int, float, bool) for each in few) else ""
 
 
 def _own_gpu() -> dict[str, Any]:

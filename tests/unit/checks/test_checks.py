@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -280,7 +281,7 @@ def test_check_refuses_files_other_than_scripts(folder: Path, snapshot: Snapshot
 
 
 def test_rules_over_code_know_optimizers_and_scalers_from_other_cells_by_any_name() -> None:
-    facts = RankFacts(objects={"adam": OptimizerFacts(), "amp": ScalerFacts()})
+    facts = {0: RankFacts(objects={"adam": OptimizerFacts(), "amp": ScalerFacts()})}
     step = "for i in range(9):\n    net(x).backward()\n    if i % 4 == 0:\n        adam.step()"
     scaled = "amp.scale(loss).backward()\nadam.step()"
     assert_found("ND121", step, kinds=kinds_by_name(facts))
@@ -341,6 +342,21 @@ def test_loader_streams_and_sample_orders_are_compared_between_ranks(
     assert [each.rule for each in found] == rule.split()
     if found:
         assert found[0].text == snapshot
+
+
+def test_models_of_pipeline_stages_may_differ() -> None:
+    stages = [{"sample": [rank / 2], "shapes": "s"} for rank in (0, 1)]
+    sums = "for p in m.parameters():\n    dist.all_reduce(p.grad{})\n"
+    for text, rules in (("", ["ND207"]), (", group=data_parallel", [])):
+        facts = of_each("m", ModelFacts, stages, sums.format(text))
+        assert [each.rule for each in checker.check_facts(facts)] == rules
+
+
+def test_ranks_that_share_models_in_subgroups_need_not_have_equal_settings() -> None:
+    for rule in ("ND201", "ND206", "ND208", "ND217"):
+        facts = EXAMPLES[rule][0]
+        ranks = {rank: replace(each, ddp_ranks=[1]) for rank, each in facts.ranks.items()}
+        assert list(checker.ALL_RULES[rule].findings(replace(facts, ranks=ranks))) == []
 
 
 def test_sharing_a_gpu_is_not_reported_if_there_are_fewer_gpus_than_ranks() -> None:

@@ -10,6 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.checks.checker import check_source
 from nbddp.checks.conditions import depends_on_rank
+from nbddp.checks.facts import RankFacts, kinds_by_name
 from nbddp.checks.source import CellSource
 
 REDUCES = "dist.all_reduce(t)\n"
@@ -107,6 +108,96 @@ def test_a_collective_is_found_in_a_called_function_and_under_an_alias() -> None
     text = "if rank == 1:\n    add(x)\n"
     assert_found("ND101", "from torch.distributed import all_reduce as add\n" + text, is_cell=False)
     assert_no_findings(text, is_cell=False)
+
+
+# ---- values of names
+
+WAITS = "    dist.barrier()\n"
+SPAWNED = "def work(i, n):\n  if i == 0:\n    {}\nmp.spawn(work, nprocs=2, args=(2,))\n"
+HELD_RANKS = {  # code that gives the rank to another name, and a condition on that name
+    "r = dist.get_rank()": "if r == 0",
+    "pid: int = dist.get_rank()": "if not pid",
+    "me = rank\nyou = me": "if you == 1",
+    "r, w = dist.get_rank(), dist.get_world_size()": "if r == w - 1",
+    "r = 0\nif wide: r = int(os.environ['RANK'])": "while r",
+    "r = dist.get_rank() if dist.is_initialized() else 0": "if r < 1",
+    "self.me = int(os.environ.get('LOCAL_RANK', 0))": "if self.me == 0 and step",
+    "first = dist.get_rank() == 0": "if first",
+    "first = not rank": "if ready and first",
+    "stage = rank // 2": "if stage == 0",
+    "(r := dist.get_rank())": "if r",
+}
+
+
+@pytest.mark.parametrize("head", [None, COMMON + "import os\n"])
+def test_the_rank_is_found_under_another_name(head: str | None) -> None:
+    for given, condition in HELD_RANKS.items():
+        text = f"{head or ''}{given}\n"
+        assert_found("ND101", text + under(condition, "dist.barrier()\n"), is_cell=not head)
+        save = under(condition, "torch.save(t, 'a.pt')\n")
+        assert_no_findings(text + save + REDUCES, is_cell=not head)
+    assert_found("ND101", SPAWNED.format("dist.barrier()"), head=head or "")
+    assert_no_findings(SPAWNED.format("torch.save(t, 'a.pt')") + REDUCES, head=head or "")
+    train = "def fit(me):\n" + under("    if me", "  return\n") + WAITS
+    assert_found("ND103", f"{train}fit(dist.get_rank())\n", head=head or "")
+    assert_no_findings(f"{train}fit(3)\n", f"{train}fit(rank)\nfit(size)\n", head=head or "")
+    part = "m.full_tensor()"
+    assert_found("ND101", f"me = dist.get_rank()\nif me == 0: {part}", head=head or "")
+    assert_no_findings(f"me = dist.get_rank(tp)\nif me == 0: {part}", head=head or "")
+
+
+def test_a_name_that_may_hold_something_else_than_the_rank_is_accepted() -> None:
+    assert_no_findings(
+        under("for rank in range(4)", "if rank == 2: dist.barrier()\n"),
+        "rank = torch.linalg.matrix_rank(t)\nif rank > 3: dist.barrier()\n",
+        "r = dist.get_rank()\nfor r in range(3): pass\nif r == 0: dist.barrier()\n",
+        "r = dist.get_rank()\nr = load()\nif r == 0: dist.barrier()\n",
+        "n = count(rank)\nif n == 0: dist.barrier()\n",
+        "r = dist.get_rank()\ndef f(r):\n  if r == 0: dist.barrier()\n",
+        "r, w = dist.get_rank(), dist.get_world_size()\ntorch.save(t, f'{r}.pt')\n",
+        "wide = rank != -1\nif wide: dist.barrier()\n",
+    )
+
+
+def test_a_name_of_another_cell_that_holds_the_rank_is_followed() -> None:
+    ranks = {rank: RankFacts(kinds={"r": "rank", "names": "set"}) for rank in (0, 1)}
+    stops, saves = under("if r == 0", "dist.barrier()\n"), under("if r", "torch.save(t, 'a')\n")
+    assert_found("ND101", stops, kinds=kinds_by_name(ranks))
+    assert_found("ND108", under("for name in names", REDUCES), kinds=kinds_by_name(ranks))
+    assert_no_findings(saves, kinds=kinds_by_name(ranks))
+    assert_no_findings(f"r = load()\n{stops}", kinds=kinds_by_name(ranks))
+    for others in ({}, {1: RankFacts()}):
+        assert_no_findings(stops, kinds=kinds_by_name({0: ranks[0], **others}))
+
+
+def test_a_collective_in_a_loop_over_a_set_is_found() -> None:
+    loops = {
+        "": (
+            *("{'a', 'b'}", "set(names)", "list(set(names))", "frozenset(model.parameters())"),
+            *("one.keys() & two.keys()", "set(a).union(b)"),
+        ),
+        "names = set(x)\n": ("names", "enumerate(list(names))", "names - done", "names.copy()"),
+        "names = {k for k in x}\nnames -= {'a'}\n": ("names", "tuple(names | {'b'})"),
+        "names, n = set(old) - set(new), 3\n": ("names",),
+    }
+    for given, iterables in loops.items():
+        for each in iterables:
+            assert_found("ND108", f"{given}for name in {each}:\n{WAITS}")
+    assert_found("ND108", "[dist.all_gather(x[k], y) for k in set(x)]")
+    assert_found("ND108", f"def mean(x):\n{WAITS}for x in set(xs):\n    mean(x)\n")
+
+
+def test_loops_with_an_order_that_all_ranks_share_are_accepted() -> None:
+    orders = ("sorted(set(x))", "dict.fromkeys(x)", "x.keys()", "[*x]", "{1, 2}", "set(range(4))")
+    orders += ("set(ranks)", "x.difference(y)", "a - b")
+    assert_no_findings(
+        *(f"for name in {each}:\n{WAITS}" for each in orders),
+        f"for src in set(x):\n{WAITS}",
+        f"names = set(x)\nnames = sorted(names)\nfor n in names:\n{WAITS}",
+        f"for name in set(x):\n    print(name)\n{REDUCES}",
+        "for name in gather(dist.all_reduce(x)): pass",
+        "for name in set(dist.all_gather(x, y)): pass",
+    )
 
 
 # ---- models and tensors in parts

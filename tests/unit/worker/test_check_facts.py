@@ -263,6 +263,11 @@ def test_the_order_facts_distinguish_reordered_lists_from_different_lists() -> N
     assert order_of(["a", 1]) == order_of([None, None]) == order_of([object()] * 2) == ("", "", "")
 
 
+def test_values_that_tell_the_rank_and_sets_of_texts_are_reported() -> None:
+    names = {"r": 0, "first": True, "n": 1, "no": False, "a": {"x"}, "b": {1, 2}, "c": 0.0}
+    assert collect_facts(names).kinds == {"r": "rank", "first": "rank", "a": "set"}
+
+
 def test_the_number_of_torchs_threads_is_reported() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
@@ -283,7 +288,7 @@ def test_the_facts_of_a_model_on_all_ranks_describe_its_wrapper() -> None:
         "parts": fully_shard(nn.Linear(4, 8)),
     }
     found: Any = collect_facts(names)
-    assert kinds_by_name(found) == {
+    assert kinds_by_name({0: found}) == {
         "model": "ddp with buffers in training",
         "still": "ddp in training",
         "plain": "ddp",
