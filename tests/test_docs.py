@@ -85,10 +85,11 @@ def test_overview_of_commands_is_short_and_names_and_links_every_command() -> No
 
 def test_pages_use_only_existing_options() -> None:
     ours = {name for parser in parsers().values() for name in parser._option_string_actions}
-    others = {  # of pip, torchrun, Jupyter and our installer
+    others = {  # of pip, torchrun, Jupyter, Docker and our installer
         *("--test", "--execute", "--to", "--no-input", "--stdout"),
         *("--standalone", "--nproc-per-node", "--max-restarts"),
         *("--node-rank", "--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--join"),
+        "--shm-size",
         "--lr",  # of a script
     }
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", FOR_USERS)) <= ours | others

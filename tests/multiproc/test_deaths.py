@@ -108,6 +108,16 @@ def test_the_users_errors_with_the_texts_of_torch_and_nbddp_are_causes(group: Ra
         assert f"rank 1: RuntimeError: {text}, line 1" in error.report
         assert "consequence" not in error.report
         assert group.pull("before == id(dist.group.WORLD)") == [True, True], "no new group"
+    error = group.failure_of(
+        "class Images(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, index): raise RuntimeError('reset: connection reset by peer')\n"
+        "for batch in torch.utils.data.DataLoader(Images(), num_workers=1): pass"
+    )
+    worker = "(in DataLoader worker process 0)"
+    assert (
+        str(error) == f"ranks 0-1: RuntimeError: reset: connection reset by peer {worker}, line 3"
+    )
 
 
 def test_death_after_a_rank_finished_its_cell_fails_the_cell_and_spares_the_others(

@@ -42,6 +42,15 @@ _HIDDEN_TEXT = re.compile(
 )
 # causes that hold the traceback of another process
 _REMOTE = ("_RemoteTraceback", "RemoteTraceback")
+# a loader's error has the traceback of its worker in its text (torch/_utils.py, torch 2.13.0)
+_CAUGHT = re.compile(r"Caught (\w+) in (.+)\.\nOriginal Traceback ")
+_REMOTE_FRAME = re.compile(r'^ *File "(.+)", line (\d+), in .*', re.MULTILINE)
+# torch keeps the batches of loader workers in files of this name (torch 2.13.0)
+_NO_SHARED_MEMORY = re.compile(r"</torch_\w+>.*No space left|out of shared memory")
+FULL_SHARED_MEMORY = (
+    "/dev/shm is full: use fewer loader workers or smaller batches, or a container with a larger "
+    "one, as by `docker run --shm-size=8g`"
+)
 
 
 class Shell(Protocol):
@@ -70,10 +79,11 @@ def describe_failure(
         stuck_in: the collective that the rank waited in when it was interrupted, if any.
         at: the time of the error.
     """
-    locations = _locations(error.__traceback__)
-    user_locations = [each for each in locations if shell.is_cell_file(each.filename)]
-    filename, line = user_locations[-1][:2] if user_locations else ("", 0)
-    text = error_text(error)
+    name, text, reason = _unwrap_remote(error)
+    local = (each[:2] for each in _locations(error.__traceback__))
+    remote = ((file, int(line)) for file, line in _REMOTE_FRAME.findall(_remote_traceback(error)))
+    user_locations = [each for each in (*local, *remote) if shell.is_cell_file(each[0])]
+    filename, line = user_locations[-1] if user_locations else ("", 0)
     if not text and isinstance(error, AssertionError):
         text = linecache.getline(filename, line).strip()
     names = shell.user_ns
@@ -81,12 +91,12 @@ def describe_failure(
     functions = (frame for frame in stack if frame.f_locals is not frame.f_globals)
     scopes = (frame.f_locals for frame in functions if frame.f_locals is not names)
     return Failure(
-        name=type(error).__name__,
+        name=name,
         text=text,
         traceback=shell.format_error(error),
         line=line,
         file=shell.name_of_file(filename) if line else "",
-        because=_first_cause(error, text) or describe_ddp_parameters(error, names),
+        because=reason or _first_cause(error, text) or describe_ddp_parameters(error, names),
         collective=_describe_collective(stack, stuck_in),
         at=at,
         memory=describe_out_of_memory(error, [names, *scopes]),
@@ -119,6 +129,29 @@ def error_text(error: BaseException) -> str:
         return str(error)
     except Exception as inner:  # noqa: BLE001 - a user's __str__ may raise anything
         return f"its text is not available: __str__() raised {type(inner).__name__}"
+
+
+def _remote_traceback(error: BaseException) -> str:
+    """Return the traceback of the process or thread that raised an error; "" if there is none."""
+    text = error_text(error)
+    if _CAUGHT.match(text):
+        return text
+    cause = error.__cause__
+    return error_text(cause) if cause and type(cause).__name__ in _REMOTE else ""
+
+
+def _unwrap_remote(error: BaseException) -> tuple[str, str, str]:
+    """Return name and text of an error, of a loader's error those that its worker has raised.
+
+    The third value is the place of the worker's error, or what to do if shared memory is full.
+    """
+    name, text, where = type(error).__name__, error_text(error), ""
+    if caught := _CAUGHT.match(text):
+        name, where = caught[1], f"in {caught[2]}"
+        after_frames = _REMOTE_FRAME.split(text)[-1]  # source lines are indented
+        message = re.search(rf"^(?:\w+\.)*{name}(?:: ((?s:.*)))?", after_frames, re.MULTILINE)
+        text = ((message and message[1]) or "").strip()
+    return name, text, FULL_SHARED_MEMORY if _NO_SHARED_MEMORY.search(text) else where
 
 
 def _torch_text(error: BaseException) -> str:

@@ -181,6 +181,24 @@ def summary_of(error: BaseException) -> tuple[str | int, ...]:
     return said.name, said.text, said.line, said.file, said.because
 
 
+WORKER = "in DataLoader worker process 0"
+FULL = "unable to write to file </torch_12_34_0>: No space left on device (28)"
+
+
+def loaded(error: str) -> str:
+    """Return the source of a loader whose worker raises an error."""
+    return f"""class BadImage(Exception):
+    def __init__(self, number, kind): super().__init__(number, kind)
+class Images:
+    def __getitem__(self, index):
+        raise {error}
+try:
+    Images()[7]
+except Exception:
+    caught = torch._utils.ExceptionWrapper(where={WORKER!r})
+caught.reraise()"""
+
+
 @pytest.mark.parametrize(
     ("source", "summary"),
     [
@@ -193,6 +211,12 @@ def summary_of(error: BaseException) -> tuple[str | int, ...]:
         ("raise NotImplementedError", ("NotImplementedError", "", 1, "", "")),
         ("x = 3\nassert x == 2", ("AssertionError", "assert x == 2", 2, "", "")),
         ("assert 1 == 2, 'why'", ("AssertionError", "why", 1, "", "")),
+        (loaded("OSError('bad image 7')"), ("OSError", "bad image 7", 5, "", WORKER)),
+        (loaded("KeyError('label')"), ("KeyError", "'label'", 5, "", WORKER)),
+        (loaded("BadImage(7, 'png')"), ("BadImage", "(7, 'png')", 5, "", WORKER)),
+        (loaded("ValueError"), ("ValueError", "", 5, "", WORKER)),
+        (loaded(f"RuntimeError('{FULL}')"), ("RuntimeError", FULL, 5, "", "/dev/shm is full")),
+        (f"raise RuntimeError('{FULL}')", ("RuntimeError", FULL, 1, "", "/dev/shm is full")),
     ],
 )
 def test_an_error_summary_has_type_message_line_file_and_cause(
