@@ -49,6 +49,7 @@ class Session(Executor):
         end_requests: how often the user interrupted, stopped or restarted the group. A caller that
             does several things in turn, such as a replay, ends if this number changes.
         last_healed: the result of the last heal.
+        describe_name: says how a name that a rank misses gets to the ranks.
         reported_findings: the findings below cells so far: attempt, rule and text of each.
     """
 
@@ -65,6 +66,7 @@ class Session(Executor):
         self._owns_launcher = owns_launcher
         self._opening = threading.Lock()
         self.end_requests = 0
+        self.describe_name: Callable[[str], str] = lambda _name: ""
         self.last_healed: Healed | None = None
         self.reported_findings: set[tuple[int, str, str]] = set()
         self._push_store = PushStore()
@@ -78,12 +80,14 @@ class Session(Executor):
         """
         self._ensure_runtime()
         link = self.require_link()
-        return Session(
+        sibling = Session(
             self.launcher.share(),
             colors=self._colors,
             make_runtime=partial(open_runtime, link.create_sibling),
             owns_launcher=False,
         )
+        sibling.describe_name = self.describe_name
+        return sibling
 
     def use_launcher(self, launcher: Launcher) -> None:
         """Use another launcher from the next start on; no rank may be running."""
@@ -283,6 +287,7 @@ class Session(Executor):
             run_attempt=self.life.run_attempt,
             has_other_ranks=not {*self.life.alive} <= {*ranks},
             lost=self.replay_log.lost,
+            describe_name=self.describe_name,
         )
         event = ev.RunAsked(
             cell=handle.number,

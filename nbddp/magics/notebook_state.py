@@ -26,6 +26,7 @@ from nbddp.lifecycle.refusals import unknown_rank, with_way_out
 from nbddp.lifecycle.retries import Retries
 from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.export_log import ExportLog, omitted_cell
+from nbddp.magics.notebook_names import describe_name
 from nbddp.magics.option_values import ALL_RANKS
 from nbddp.magics.presenter import NotebookDisplay, Presenter
 from nbddp.magics.publishing import LivePublishing
@@ -57,6 +58,7 @@ class NotebookState:
         self.group = RankGroup(
             GroupSpec(), colors=str(shell.colors), will_return=lambda: is_restarting(shell)
         )
+        self.group.session.describe_name = partial(describe_name, shell.user_ns)
         self.presenter = Presenter(shell)
         self.publishing = LivePublishing(self.presenter.print_line)
         self.export_log = ExportLog(self.group.session)

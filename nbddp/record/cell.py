@@ -169,6 +169,7 @@ class CellHandle:
     Attributes:
         has_other_ranks: whether ranks that do not run the cell are alive.
         lost: the variables that were lost with earlier ranks; see ReplayLog.
+        describe_name: says how a name that a rank misses gets to the ranks.
         ended_by: how the user ended the cell and its ranks: a "restart" or a "stop".
         result: the result; None until all ranks have ended the cell.
     """
@@ -181,6 +182,7 @@ class CellHandle:
     run_attempt: int = 1
     has_other_ranks: bool = False
     lost: Mapping[str, int] = field(default_factory=dict)
+    describe_name: Callable[[str], str] = lambda _name: ""
     ended_by: str = ""
     is_outgrown: bool = False
     result: CellResult | None = None
@@ -277,7 +279,14 @@ class CellHandle:
         if verdict is not None:
             is_replay = self.request.purpose is Purpose.REPLAY
             is_script = self.request.has_own_ranks
-            verdict = replace(verdict, is_script=is_script, is_replay=is_replay, lost=self.lost)
+            missing = verdict.first.failure.missing_name if verdict.first.failure else ""
+            verdict = replace(
+                verdict,
+                is_script=is_script,
+                is_replay=is_replay,
+                lost=self.lost,
+                hint=self.describe_name(missing) if missing and not is_script else "",
+            )
         result = CellResult(
             number=self.number,
             prompt=self.prompt,

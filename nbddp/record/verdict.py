@@ -28,7 +28,6 @@ _TIMED_OUT = re.compile(
     re.IGNORECASE,
 )
 _GROUP = re.compile(r" of group (\[[\d, ]+\])$")
-_MISSING_NAME = re.compile(r"name '(\w+)' is not defined")
 _PEER = re.compile(r"\b(?:src|dst)=(\d+)")  # of a send or a recv
 # nbddp raises these on the ranks to which another rank's failure was relayed
 _RELAYED = re.compile(r"rank \d+ failed in nbddp\.|rank \d+: ")
@@ -133,14 +132,6 @@ class RankFailure:
         is_member = not key.startswith("[") or self.rank in json.loads(key)
         return is_member and self.started_collectives.get(key, 0) < started.get(key, 0)
 
-    @property
-    def missing_name(self) -> str:
-        """The variable that a NameError is about; empty for other failures."""
-        if self.failure is None or self.failure.name != "NameError":
-            return ""
-        found = _MISSING_NAME.match(self.failure.text)
-        return found[1] if found else ""
-
     def _find_in_torch_error(self, words: re.Pattern[str]) -> re.Match[str] | None:
         return words.search(self.failure.torch_text) if self.failure is not None else None
 
@@ -198,6 +189,7 @@ class Verdict:
         is_script: whether the ranks ran only a script.
         is_replay: whether a replay ran the cell.
         lost: the variables that were lost with earlier ranks; see ReplayLog.
+        hint: how to get a missing name from the notebook.
     """
 
     first: RankFailure
@@ -210,6 +202,7 @@ class Verdict:
     is_script: bool = False
     is_replay: bool = False
     lost: Mapping[str, int] = field(default_factory=dict)
+    hint: str = ""
 
     def for_rank(self, rank: int) -> RankFailure | None:
         """Return the failure of a rank, or an equal one of another rank; None if it succeeded."""
@@ -259,11 +252,13 @@ class Verdict:
         if self.ended_by:
             return "All variables are lost with the ranks. The next cell uses or starts new ranks."
         if not self.exited_ranks:
-            if self.first.missing_name in self.lost:
-                return self._way_out_without(self.first.missing_name)
-            if self.is_replay:
-                return REPLAY_WAY_OUT
-            return "Every rank keeps its variables; the next cell works."
+            failure = self.first.failure
+            if failure is not None and failure.missing_name in self.lost:
+                return self._way_out_without(failure.missing_name)
+            keeps = "Every rank keeps its variables; the next cell works."
+            way_out = REPLAY_WAY_OUT if self.is_replay else keeps
+            hint = self.hint or _suggest_name(failure)
+            return f"{hint}\n{way_out}" if hint else way_out
         lost = format_ranks(self.exited_ranks)
         if not self.has_survivors:
             return f"{lost.capitalize()} lost all variables. {RESTART_AND_REPLAY}"
@@ -368,6 +363,10 @@ def _exit_details(process_exit: ProcessExit, rank_name: str) -> list[str]:
         lines += [f"  last output of {rank_name}:"]
         lines += [f"  | {line}" for line in process_exit.final_output.splitlines()]
     return lines
+
+
+def _suggest_name(failure: Failure | None) -> str:
+    return f"Did you mean `{failure.similar_name}`?" if failure and failure.similar_name else ""
 
 
 def _shorten(text: str) -> str:

@@ -244,6 +244,8 @@ class Failure:
         memory: a few lines about what filled a GPU, if that was the failure.
         torch_text: message of the exception, or of one that caused it, if C++ code or
             torch.distributed raised it; see :mod:`nbddp.worker.torch_errors`.
+        missing_name: the name that a NameError is about, if a cell or script uses it itself.
+        similar_name: a name that is defined instead of it.
         is_from_nbddp: whether nbddp raised the exception.
     """
 
@@ -257,6 +259,8 @@ class Failure:
     because: str = ""
     memory: str = ""
     torch_text: str = ""
+    missing_name: str = ""
+    similar_name: str = ""
     is_from_nbddp: bool = False
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from drivers.ranks import Capture, Ranks
 from golden.walks import said
 from limits import set_limits
@@ -49,6 +50,24 @@ def test_a_traceback_shows_the_cells_lines_under_the_editors_numbers(notebook: N
     assert reply.traceback.count("division by zero") == 2  # the title, and one traceback
     assert "site-packages" not in reply.traceback
     assert "nbddp/" not in reply.traceback
+
+
+def test_a_name_of_the_notebook_gets_a_way_to_the_ranks(notebook: Notebook) -> None:
+    notebook.run("import math\nfrom math import tau\nlayers = 3\ndef helper(): pass")
+    notebook.run(
+        "%%ddp --nproc 2\nclass Data(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 2\n    def __getitem__(self, at): return layers"
+    )
+    ways = {
+        "math.pi": "import it in a `%%ddp` cell",
+        "helper()": "define it in a `%%ddp` cell",
+        "list(torch.utils.data.DataLoader(Data(), num_workers=1))": "`%%ddp --push layers`",
+        "world_sise": "Did you mean `world_size`?",
+    }
+    for code, way in ways.items():
+        assert way in notebook.run(f"%%ddp\n{code}").traceback
+    if not torch.cuda.is_available():
+        assert "`.to(device)`" in notebook.run("%%ddp\ntorch.ones(1).cuda()").error
 
 
 def test_pasted_torchrun_code_can_init_the_process_group_repeatedly(notebook: Notebook) -> None:

@@ -6,6 +6,8 @@ an error of DDP it names the parameters; for a full GPU it lists the memory.
 
 from __future__ import annotations
 
+import builtins
+import difflib
 import linecache
 import re
 import time
@@ -31,6 +33,7 @@ from nbddp.worker.watch.main_thread import describe_call, function_name, library
 from nbddp.worker.watch.namespace import Part, walk
 
 CONTEXT = 2  # lines shown above and below a line of user code
+MIN_SIMILARITY = 0.75  # of two names, by difflib: `np` is not similar to `n`
 MAX_REPEATS = 3  # equal frames shown in a row, for a recursion
 HIDDEN = ("nbddp", "IPython")  # libraries without frames in tracebacks
 GREEN, CYAN, RED = 32, 36, 31
@@ -45,12 +48,17 @@ _REMOTE = ("_RemoteTraceback", "RemoteTraceback")
 # a loader's error has the traceback of its worker in its text (torch/_utils.py, torch 2.13.0)
 _CAUGHT = re.compile(r"Caught (\w+) in (.+)\.\nOriginal Traceback ")
 _REMOTE_FRAME = re.compile(r'^ *File "(.+)", line (\d+), in .*', re.MULTILINE)
-# torch keeps the batches of loader workers in files of this name (torch 2.13.0)
-_NO_SHARED_MEMORY = re.compile(r"</torch_\w+>.*No space left|out of shared memory")
-FULL_SHARED_MEMORY = (
-    "/dev/shm is full: use fewer loader workers or smaller batches, or a container with a larger "
-    "one, as by `docker run --shm-size=8g`"
-)
+_ADVICE = {
+    # torch keeps the batches of loader workers in files of this name (torch 2.13.0)
+    re.compile(r"</torch_\w+>.*No space left|out of shared memory"): (
+        "/dev/shm is full: use fewer loader workers or smaller batches, or a container with a "
+        "larger one, as by `docker run --shm-size=8g`"
+    ),
+    re.compile("not compiled with CUDA enabled|No CUDA GPUs are|Found no NVIDIA driver"): (
+        "this rank has no CUDA: use `.to(device)`, which works with and without a GPU"
+    ),
+}
+_MISSING_NAME = re.compile(r"name '(\w+)' is not defined")
 
 
 class Shell(Protocol):
@@ -82,14 +90,17 @@ def describe_failure(
     name, text, reason = _unwrap_remote(error)
     local = (each[:2] for each in _locations(error.__traceback__))
     remote = ((file, int(line)) for file, line in _REMOTE_FRAME.findall(_remote_traceback(error)))
-    user_locations = [each for each in (*local, *remote) if shell.is_cell_file(each[0])]
+    locations = [*local, *remote]
+    user_locations = [each for each in locations if shell.is_cell_file(each[0])]
     filename, line = user_locations[-1] if user_locations else ("", 0)
+    is_in_cell = bool(locations) and user_locations[-1:] == locations[-1:]
     if not text and isinstance(error, AssertionError):
         text = linecache.getline(filename, line).strip()
     names = shell.user_ns
     stack = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     functions = (frame for frame in stack if frame.f_locals is not frame.f_globals)
     scopes = (frame.f_locals for frame in functions if frame.f_locals is not names)
+    missing_name, similar_name = _missing_name((name, text), stack) if is_in_cell else ("", "")
     return Failure(
         name=name,
         text=text,
@@ -101,6 +112,8 @@ def describe_failure(
         at=at,
         memory=describe_out_of_memory(error, [names, *scopes]),
         torch_text=_torch_text(error),
+        missing_name=missing_name,
+        similar_name=similar_name,
         is_from_nbddp=library_of_file(raising_file(error)) == "nbddp",
     )
 
@@ -143,7 +156,7 @@ def _remote_traceback(error: BaseException) -> str:
 def _unwrap_remote(error: BaseException) -> tuple[str, str, str]:
     """Return name and text of an error, of a loader's error those that its worker has raised.
 
-    The third value is the place of the worker's error, or what to do if shared memory is full.
+    The third value is the place of the worker's error, or advice for some errors of torch.
     """
     name, text, where = type(error).__name__, error_text(error), ""
     if caught := _CAUGHT.match(text):
@@ -151,7 +164,22 @@ def _unwrap_remote(error: BaseException) -> tuple[str, str, str]:
         after_frames = _REMOTE_FRAME.split(text)[-1]  # source lines are indented
         message = re.search(rf"^(?:\w+\.)*{name}(?:: ((?s:.*)))?", after_frames, re.MULTILINE)
         text = ((message and message[1]) or "").strip()
-    return name, text, FULL_SHARED_MEMORY if _NO_SHARED_MEMORY.search(text) else where
+    advice = (advice for words, advice in _ADVICE.items() if words.search(text))
+    return name, text, next(advice, where)
+
+
+def _missing_name(failing: tuple[str, str], stack: list[FrameType]) -> tuple[str, str]:
+    """Return the name that a NameError is about, and a similar name; both "" for other errors.
+
+    ``failing``: name and text of the error.
+    """
+    missing = _MISSING_NAME.match(failing[1]) if failing[0] == NameError.__name__ else None
+    if missing is None:
+        return "", ""
+    frame = stack[-1]
+    defined = {*frame.f_locals, *frame.f_globals, *dir(builtins)}
+    similar = difflib.get_close_matches(missing[1], defined, 1, cutoff=MIN_SIMILARITY)
+    return missing[1], (similar or [""])[0]
 
 
 def _torch_text(error: BaseException) -> str:

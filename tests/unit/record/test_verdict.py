@@ -45,8 +45,10 @@ def ended(
     **facts: Any,
 ) -> CellEnded:
     """How a cell ended on a rank: well, unless an error is named."""
+    missing = text.split("'")[1] if name == "NameError" else ""
     torch_text = text if name in ("RuntimeError", "DistStoreError", "DistNetworkError") else ""
-    facts = {"traceback": TRACEBACK, "line": 9, "torch_text": torch_text, **facts}
+    found = {"torch_text": torch_text, "missing_name": missing}
+    facts = {"traceback": TRACEBACK, "line": 9, **found, **facts}
     failure = Failure(name=name, text=text, at=at, **facts)
     return CellEnded(
         cell=1,
@@ -366,6 +368,13 @@ def test_the_report_says_which_variables_are_left_and_how_to_get_others_back(
         )
         for text, kind in errors.items()
     }
+    text = "name 'modle' is not defined"
+    similar = verdict_on({0: ended("NameError", text, similar_name="model")})
+    in_notebook = replace(similar, hint="`modle` is in the notebook.")
+    reports |= {"a similar name": similar, "a name of the notebook": in_notebook}
+    of_library = ended("NameError", "name 'model' is not defined", missing_name="")
+    reports["a name in a library"] = replace(verdict_on({0: of_library}), lost={"model": 3})
     interrupted = verdict_on({0: ended("KeyboardInterrupt", "", is_interrupted=True)})
     reports |= {"interrupt": interrupted, "in a replay": replace(interrupted, is_replay=True)}
-    assert {name: each.report().splitlines()[-1] for name, each in reports.items()} == snapshot
+    ways_out = {name: each.report().rpartition("\n\n")[2] for name, each in reports.items()}
+    assert ways_out == snapshot

@@ -228,6 +228,31 @@ def test_an_error_summary_has_type_message_line_file_and_cause(
     assert bool(because) == bool(summary[-1])
 
 
+NAMES = {
+    "modle = 1\nmodel": ("model", "modle"),
+    "n = 1\nnp": ("np", ""),
+    "def f(batches): batch\nf(1)": ("batch", "batches"),
+    "prnt(1)": ("prnt", "print"),
+    loaded("np"): ("np", ""),
+    "raise ValueError(\"name 'x' is not defined\")": ("", ""),
+    "import typing\ndef f(x: 'np'): pass\ntyping.get_type_hints(f)": ("", ""),
+}
+
+
+@pytest.mark.parametrize("source", NAMES)
+def test_a_missing_name_is_reported_unless_library_code_uses_it(fail: Fail, source: str) -> None:
+    failure = described(fail(source))
+    assert (failure.missing_name, failure.similar_name) == NAMES[source]
+
+
+NO_CUDA = ["Torch not compiled with CUDA enabled", "No CUDA GPUs are available"]
+
+
+@pytest.mark.parametrize("text", NO_CUDA)
+def test_a_call_of_cuda_without_cuda_names_to_device(fail: Fail, text: str) -> None:
+    assert "`.to(device)`" in described(fail(f"raise AssertionError({text!r})")).because
+
+
 def test_an_error_summary_names_the_file_of_a_script(fail: Fail) -> None:
     error = fail("\nraise ValueError('a')", filename="/home/me/train.py")
     assert summary_of(error) == ("ValueError", "a", 2, "train.py", "")
