@@ -51,8 +51,17 @@ class LivePublishing:
                 except RequestError as error:
                     self._print_line(f"nbddp: {error}")
 
-    def start(self, session: Session, folder: Path, to: Target, *, is_again: bool) -> None:
-        """Start to publish the current run of a session.
+    def start(
+        self, session: Session, folder: Path, to: Target, *, is_again: bool, is_told: bool = False
+    ) -> str:
+        """Start to publish the current run of a session; return the name of the run in the tracker.
+
+        Args:
+            session: the session.
+            folder: the folder of the run.
+            to: the tracker.
+            is_again: whether a run that was published before may be published as another run.
+            is_told: whether the user knows the place. Then only W&B's address is reported later.
 
         Raises:
             RequestError: the run is already published, or the publisher cannot start.
@@ -61,11 +70,15 @@ class LivePublishing:
         if previous is not None and not previous.result.done():
             raise RequestError(f"run {folder.name} is already being published to {to.kind}")
         name = name_in_tracker(folder, to.kind, is_again=is_again)
-        notify = partial(self._notify, session)
+        hidden = f"published to {to.kind}: " if is_told and to.kind != "wandb" else None
+        notify = partial(self._notify, session, hidden)
         self._publications[folder, to.kind] = Publication(to, folder, name, notify)
+        return name
 
-    def _notify(self, session: Session, text: str) -> None:
+    def _notify(self, session: Session, hidden: str | None, text: str) -> None:
         """Print a line in the running or next cell; without ranks, print it at once."""
+        if hidden is not None and text.startswith(hidden):
+            return
         with suppress(RequestError):
             session.call(session.event_log.notify, text)
             return

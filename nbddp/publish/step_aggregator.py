@@ -27,7 +27,8 @@ class AggregatedStep:
     """One step of all ranks that reported it.
 
     Attributes:
-        step: the reported step; for metrics without steps, their count.
+        step: the reported step; for metrics without steps, their count. If steps moved back, they
+            continue after the last step, as in :class:`~nbddp.record.metrics.MetricSeries`.
         time: the ``time.time()`` of its first report.
         attempt: the attempt that reported it.
         cell: the index of its cell in the order in which cells ran; -1 before the first cell.
@@ -71,6 +72,9 @@ class StepAggregator:
         self._open: dict[Key, _Step] = {}
         self._newest: dict[tuple[str, int], Key] = {}  # the newest step of each metric and rank
         self._last_popped: dict[str, Key] = {}  # the highest returned step of each metric
+        # by metric: the highest step of its newest series, the offset of this series, the stride
+        self._ends: dict[str, tuple[int, int, int]] = {}
+        self._offsets: dict[tuple[str, int, int], int] = {}  # by metric, cell and repetition
         self._counts: dict[str, int] = {}  # the next count of each metric without steps
         self._first_counts: dict[str, int] = {}  # these counts at the start of the cell
 
@@ -100,11 +104,34 @@ class StepAggregator:
         last = self._newest.get((name, rank), BEFORE_ALL)
         is_first = last[0] != self._cell
         if isinstance(step, int | float) and math.isfinite(step):
-            again = 0 if is_first else last[1] + (step <= last[2])
-            return self._cell, again, int(step)
+            again = 0 if is_first else last[1]
+            if not is_first and step + self._offsets.get((name, self._cell, again), 0) <= last[2]:
+                again += 1
+            number = self._continued(name, again, int(step))
+            end, offset, stride = self._ends[name]
+            if last[:2] == (self._cell, again) and number > last[2]:
+                stride = number - last[2]
+            self._ends[name] = max(end, number), offset, stride
+            return self._cell, again, number
         count = self._first_counts.get(name, 0) if is_first else last[2] + 1
         self._counts[name] = max(self._counts.get(name, 0), count + 1)
         return self._cell, 0 if is_first else last[1], count
+
+    def _continued(self, name: str, again: int, step: int) -> int:
+        """Return the number of a step; a series that moves back continues the earlier ones."""
+        series = name, self._cell, again
+        if series not in self._offsets:
+            end, offset, stride = self._ends.get(name, (step, 0, 1))
+            # after a failure, steps are repeated; later steps could not be told from second ones
+            is_retry = not again and not offset and self._is_again_at(self._cell)
+            if step + offset < end and not is_retry:
+                offset = end + stride - step
+            self._offsets[series] = offset
+            self._ends[name] = step + offset, offset, stride
+        return step + self._offsets[series]
+
+    def _is_again_at(self, cell: int) -> bool:
+        return cell >= 0 and self._is_again[cell]
 
     def pop_complete(self, now: float) -> list[AggregatedStep]:
         """Remove and return the complete steps, in the order of their first reports.
@@ -141,6 +168,6 @@ class StepAggregator:
             time=step.time,
             attempt=step.attempt,
             cell=cell,
-            is_again=cell >= 0 and self._is_again[cell],
+            is_again=self._is_again_at(cell),
             values=spread | means,
         )

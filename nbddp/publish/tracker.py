@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,13 @@ TRACKER_CLASSES = {
     "mlflow": "ToMlflow",
 }
 DEFAULT_PROJECT = "nbddp"  # the default project or experiment
+_PROJECT_VARIABLES = {"wandb": "WANDB_PROJECT", "mlflow": "MLFLOW_EXPERIMENT_NAME"}
+_PLACES = {
+    "trackio": "project {project}, run {name}. To look at it: `trackio show --project {project}`",
+    "wandb": "project {project}, run {name}. A later line has its address",
+    "tensorboard": "{project}/{name}. To look at it: `tensorboard --logdir {project}`",
+    "mlflow": "experiment {project}, run {name}. To look at it: `mlflow ui`",
+}
 MAX_NAME_LENGTH = 250
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 
@@ -53,6 +61,17 @@ def parse_target(text: str) -> Target:
             f"got {text!r}"
         )
     return Target(kind, project.strip())
+
+
+def describe_place(target: Target, name: str) -> str:
+    """Return where a run of this name will be, and how to look at it.
+
+    >>> describe_place(Target("tensorboard"), "digits")
+    'runs/digits. To look at it: `tensorboard --logdir runs`'
+    """
+    default = "runs" if target.kind == "tensorboard" else DEFAULT_PROJECT
+    project = target.project or os.environ.get(_PROJECT_VARIABLES.get(target.kind, "")) or default
+    return _PLACES[target.kind].format(project=project, name=name)
 
 
 def require_package(kind: str) -> None:

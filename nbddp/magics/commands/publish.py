@@ -12,6 +12,7 @@ from nbddp.formatting import plural
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.publish.publication import Publication
 from nbddp.publish.publisher import name_in_tracker
+from nbddp.publish.tracker import describe_place
 
 
 def publish_run(notebook: NotebookState, args: Namespace) -> None:
@@ -24,7 +25,11 @@ def publish_run(notebook: NotebookState, args: Namespace) -> None:
     path = find_run(args.run, Path.cwd(), current=current)
     if current is not None and path.resolve() == current.resolve():
         session = notebook.group.scripts.active_session
-        notebook.publishing.start(session, current, args.tracker, is_again=args.again)
+        again = {"is_again": args.again, "is_told": True}
+        name = notebook.publishing.start(session, current, args.tracker, **again)
+        place = f"{args.tracker.kind}, from its beginning to its end: "
+        place += describe_place(args.tracker, name)
+        notebook.presenter.print_line(f"nbddp: this run is being published to {place}")
         return
     if summarize(path).is_live:
         raise RequestError(

@@ -28,6 +28,7 @@ from refusals import refusal
 from runs_on_disk import BEGAN, events_of, lines, make_run, rows_of
 from syrupy.assertion import SnapshotAssertion
 
+from nbddp.archive.stored_run import StoredRun
 from nbddp.errors import RequestError
 from nbddp.magics.parser import CELL, COMMANDS, parse_line
 from nbddp.magics.publishing import LivePublishing
@@ -136,6 +137,44 @@ def test_the_first_published_step_of_each_attempt_names_the_attempt(tmp_path: Pa
     points = points_of(published(make_run(tmp_path, rows=rows, extra=(again,))))
     assert [each.values.get("nbddp/attempt") for each in points] == [1, None, None, 2, None, None]
     assert [each.values.get("nbddp/world_size") for each in points[::3]] == [2, 2]
+
+
+def cell_rows(cell: int, steps: range) -> list[dict[str, Any]]:
+    """The rows of a cell that ``make_run`` starts at this place."""
+    at = BEGAN + 2 + 10 * cell
+    return [
+        {"time": at + step / 100, "rank": rank, "attempt": 1, "step": step, "loss": 0.5}
+        for step in steps
+        for rank in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cells", "last"),
+    [
+        ([range(20)] * 3, 59),
+        ([range(20), range(20, 40), range(20)], 59),
+        ([range(0, 20, 5), range(0, 20, 5)], 35),
+        ([range(20), range(3), range(9)], 31),
+        ([range(4), range(4, 2, -1)], 5),
+    ],
+)
+def test_published_steps_are_those_of_the_run_s_charts(
+    tmp_path: Path, cells: list[range], last: int
+) -> None:
+    rows = [row for cell, steps in enumerate(cells) for row in cell_rows(cell, steps)]
+    path = make_run(tmp_path, rows=rows, cells=[("train()", "ok")] * len(cells))
+    published_steps = [each.step for each in points_of(published(path))]
+    assert published_steps[-1] == last
+    assert published_steps == [*StoredRun(path).metrics().curves("loss")[0].steps]
+
+
+def test_a_retry_after_a_failure_publishes_the_repeated_steps_again(tmp_path: Path) -> None:
+    retry = {"number": 2, "ranks": [0, 1], "source": "train()", "again": True, "kind": "cell"}
+    rows = [*cell_rows(0, range(5)), *cell_rows(1, range(3, 7)), *cell_rows(2, range(2))]
+    path = make_run(tmp_path, rows=rows, extra=[{**retry, "time": BEGAN + 11.5}])
+    append(path, {**retry, "again": False, "time": BEGAN + 21.5})
+    assert [each.step for each in points_of(published(path))] == [*range(5), *range(3, 9)]
 
 
 def test_metrics_of_replayed_cells_are_not_published_for_a_sweep_run(tmp_path: Path) -> None:
@@ -321,11 +360,24 @@ def test_the_publish_option_and_command_accept_installed_trackers() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_publishing_an_active_run_starts_live_publishing(folder: Path) -> None:
-    run, group, publishing = make_run(folder, is_stopped=False), Mock(), Mock()
-    ddp("publish wandb", current_run=run, group=group, publishing=publishing)
-    session = group.scripts.active_session
-    publishing.start.assert_called_once_with(session, run, Target("wandb"), is_again=False)
+def test_publishing_an_active_run_tells_its_place_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+) -> None:
+    run, group = make_run(folder, "digits", is_stopped=False), Mock()
+    monkeypatch.setattr("nbddp.magics.publishing.Publication", started := Mock())
+    publishing = LivePublishing(late := Mock())
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+    group.scripts.active_session.call.side_effect = RequestError
+    told = []
+    for tracker in ("tensorboard:logs", "trackio", "wandb", "mlflow"):
+        options = {"current_run": run, "group": group, "publishing": publishing}
+        told.append(ddp(f"publish {tracker}", **options))
+        *_, notify = started.call_args.args
+        notify(f"published to {tracker.partition(':')[0]}: there")
+    assert told == snapshot
+    late.assert_called_once_with("nbddp: published to wandb: there")
+    notify("mlflow did not answer")
+    assert late.call_count == 2
 
 
 @pytest.mark.usefixtures("installed")
