@@ -106,9 +106,10 @@ def describe_abort() -> str:
 
 
 def _error_of(backend: Any) -> str:
-    if not hasattr(backend, "get_error"):  # Gloo, before torch 2.15
+    try:
+        return str(backend.get_error().name)
+    except (AttributeError, RuntimeError):  # Gloo before torch 2.15, alone or in DETAIL's wrapper
         return "SUCCESS"
-    return str(backend.get_error().name)
 
 
 def has_lost_cuda() -> bool:
