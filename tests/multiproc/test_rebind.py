@@ -86,7 +86,11 @@ def test_model_and_optimizer_of_any_kind_move_to_the_new_process_group(
 ) -> None:
     group.run(f"{DDP}{STEP}torch.manual_seed(rank)\n{made}\n{step}")
     lose_the_group(group)
+    if not names.startswith("a "):  # else they have no names
+        group.run("print('unrelated')")
+        assert taken_along(capsys) == []
     group.run(f"for _ in range(3): {step}")
+    group.run(step)
     assert taken_along(capsys) == [names]
     assert agree(group, f"[p.tolist() for p in {model}.parameters()]")
 

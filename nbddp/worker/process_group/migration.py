@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,6 +66,10 @@ class Migration:
         source: rank whose state the others get.
         is_heal: whether some ranks have a new process. Then loaders get the position of the source
             too.
+
+    Attributes:
+        moved_line: a line for the user about the objects that were moved; empty if none were.
+        moved_names: the variables that hold them; empty if one of them has no name.
     """
 
     def __init__(
@@ -79,6 +84,8 @@ class Migration:
         self._namespace = namespace
         self._source = source
         self._is_heal = is_heal
+        self.moved_line = ""
+        self.moved_names: set[str] = set()
         self._moved: list[Any] = []
         self._not_moved: list[NotMoved] = []
 
@@ -86,7 +93,7 @@ class Migration:
         """Move the objects. Without ``may_migrate`` on any rank, only report them.
 
         Returns:
-            Lines for the user, the same on every rank.
+            Lines about the objects that were not moved, the same on every rank.
         """
         mine = self._find()
         has_any = bool(any(mine.values()) or self._not_moved)
@@ -248,7 +255,11 @@ class Migration:
         if self._moved:
             moved = ", ".join(dict.fromkeys(_name(each, names) for each in self._moved))
             trained = any(hasattr(each, "param_groups") for each in self._moved)
-            lines.append(f"{moved}: {_MOVED.format(self._source)}{_ALL_ELSE if trained else ''}")
+            self.moved_line = (
+                f"{moved}: {_MOVED.format(self._source)}{_ALL_ELSE if trained else ''}"
+            )
+            if all(id(obj) in names for obj in self._moved):
+                self.moved_names = {re.split(r"\W", names[id(obj)])[0] for obj in self._moved}
         for line in dict.fromkeys(line for each in all_ranks for line in each):
             ranks = [rank for rank, each in enumerate(all_ranks) if line in each]
             which_ranks = "" if len(ranks) == len(all_ranks) else f" ({format_ranks(ranks)})"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Set
+from types import FunctionType
 from typing import Any
 
 import torch.distributed as dist
@@ -30,6 +32,7 @@ class Regrouper:
         self._notify_user = notify_user
         self._may_migrate = True
         self._failure: Failure | None = None
+        self._moved_line, self._moved_names = "", set[str]()
         self.is_consequence = False
 
     def regroup(
@@ -96,3 +99,31 @@ class Regrouper:
             raise
         for line in lines:
             self._notify_user(line)
+        if migration.moved_line:
+            self._moved_line, self._moved_names = migration.moved_line, migration.moved_names
+
+    def tell_moved(self, source: str) -> None:
+        """Tell which objects were moved, in the first cell that uses one of them.
+
+        The next cell after a failure may have nothing to do with them.
+        """
+        line, names = self._moved_line, self._moved_names
+        if line and (not names or uses_any(names, source, self._namespace)):
+            self._moved_line = ""
+            self._notify_user(line)
+
+
+def uses_any(names: Set[str], source: str, namespace: Mapping[str, Any]) -> bool:
+    """Return whether a cell uses a variable, itself or in functions that it uses.
+
+    >>> uses_any({"model"}, "model(x)", {}), uses_any({"model"}, "print(1)", {})
+    (True, False)
+    >>> uses_any({"len"}, "%time count()", {"count": lambda: len([])})
+    True
+    """
+    words, seen = {*re.findall(r"\w+", source)}, set[str]()
+    while words - seen and not words & names:
+        new, seen = words - seen, seen | words
+        functions = [namespace[word] for word in new if type(namespace.get(word)) is FunctionType]
+        words = {name for function in functions for name in function.__code__.co_names}
+    return bool(words & names)
