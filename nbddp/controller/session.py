@@ -353,6 +353,8 @@ class Session(Executor):
         """Kill one rank, and do not wait."""
         self._submit_event(ev.KillAsked(rank=rank))
         self.event_log.record("kill asked", rank=rank)
+        if self.cell is not None:
+            self.cell.set_killed_by_user(rank)
         return self.futures.new("kill", rank)
 
     def heal(self, ranks: Sequence[int] = (), donor: int | None = None) -> Healed:
@@ -424,7 +426,7 @@ class Session(Executor):
     def send_request(self, rank: int, request: Request) -> Future[Answer]:
         """Send a numbered request to an idle rank. Return a future for its answer."""
         if self.life.state not in (GroupState.IDLE, GroupState.BROKEN, GroupState.HEALING):
-            raise RequestError(f"the worker group is {self.life.state.value}")
+            raise RequestError(f"the ranks are {self.life.state.value}")
         if not self.life.is_alive(rank):
             raise RequestError(rank_not_running(self.life, rank))
         try:

@@ -76,7 +76,7 @@ class NodePool:
     ) -> None:
         if session.life.state.is_live:
             raise RequestError(
-                "the worker group runs on this machine: end it with `%ddp stop` and try again"
+                "the ranks run on this machine: end them with `%ddp stop` and try again"
             )
         self.spec = spec
         self._session = session

@@ -24,7 +24,7 @@ def push(session: Session, values: Mapping[str, Any], ranks: Sequence[int] | Non
     # before pickling, so that the death of a rank from here on is an error
     chosen = resolve_ranks(session, ranks)
     if not session.life.state.is_ready:
-        raise RequestError(f"the worker group is {session.life.state.value}")
+        raise RequestError(f"the ranks are {session.life.state.value}")
     data = pickle_values(values, prompt_numbers())
     _send(session, session.store_push(tuple(values), ranks, data), data, chosen)
 

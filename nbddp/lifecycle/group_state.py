@@ -16,7 +16,7 @@ class GroupState(Enum):
     IDLE = "ready"
     RUNNING = "running a cell"
     INTERRUPTING = "interrupting the cell"
-    BROKEN = "a rank is gone"
+    BROKEN = "a rank is dead"
     HEALING = "healing"
     STOPPING = "stopping"
 

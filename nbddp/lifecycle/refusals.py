@@ -8,7 +8,7 @@ from nbddp.formatting import describe_exit, format_ranks, plural
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.group_state import GroupState, Life, RankState
 
-NO_GROUP = "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
+NO_GROUP = "there are no ranks; `%ddp start` or a `%%ddp` cell starts them"
 BUSY = "a cell is still running; `%ddp wait` waits for it, `%ddp interrupt` ends it"
 RAN_TO_ITS_END = (
     "the interrupt did not stop the cell: the cell had already ended, or it caught the "
@@ -20,8 +20,8 @@ NOT_HEALED = "the group was not healed"
 def already_running(life: Life) -> str:
     """Say why a group cannot be started."""
     if life.state is GroupState.BROKEN:
-        return "a worker group with a dead rank is already running; `%ddp restart` restarts it"
-    return f"the worker group is {life.state.value} already"
+        return "the ranks are already running, and one is dead; `%ddp restart` restarts all ranks"
+    return f"the ranks are {life.state.value} already"
 
 
 def why_no_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
@@ -30,7 +30,7 @@ def why_no_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
         return NO_GROUP
     if life.state is not GroupState.BROKEN:
         is_whole = life.state is GroupState.IDLE
-        return "no rank is gone" if is_whole else f"the worker group is {life.state.value}"
+        return "no rank is dead" if is_whole else f"the ranks are {life.state.value}"
     if not life.alive:
         return (
             "no rank is alive to copy variables from: `%ddp restart --replay` runs the cells again"
@@ -42,8 +42,8 @@ def why_no_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
             return f"rank {rank} is alive"
     missing = [rank for rank in life.gone if rank not in ranks]
     if missing:
-        is_gone = "is" if len(missing) == 1 else "are"  # a process group needs all ranks
-        return f"{format_ranks(missing)} {is_gone} gone, too: `%ddp heal` replaces all at once"
+        are = "is" if len(missing) == 1 else "are"  # a process group needs all ranks
+        return f"{format_ranks(missing)} {are} dead, too: `%ddp heal` replaces all at once"
     return "" if life.is_alive(donor) else rank_not_running(life, donor)
 
 

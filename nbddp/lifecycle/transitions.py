@@ -231,7 +231,7 @@ def _why_not_run(life: Life, event: ev.RunAsked) -> str:
     if life.state.is_busy:
         return refusals.BUSY
     if life.state not in (GroupState.IDLE, GroupState.BROKEN):
-        return f"the worker group is {life.state.value}"
+        return f"the ranks are {life.state.value}"
     if not event.ranks or len(set(event.ranks)) < len(event.ranks):
         return "a cell needs at least one rank, and no rank twice"
     for rank in event.ranks:

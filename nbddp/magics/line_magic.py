@@ -11,6 +11,7 @@ from typing import Any
 from nbddp.errors import RequestError
 from nbddp.export.script import PulledValue
 from nbddp.group.find_script import find_script
+from nbddp.lifecycle.refusals import way_out
 from nbddp.magics.commands.diagnose import check, set_trace_steps
 from nbddp.magics.commands.export import export
 from nbddp.magics.commands.nodes import manage_nodes
@@ -34,6 +35,12 @@ SCRIPT_RANKS_DIED = (
     "all ranks of the cells are alive: the dead ranks ran a script, and a script always gets "
     "new ranks"
 )
+STOPPED = "all ranks are stopped and their variables are lost; the next cell starts new ranks"
+NOTHING_TO_STOP = "there were no ranks to stop"
+AUTO_ON = (
+    "later cells run on the ranks; `%%local` keeps a cell in the kernel, `%ddp auto off` ends this"
+)
+AUTO_OFF = "later cells run in the kernel; `%%ddp` runs a cell on the ranks"
 
 Handler = Callable[[NotebookState, Namespace], Any]
 
@@ -113,7 +120,7 @@ def _heal(notebook: NotebookState, args: Namespace) -> None:
 
 
 def _logs(notebook: NotebookState, args: Namespace) -> None:
-    folder, name = notebook.last_run, log_name(args.rank)
+    folder, name = notebook.logged_run, log_name(args.rank)
     if folder is None or (folder.exists() and not (folder / name).exists()):
         raise RequestError(f"there is no log of rank {args.rank}")
     path = folder / name
@@ -145,8 +152,23 @@ def _pull(notebook: NotebookState, args: Namespace) -> Any:
     return None if args.line.endswith(";") else value  # as IPython does for a statement
 
 
+def _stop(notebook: NotebookState, _args: Namespace) -> None:
+    sessions = notebook.group.session, notebook.group.scripts.active_session
+    is_live = any(session.life.state.is_live for session in sessions)
+    notebook.group.stop()
+    notebook.presenter.print_line(f"nbddp: {STOPPED if is_live else NOTHING_TO_STOP}")
+
+
+def _kill(notebook: NotebookState, args: Namespace) -> None:
+    notebook.group.kill(args.rank)
+    session = notebook.group.scripts.active_session
+    advice = f"; {way_out(session.life)}" if session is notebook.group.session else ""
+    notebook.presenter.print_line(f"nbddp: rank {args.rank} was killed{advice}")
+
+
 def _auto(notebook: NotebookState, args: Namespace) -> None:
     notebook.auto.is_on = args.switch == "on"
+    notebook.presenter.print_line(f"nbddp: {AUTO_ON if notebook.auto.is_on else AUTO_OFF}")
 
 
 def _view(notebook: NotebookState, args: Namespace) -> None:
@@ -159,9 +181,9 @@ HANDLERS: dict[str, Handler] = {
     "restart": _restart,
     "run": _run,
     "export": lambda notebook, args: notebook.presenter.print_line(export(notebook, args)),
-    "stop": lambda notebook, _args: notebook.group.stop(),
+    "stop": _stop,
     "interrupt": _interrupt,
-    "kill": lambda notebook, args: notebook.group.kill(args.rank),
+    "kill": _kill,
     "heal": _heal,
     "nodes": lambda notebook, args: notebook.presenter.print_line(
         f"nbddp: {manage_nodes(notebook, args)}"

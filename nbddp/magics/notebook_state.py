@@ -84,6 +84,11 @@ class NotebookState:
         return path if is_of_script else self.current_run
 
     @property
+    def logged_run(self) -> Path | None:
+        """The folder with the newest logs: of the current run, or of the run that ended last."""
+        return self.last_run or self.group.scripts.last_session.event_log.path
+
+    @property
     def prompt_number(self) -> int:
         """The number in the prompt of the running cell.
 
@@ -432,8 +437,8 @@ def check_unchanged(asked: GroupSpec, current: GroupSpec, *, gone: Sequence[int]
         flags = " ".join(f"--{name} {_format_value(getattr(asked, name))}" for name in changed)
         first = f"{format_ranks(gone)} of the group died; " if gone else ""
         raise RequestError(
-            f"{first}the worker group runs with {options}; `%ddp restart {flags}` restarts it with "
-            "the new options (its variables are lost), and so does --fresh in the cell"
+            f"{first}the ranks run with {options}; `%ddp restart {flags}` restarts them with "
+            "the new options (their variables are lost), and so does --fresh in the cell"
         )
 
 

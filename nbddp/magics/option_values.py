@@ -46,9 +46,9 @@ def _whole_number(text: str) -> int:
 
 def whole_number(least: int, most: int = MAX_STEP) -> Callable[[str], int]:
     """Return a type for whole numbers from ``least`` to ``most``."""
-    end = "" if most == MAX_STEP else f" to {most}"
+    bounds = f", {least} or more" if most == MAX_STEP else f" from {least} to {most}"
     return option_type(
-        f"a whole number from {least}{end}", _whole_number, lambda value: least <= value <= most
+        f"a whole number{bounds}", _whole_number, lambda value: least <= value <= most
     )
 
 

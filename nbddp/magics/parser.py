@@ -149,7 +149,7 @@ add("--auto", SUPPRESS)  # `%ddp auto on` writes it
 
 LINE = MagicParser(
     prog="%ddp",
-    description="Control the worker group that runs the %%ddp cells.",
+    description="Control the ranks that run the %%ddp cells.",
     epilog="`%ddp help COMMAND` shows its options, `%%ddp?` those of a cell.",
 )
 _COMMANDS = LINE.add_subparsers(title="commands", metavar="COMMAND ARGUMENTS")

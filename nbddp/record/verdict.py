@@ -51,13 +51,14 @@ class ProcessExit(NamedTuple):
     """The exit of a process during a cell.
 
     ``final_output`` is the end of its output in this cell, ``hint`` the possible reason of the
-    exit.
+    exit. ``is_by_user``: the user killed the rank, by `%ddp kill` or a button.
     """
 
     exitcode: int | None
     at: float
     final_output: str = ""
     hint: str = ""
+    is_by_user: bool = False
 
     @property
     def position(self) -> str:
@@ -150,8 +151,10 @@ class RankFailure:
         if self.missed_collective and self.failure is None:
             return f"did not come to {self.missed_collective}: it had already finished the cell"
         if self.failure is None:
-            position = self.process_exit.position if self.process_exit else ""
-            return describe_exit(self.exitcode) + position
+            ended = self.process_exit
+            is_by_user = ended is not None and ended.is_by_user
+            how = "was killed by you" if is_by_user else describe_exit(self.exitcode)
+            return how + (ended.position if ended else "")
         line = format_line(self.failure.line, self.failure.file)
         where = f", {line}" if self.failure.line else ""
         if self.missed_collective:
@@ -242,7 +245,7 @@ class Verdict:
             lines += _exit_details(self.first.process_exit, format_ranks([self.first.rank]))
         for ranks, other in () if self.ended_by else self.others:
             is_obvious = other.is_interrupted or not other.is_consequence
-            suffix = "" if is_obvious else " (a consequence)"
+            suffix = "" if is_obvious else f" (a consequence of {format_ranks(self.causes)})"
             lines.append(f"  {format_ranks(ranks)}: {other.headline()}{suffix}")
         return "\n".join([*lines, self._way_out()] if advises else lines)
 
@@ -250,7 +253,8 @@ class Verdict:
         if self.is_script:
             return self._way_out_of_script()
         if self.ended_by:
-            return "All variables are lost with the ranks. The next cell uses or starts new ranks."
+            next_cell = "runs on the" if self.ended_by == "restart" else "starts"
+            return f"All variables are lost with the ranks. The next cell {next_cell} new ranks."
         if not self.exited_ranks:
             failure = self.first.failure
             if failure is not None and failure.missing_name in self.lost:

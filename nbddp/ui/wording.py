@@ -282,6 +282,7 @@ def describe_events(snapshot: Snapshot) -> list[tuple[RunEvent, str, str]]:
     return [
         (event, format_seconds(max(0.0, event.at - snapshot.began)), text)
         for event in snapshot.events
+        if not (event.kind == "start" and event.at <= snapshot.began)  # the title has the attempt
         if (text := describe_event(event))
     ]
 

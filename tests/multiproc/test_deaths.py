@@ -44,7 +44,7 @@ def test_dead_rank_is_the_cause_and_others_keep_names(make_group: MakeRanks, sou
     assert re.fullmatch(f"first cause: rank 1 .*{DEATHS[source]}", first)
     assert "rank 1" in words
     assert last == "  | so far"
-    ended = r"(interrupted( in barrier #\d+)?, line 8|.* in barrier.* \(a consequence\))"
+    ended = r"(interrupted( in barrier #\d+)?, line 8|.* in barrier.* \(a consequence of rank \d\))"
     told = [each for each in told if not each.startswith("  | ")]
     assert told
     assert all(re.fullmatch(rf"  ranks? [02](,2)?: {ended}", each) for each in told)
@@ -92,7 +92,7 @@ def test_a_lost_peer_is_a_consequence_in_each_call(group: Ranks) -> None:
         assert re.fullmatch(r"first cause: rank 1: KeyError: 'left', line \d+", first)
         lost = rf"connection to a peer lost( in {re.escape(name)}( #\d+)?)?"
         caused = r"ValueError: step 3 failed \(caused by RuntimeError: .*\)"
-        pattern = rf"  rank 0: ({lost}|{caused}), line \d+ \(a consequence\)"
+        pattern = rf"  rank 0: ({lost}|{caused}), line \d+ \(a consequence of rank 1\)"
         assert any(re.fullmatch(pattern, line) for line in told), report
 
 

@@ -67,7 +67,7 @@ def test_interrupt_at_any_point_of_a_heal(group: Ranks) -> None:
     def interrupt_heal(place: int) -> bool:
         group.kill(1)
         has_place = interrupted_at(place, group.heal)
-        assert group.state in ("ready", "a rank is gone"), place
+        assert group.state in ("ready", "a rank is dead"), place
         if group.dead:
             group.heal()
         group.assert_works()

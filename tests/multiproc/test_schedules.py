@@ -28,7 +28,7 @@ from nbddp import Healed, NbddpError
 
 SEED = int(os.environ.get("NBDDP_SOAK_SEED", "1"))
 STEPS = int(os.environ.get("NBDDP_SOAK_STEPS", "1000"))
-SETTLED = ("ready", "a rank is gone", "not started")
+SETTLED = ("ready", "a rank is dead", "not started")
 FLOATS = 5_000_000  # a heal sends them for long enough that a rank dies meanwhile
 HANGS = 90.0  # seconds after which a group that has not settled hangs
 

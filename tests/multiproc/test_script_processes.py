@@ -237,7 +237,7 @@ def test_script_without_a_worker_group_records_its_own_run(
     write("print('here')", "script.py")
     notebook.run(f"%cd -q {folder}")
     assert notebook.run("%ddp run --nproc 3 --name tried script.py").lines(2) == ["here"]
-    assert "there is no worker group" in notebook.run("%ddp status").text
+    assert "there are no ranks" in notebook.run("%ddp status").text
     assert notebook.run("%ddp logs 2").text == "here\n"
     assert "script.py" in notebook.run("%ddp show").text
     assert notebook.run("%ddp run script.py").lines(2) == ["here"]

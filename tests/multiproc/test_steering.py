@@ -34,7 +34,7 @@ def test_bad_input_gets_a_one_line_error_and_starts_no_ranks(notebook: Notebook)
         assert words in reply.text, cell
     for cell in ("%ddp\nx = 1", "%ddp\nrank", "%ddp --nproc 2\nx = 1"):
         assert notebook.run(cell).text.count("For the cell's code, write `%%ddp`") == 1
-    assert "no worker group" in notebook.run("%ddp status").text
+    assert "no ranks" in notebook.run("%ddp status").text
 
 
 def test_changed_options_do_not_discard_names(notebook: Notebook) -> None:
@@ -49,6 +49,17 @@ def test_changed_options_do_not_discard_names(notebook: Notebook) -> None:
     for words in ("UsageError: rank 1 ", "%ddp restart --timeout 3.0", "--fresh"):
         assert words in text
     assert notebook.run("%%ddp --nproc 3 --fresh\nworld_size").text == "Out [ranks 0-2] 3\n"
+
+
+def test_kill_stop_and_auto_say_in_one_line_what_they_did(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 2 --no-wait\nprint('kept')\nimport time\ntime.sleep(60)")
+    assert notebook.run("%ddp kill 1").text.startswith("nbddp: rank 1 was killed; `%ddp heal`")
+    assert notebook.run("%ddp wait").error == "CellFailedError: rank 1 was killed by you"
+    assert notebook.run("%ddp stop").text.startswith("nbddp: all ranks are stopped and")
+    assert notebook.run("%ddp logs 1").text == "kept\n"
+    assert notebook.run("%ddp stop").text == "nbddp: there were no ranks to stop\n"
+    for switch, words in {"on": "cells run on the ranks", "off": "cells run in the kernel"}.items():
+        assert words in notebook.run(f"%ddp auto {switch}").text
 
 
 def test_status_shows_every_rank(notebook: Notebook) -> None:

@@ -40,7 +40,7 @@ def status_report(
     if not snapshot.state.is_live:
         return Report(NO_GROUP)
     return Report(
-        state_title(snapshot, of="worker group: "),
+        state_title(snapshot),
         [
             *alarm_blocks(snapshot),
             *rank_blocks(snapshot.ranks, has_pid=True),

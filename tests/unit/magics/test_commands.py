@@ -176,7 +176,7 @@ def test_the_ranks_and_the_status_count_the_attempts_of_the_run(
     assert started == [(1, 1), (2, 2), (3, 1), (4, 1)]
     capsys.readouterr()
     with_ranks.line("status")
-    assert "attempt 1\n" in capsys.readouterr().out
+    assert " · attempt 1 · " in capsys.readouterr().out
     events = [each for each in notebook.group.session.event_log.since(0) if each.kind == "start"]
     assert [each.facts["attempt"] for each in events] == [1, 2, 1, 1]
     assert notebook.group.session.spec.name == "other"
