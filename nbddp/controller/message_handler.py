@@ -47,6 +47,8 @@ class MessageHandler:
         if not self.ranks.accepts(envelope):
             return
         rank, attempt = envelope.sender, envelope.attempt
+        if envelope.missing:
+            state.router.notify(msg.missing_messages(envelope.missing, f"of rank {rank}"))
         match envelope.message:
             case msg.Output() as output:
                 state.router.publish(self.ranks.unseen_output(rank, output))

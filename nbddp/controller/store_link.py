@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from nbddp.wire import payloads
 from nbddp.wire.envelope import CONTROLLER, Envelope
-from nbddp.wire.loopback_store import clone, without_dns
 from nbddp.wire.messages import (
     CancelRequest,
     InputReply,
@@ -25,8 +24,8 @@ from nbddp.wire.messages import (
 )
 from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.rank_start import RANKS_QUEUE, URGENT_QUEUE, command_queue, control_queue
+from nbddp.wire.store_connections import Opened, connect, hide_torch_warnings
 
-FOREVER = timedelta(days=365)
 PAYLOAD_TIMEOUT = timedelta(seconds=30)  # for a chunk of a payload that is complete
 
 
@@ -46,18 +45,23 @@ class StoreLink:
     Args:
         server: the store; None to start one.
         prefix: the prefix of all keys of these ranks, if other ranks use the store too.
+
+    Attributes:
+        look_up: the seconds that it waited for a name server, until the user is told.
     """
 
     def __init__(self, server: dist.TCPStore | None = None, prefix: str = "") -> None:
         self.secret = secrets.token_bytes(32)
         self.prefix = prefix
         self._siblings = itertools.count(1)
-        with without_dns():
-            self._server = server or _serve_on_loopback()
-            self._reserved = _reserve_port()
-            clients = [clone(self._server) for _ in range(4)]
-        if prefix:
-            clients = [dist.PrefixStore(prefix, each) for each in clients]
+        self._reserved = _reserve_port()
+        if server is None:
+            hide_torch_warnings()
+            (server, *opened), self.look_up = _serve_on_loopback(clients=4)
+        else:
+            opened, self.look_up = connect(server.port, 4)
+        self._server = server
+        clients = [dist.PrefixStore(prefix, each) if prefix else each for each in opened]
         self._sender, self._payload_store, inbox, urgent = clients
         self._payload_store.set_timeout(PAYLOAD_TIMEOUT)
         self._payload_lock = threading.Lock()
@@ -94,7 +98,7 @@ class StoreLink:
         """Sign with the secret of ranks that an earlier notebook started."""
         self.secret = secret
         for reader in (self._reader, self._urgent):
-            reader.secret = secret
+            reader.use_secret(secret, self._sender)
 
     def open_attempt(self, attempt: int, world_size: int) -> None:
         """Open the queues to the ranks of an attempt, and delete those of the previous one.
@@ -186,21 +190,12 @@ def _reserve_port() -> socket.socket:
     return reserved
 
 
-def _serve_on_loopback() -> dist.TCPStore:
-    """Start the store on a socket that is bound to 127.0.0.1 only.
+def _serve_on_loopback(clients: int) -> Opened:
+    """Start the store on a socket that is bound to 127.0.0.1 only; the server comes first.
 
     By default, TCPStore listens on all interfaces.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.bind(("127.0.0.1", 0))
     listener.listen(128)
-    port = listener.getsockname()[1]
-    return dist.TCPStore(
-        "127.0.0.1",
-        port,
-        is_master=True,
-        timeout=FOREVER,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-        use_libuv=True,
-    )
+    return connect(listener.getsockname()[1], 1 + clients, listener)

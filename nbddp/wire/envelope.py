@@ -25,6 +25,7 @@ class Envelope:
     """A message with its sender, attempt, incarnation and sequence number.
 
     ``incarnation`` counts the processes of this rank in this attempt, from 0. Each heal adds 1.
+    ``missing`` counts the messages before this one that did not arrive.
     """
 
     sender: int
@@ -32,13 +33,17 @@ class Envelope:
     sequence: int
     message: Message
     incarnation: int = 0
+    missing: int = 0
 
     @property
     def parts(self) -> list[Envelope]:
         """One envelope for each message of a batch; for any other message just this envelope."""
         if not isinstance(self.message, MessageBatch):
             return [self]
-        return [replace(self, message=each) for each in self.message.messages]
+        return [
+            replace(self, message=each, missing=0 if index else self.missing)
+            for index, each in enumerate(self.message.messages)
+        ]
 
 
 def verify(data: bytes, *, queue: str, secret: bytes) -> Envelope:

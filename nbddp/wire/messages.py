@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
 from nbddp.errors import WireError
+from nbddp.formatting import plural
 from nbddp.wire.collective import Collective
 from nbddp.wire.request_messages import Answer, Request
 from nbddp.wire.timing_messages import CollectiveArrivals
@@ -95,6 +96,7 @@ class Ready:
         cores: the cores of its machine.
         threads: the threads that torch uses for its operators.
         cell: the last cell that it has started.
+        look_up: the seconds that it waited for a name server.
     """
 
     pid: int
@@ -104,6 +106,7 @@ class Ready:
     cores: int
     threads: int
     cell: int = 0
+    look_up: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,6 +391,18 @@ _KINDS: Mapping[str, type[Any]] = {
     kind.__name__: kind
     for kind in (*get_args(MessageToRank), *get_args(MessageFromRank), LargeMessage)
 }
+
+
+def missing_messages(number: int, which: str) -> str:
+    """Describe messages that did not arrive.
+
+    >>> missing_messages(2, "of rank 1")[:38]
+    '2 messages of rank 1 did not arrive: a'
+    """
+    return (
+        f"{plural(number, 'message')} {which} did not arrive: another process has removed "
+        "them from the store, or a connection was lost. Output or values may be missing"
+    )
 
 
 def encode(message: Message) -> bytes:

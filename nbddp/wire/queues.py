@@ -3,6 +3,9 @@
 The store's server closes a connection that sends more than 8 MiB at once. A larger message is sent
 as a payload, in pieces, and the envelope holds its digest. So only signed data is read. The reader
 deletes the pieces from the store.
+
+In the store a queue has a name that only the holders of the secret know, and the store lists no
+queues. So other users of the machine cannot read a queue, remove its messages or fill it.
 """
 
 from __future__ import annotations
@@ -14,10 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torch.distributed import QueueEmptyError
+
 from nbddp.errors import ReplayError, RequestError, WireError
 from nbddp.wire import payloads
 from nbddp.wire.envelope import HEADER, Envelope, sign, verify
-from nbddp.wire.loopback_store import clone
 from nbddp.wire.messages import (
     JsonDict,
     LargeMessage,
@@ -27,6 +31,7 @@ from nbddp.wire.messages import (
     decode,
     encode,
 )
+from nbddp.wire.store_connections import clone
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -53,6 +58,7 @@ class QueueWriter:
     ) -> None:
         self._store = store
         self._queue = queue
+        self._name = _name_in_store(queue, secret)
         self._secret = secret
         self._sender = sender
         self._incarnation_key = attempt, incarnation
@@ -91,13 +97,13 @@ class QueueWriter:
             self._unread_large.append(payload)
             body = encode(LargeMessage(payload=payload))
         body = HEADER.pack(self._sender, *self._incarnation_key, sequence) + body
-        self._store.queue_push(self._queue, sign(body, self._queue, self._secret) + body)
+        self._store.queue_push(self._name, sign(body, self._queue, self._secret) + body)
 
     def is_full(self) -> bool:
         """Return whether so much is unread that the writer should wait."""
         with self._lock:
             self._drop_read()
-            return bool(self._unread_large) or self._store.queue_len(self._queue) > MAX_BACKLOG
+            return bool(self._unread_large) or self._store.queue_len(self._name) > MAX_BACKLOG
 
     def _drop_read(self) -> None:
         self._unread_large = [
@@ -107,7 +113,7 @@ class QueueWriter:
     def is_read(self) -> bool:
         """Return whether the reader has read all envelopes of all writers of this queue."""
         with self._lock:
-            return self._store.queue_len(self._queue) == 0
+            return self._store.queue_len(self._name) == 0
 
     def discard_unread(self) -> None:
         """Delete the pieces of unread large messages; there is no reader any more."""
@@ -139,7 +145,8 @@ class QueueReader:
         self._store = store
         self._reopen = reopen
         self._queue = queue
-        self.secret = secret
+        self._name = _name_in_store(queue, secret)
+        self._secret = secret
         self._last_sequence: dict[tuple[int, IncarnationKey], int] = {}
         self.refused = 0
 
@@ -147,6 +154,8 @@ class QueueReader:
         """Wait for the next valid envelope. Count invalid ones, and log the first."""
         while True:
             data = self._pop()
+            if not data:  # see use_secret
+                continue
             try:
                 return self.verify(data)
             except WireError as error:
@@ -154,10 +163,18 @@ class QueueReader:
                 if self.refused == 1:
                     logger.warning("refused a message: %s", error)
 
+    def use_secret(self, secret: bytes, store: Store) -> None:
+        """Read the queue of another secret. ``store`` wakes the thread that waits in ``get``."""
+        before, self._name = self._name, _name_in_store(self._queue, secret)
+        self._secret = secret
+        store.queue_push(before, b"")
+
     def _pop(self) -> bytes:
         while True:
             try:
-                return self._store.queue_pop(self._queue)
+                return self._store.queue_pop(self._name)
+            except QueueEmptyError:  # another client has removed the message
+                continue
             except RuntimeError:  # torch: the connection is closed
                 if self._reopen is None:
                     raise
@@ -165,19 +182,24 @@ class QueueReader:
                 self._last_sequence.clear()
 
     def verify(self, data: bytes) -> Envelope:
-        """Verify an envelope, and that it is newer than the last one of its sender."""
-        envelope = verify(data, queue=self._queue, secret=self.secret)
+        """Verify an envelope, and that it is newer than the last one of its sender.
+
+        Count the messages between them, which did not arrive.
+        """
+        envelope = verify(data, queue=self._queue, secret=self._secret)
         stream = envelope.sender, (envelope.attempt, envelope.incarnation)
-        if envelope.sequence <= self._last_sequence.get(stream, 0):
+        last = self._last_sequence.get(stream, 0)
+        if envelope.sequence <= last:
             if isinstance(envelope.message, LargeMessage):  # sent again after a lost connection
                 payloads.discard(self._store, envelope.message.payload)
             raise ReplayError(
                 f"message {envelope.sequence} of rank {envelope.sender} was received twice"
             )
-        self._last_sequence[stream] = envelope.sequence
         if isinstance(envelope.message, LargeMessage):
-            return replace(envelope, message=self._load(envelope.message.payload))
-        return envelope
+            envelope = replace(envelope, message=self._load(envelope.message.payload))
+        self._last_sequence[stream] = envelope.sequence
+        # a writer that had another reader before does not begin with 1
+        return replace(envelope, missing=envelope.sequence - last - 1 if last else 0)
 
     def _load(self, payload: JsonDict) -> Message:
         try:
@@ -203,6 +225,10 @@ class QueueReader:
         incarnation_key = attempt, incarnation
         sequence = self._last_sequence.get((sender, incarnation_key), 0) + 1
         payloads.discard_unannounced(store, _key(self._queue, sender, incarnation_key, sequence))
+
+
+def _name_in_store(queue: str, secret: bytes) -> str:
+    return sign(b"", queue, secret).hex()
 
 
 def _key(queue: str, sender: int, incarnation_key: IncarnationKey, sequence: int) -> str:

@@ -227,6 +227,7 @@ class Rank:
             cores=cores_here(),
             threads=torch.get_num_threads(),
             cell=self._cell,
+            look_up=self._clients.look_up,
         )
         self._outbox.post(ready)
 
@@ -273,6 +274,9 @@ class Rank:
         while True:
             envelope = reader.get()
             if envelope.sender == CONTROLLER and envelope.attempt == start.attempt:
+                if envelope.missing:
+                    text = msg.missing_messages(envelope.missing, f"to rank {start.topology.rank}")
+                    self._outbox.post(build_notice(text))
                 yield envelope.message
 
     def _serve_control_queue(self) -> None:

@@ -11,15 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from nbddp.wire.loopback_store import clone, without_dns
+from nbddp.wire.store_connections import clone, connect, hide_torch_warnings
 from nbddp.worker.process_group.connections import Connections
-
-FOREVER = timedelta(days=365)
 
 
 class StoreClient:
@@ -80,6 +77,7 @@ class StoreClients:
         payloads: sends and receives payloads.
         groups: for process groups. An interrupt can end a wait on it.
         connections: the connections of this process.
+        look_up: the seconds that the look-up of the store's name took.
     """
 
     commands: Any  # a StoreClient has all methods of a store
@@ -88,6 +86,7 @@ class StoreClients:
     payloads: Any
     groups: StoreClient
     connections: Connections
+    look_up: float
 
     @classmethod
     def connect(cls, port: int, prefix: str = "") -> StoreClients:
@@ -98,15 +97,14 @@ class StoreClients:
             prefix: prefix of all keys.
         """
         connections = Connections()
-        with without_dns(), connections.protecting():
-            first: dist.Store = dist.TCPStore(
-                "127.0.0.1", port, is_master=False, timeout=FOREVER, wait_for_workers=False
-            )
-            if prefix:
-                first = dist.PrefixStore(prefix, first)
-            reports, *others = (clone(first) for _ in range(3))
-        protected = [StoreClient(each, connections.protecting) for each in (first, *others)]
+        show_warnings = hide_torch_warnings()  # the log does not capture stderr yet
+        with connections.protecting():
+            opened, look_up = connect(port, 4)
+        stores = [dist.PrefixStore(prefix, each) if prefix else each for each in opened]
+        reports, *others = stores
+        protected = [StoreClient(each, connections.protecting) for each in others]
         commands, control, payloads = protected
-        groups = StoreClient(first, connections.recording)
+        groups = StoreClient(commands.store, connections.recording)
         groups.reconnect()
-        return cls(commands, control, reports, payloads, groups, connections)
+        show_warnings()
+        return cls(commands, control, reports, payloads, groups, connections, look_up)

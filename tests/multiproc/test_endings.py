@@ -8,11 +8,13 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.forkserver import ForkServer
 from pathlib import Path
 from types import ModuleType
@@ -118,6 +120,22 @@ def test_only_loopback_is_listened_on(group: Ranks) -> None:
     ]
     assert len(listening) >= 3  # the store, and gloo's in each rank
     assert set(listening) == {"127.0.0.1"}
+
+
+def test_garbage_at_the_port_of_the_store_writes_nothing(
+    group: Ranks, capfd: pytest.CaptureFixture[str]
+) -> None:
+    group.assert_works()
+    port = group.session.require_link().port
+    magic = b"\0" + (0x3C85F7CE).to_bytes(4, "little")  # what a client of torch sends first
+    for data in (b"GET / HTTP/1.1\r\n\r\n", magic + b"\xff" * 99, magic + b"\2" + b"\1" * 99):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            client.sendall(data)
+            client.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionResetError):
+                assert not client.recv(1)  # the store has handled it
+    group.assert_works()
+    assert "c10d" not in capfd.readouterr().err
 
 
 def test_secret_is_not_readable_by_other_processes(group: Ranks) -> None:

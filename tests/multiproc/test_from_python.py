@@ -5,20 +5,24 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from drivers.inside import imported
 from drivers.ranks import Ranks, new_launcher
+from virtual_networks import has_namespaces, without_reverse_names
 
 from nbddp import ArgumentError, CellFailedError, WorkerGroup, runs
 
 PAGE = Path(__file__).parents[2] / "docs" / "from_python.md"
 
 
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *command: str, inside: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "ignore", *command],
+        [*inside, sys.executable, "-W", "ignore", *command],
         capture_output=True,
         text=True,
         timeout=150,
@@ -144,3 +148,33 @@ def test_forked_child_cannot_use_the_parents_group_but_can_start_its_own(folder:
     )
     assert done.stdout.splitlines() == ["True", "[1]", "3 [0, 1]"]
     assert (done.stderr, done.returncode) == ("", 0)
+
+
+NO_REVERSE_NAMES = """
+import socket, threading, nbddp
+errors, is_over = [], threading.Event()
+def resolve():
+    while not is_over.wait(0.01):
+        try:
+            socket.getaddrinfo("bucket.example", 80, socket.AF_INET)
+        except OSError as error:
+            errors.append(error)
+thread = threading.Thread(target=resolve)
+thread.start()
+with nbddp.WorkerGroup(nproc=2) as group:
+    is_over.set()
+    thread.join()
+    group.run("dist.barrier()")
+print(errors)
+"""
+
+
+@pytest.mark.skipif(not has_namespaces(), reason="needs root, and namespaces")
+def test_start_without_a_name_server_says_so_and_leaves_dns_on(folder: Path) -> None:
+    (folder / "script.py").write_text(NO_REVERSE_NAMES)
+    with without_reverse_names(folder) as inside:
+        done = run(folder, "script.py", inside=inside)
+    assert re.fullmatch(
+        r"nbddp: the start waited [45] s for a name .*avoids that\n\[\]\n", done.stdout
+    )
+    assert done.stderr == ""  # torch warns about the name server

@@ -14,11 +14,12 @@ from refusals import refusal
 from stores import MemoryStore
 from strategies import any_message
 from syrupy.assertion import SnapshotAssertion
+from torch.distributed import QueueEmptyError
 
 from nbddp.errors import ReplayError, SignatureError, WireError
 from nbddp.wire import payloads
 from nbddp.wire import queues as room
-from nbddp.wire.envelope import CONTROLLER, Envelope, verify
+from nbddp.wire.envelope import CONTROLLER, Envelope, sign, verify
 from nbddp.wire.messages import (
     InterruptAcknowledged,
     Message,
@@ -31,11 +32,14 @@ from nbddp.wire.queues import QueueReader, QueueWriter
 
 SECRET = b"s" * 32
 QUEUE = "up"
+NAME = sign(b"", QUEUE, SECRET).hex()  # of the queue in the store
 HEADER = struct.Struct("!iIIQ")
 
 
-def writer(store: MemoryStore, *, sender: int = 0, attempt: int = 1) -> QueueWriter:
-    return QueueWriter(store, QUEUE, secret=SECRET, sender=sender, attempt=attempt)  # type: ignore
+def writer(
+    store: MemoryStore, *, sender: int = 0, attempt: int = 1, secret: bytes = SECRET
+) -> QueueWriter:
+    return QueueWriter(store, QUEUE, secret=secret, sender=sender, attempt=attempt)  # type: ignore
 
 
 class Queue:
@@ -47,7 +51,7 @@ class Queue:
         self.box = writer(self.store)
 
     def push(self, data: bytes) -> None:
-        self.store.queue_push(QUEUE, data)
+        self.store.queue_push(NAME, data)
 
     @property
     def pieces(self) -> dict[str, bytes]:
@@ -131,7 +135,7 @@ def test_messages_without_a_valid_signature_are_refused_and_a_later_valid_one_is
     queue.push(SEALED)  # their number is not used up
     with caplog.at_level(logging.DEBUG):
         assert queue.reader.get() == letter()
-    assert queue.reader.refused == len(UNSIGNED[kind])
+    assert queue.reader.refused == sum(map(bool, UNSIGNED[kind]))  # an empty one only wakes it
     assert [each.levelname for each in caplog.records] == ["WARNING"]
     assert repr(QUEUE) in caplog.text
 
@@ -179,6 +183,45 @@ def test_a_message_with_an_old_sequence_number_is_refused(
     assert queue.reader.verify(seal(letter(8))) == letter(8)
 
 
+def test_messages_that_were_removed_are_counted(cut: Queue) -> None:
+    """Also those of which a piece was removed."""
+    missing = []
+    for number in range(6):
+        cut.box.put_batch([large() if number == 4 else Shutdown(), Shutdown()][: number + 1])
+        if number in (1, 2):
+            cut.store.queues[NAME].clear()
+        elif number == 4:
+            cut.pieces.popitem()
+        else:
+            missing.append([part.missing for part in cut.reader.get().parts])
+    assert missing == [[0], [2, 0], [1, 0]]
+
+
+def test_a_reader_waits_again_if_another_client_was_faster(queue: Queue) -> None:
+    """A store without the message: a client that pops from the queue is no lost connection."""
+    pop, errors = queue.store.queue_pop, [QueueEmptyError("queue is empty")]
+
+    def pop_late(key: str) -> bytes:
+        if errors:
+            raise errors.pop()
+        return pop(key)
+
+    queue.store.queue_pop = pop_late  # type: ignore[assignment, method-assign]
+    queue.box.put(Shutdown())
+    assert queue.reader.get().message == Shutdown()
+
+
+def test_queues_have_names_that_need_the_secret(queue: Queue) -> None:
+    queue.box.put(Shutdown())
+    assert [*queue.store.queues] == [NAME]
+    queue.reader.use_secret(b"t", queue.store)  # type: ignore[arg-type]
+    assert queue.store.queues[NAME].pop() == b""  # wakes the thread that waits for this queue
+    other = writer(queue.store, secret=b"t")
+    other.put(Shutdown())
+    assert queue.reader.get().message == Shutdown()
+    assert not queue.reader.refused
+
+
 def test_each_sender_and_attempt_has_its_own_sequence_numbers(queue: Queue) -> None:
     for sender in (CONTROLLER, 0, 1):
         for attempt in (1, 2):
@@ -189,7 +232,7 @@ def test_each_sender_and_attempt_has_its_own_sequence_numbers(queue: Queue) -> N
 def test_a_batch_of_messages_is_one_queue_entry(queue: Queue) -> None:
     reports: list[MessageFromRank] = [InterruptAcknowledged(cell=1), InterruptAcknowledged(cell=2)]
     queue.box.put_batch(reports)
-    assert len(queue.store.queues[QUEUE]) == 1
+    assert len(queue.store.queues[NAME]) == 1
     found = queue.reader.get()
     assert [part.message for part in found.parts] == reports
     assert {(part.sender, part.attempt, part.sequence) for part in found.parts} == {(0, 1, 1)}
@@ -221,7 +264,7 @@ def test_a_large_message_is_sent_in_pieces_and_read_complete_and_in_order(cut: Q
     sizes = [len(piece) for piece in cut.pieces.values()]
     assert max(sizes) <= PIECE
     assert sum(sizes) > 3000
-    assert max(map(len, cut.store.queues[QUEUE])) < 2 * PIECE + 150
+    assert max(map(len, cut.store.queues[NAME])) < 2 * PIECE + 150
     assert cut.box.is_full()
     assert [cut.reader.get().message for _ in messages] == messages
     assert not cut.box.is_full()
@@ -250,7 +293,7 @@ def test_a_changed_or_missing_piece_is_refused(cut: Queue, is_changed: bool) -> 
 
 def test_a_repeated_large_message_is_refused_and_its_pieces_are_removed(cut: Queue) -> None:
     cut.box.put(large())
-    data, pieces = cut.store.queues[QUEUE][0], dict(cut.pieces)
+    data, pieces = cut.store.queues[NAME][0], dict(cut.pieces)
     cut.reader.get()
     cut.store.keys |= pieces
     cut.push(data)
@@ -262,7 +305,7 @@ def test_pieces_of_unfinished_and_unread_messages_are_removed(cut: Queue) -> Non
     cut.box.put(Shutdown())
     cut.reader.get()
     cut.box.put(large())
-    cut.store.queues[QUEUE].clear()  # it died before the message itself was sent
+    cut.store.queues[NAME].clear()  # it died before the message itself was sent
     cut.reader.discard_unfinished(cut.store, 7, 1)  # type: ignore[arg-type]  # never heard of
     assert cut.pieces
     cut.reader.discard_unfinished(cut.store, 0, 1)  # type: ignore[arg-type]
