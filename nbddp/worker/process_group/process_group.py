@@ -19,7 +19,7 @@ from nbddp.topology import Topology, visible_gpus
 from nbddp.train import this_rank
 from nbddp.wire.messages import RunCell
 from nbddp.wire.rank_start import DEFAULT_TIMEOUT
-from nbddp.worker.process_group import gloo, nccl, rendezvous
+from nbddp.worker.process_group import gloo, lost_sends, nccl, rendezvous
 from nbddp.worker.process_group.bound_objects import BoundObjects
 from nbddp.worker.process_group.connections import Connections, check_free_descriptors
 from nbddp.worker.store_clients import StoreClient
@@ -201,7 +201,7 @@ class ProcessGroup:
         self._unblocker.connect_to_self(self._topology.world_size)
         self._connections.shut_down(others_too=others_too)
         if was_broken:
-            gloo.abort_stuck_sends()
+            lost_sends.abort_stuck_sends()
 
     def record_wait(self) -> None:
         """Record the collective in which a cell waits when it is interrupted.
