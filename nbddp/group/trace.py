@@ -13,6 +13,7 @@ from nbddp.controller.rank_requests import ask_each
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.group.timeline import find_event
+from nbddp.private_files import make_private_folders
 from nbddp.record.cell import CellResult
 from nbddp.record.run_folder import replace_file
 from nbddp.record.trace import MAX_EVENTS, Trace, write_merged
@@ -36,7 +37,7 @@ def collect_trace(session: Session, result: CellResult, asked: TraceSteps) -> Tr
         return replace(trace, missing=dict.fromkeys(result.ranks, RANKS_STOPPED))
     trace_folder = folder / "traces" / f"cell{result.prompt}"
     try:
-        trace_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folders(folder, "traces", trace_folder.name)
         return _collect(session, result, trace, trace_folder, ranks)
     except OSError as error:
         why = f"the trace cannot be written to {trace_folder}: {error.strerror or error}"

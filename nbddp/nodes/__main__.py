@@ -16,6 +16,7 @@ from pathlib import Path
 
 from nbddp.errors import RequestError
 from nbddp.nodes.join_file import ORPHAN_TIMEOUT, JoinFile
+from nbddp.private_files import make_private_folders
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,7 +80,8 @@ def _run_agent(args: argparse.Namespace) -> str:
         join = JoinFile.load(path)
     folder = args.folder / f"{socket.gethostname()}-{os.getpid()}"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        args.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folders(args.folder, folder.name)
     except OSError as error:
         raise RequestError(
             f"cannot create the log folder {folder}: {error.strerror}; use --folder for another one"

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nbddp.private_files import open_private_file
+
 CHUNK_SIZE = 1 << 20  # bytes of one frame
 
 
@@ -103,7 +105,7 @@ class LogReceiver:
         try:
             if name not in self._open:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-                self._open[name] = os.open(self.folder / name, flags, 0o600)
+                self._open[name] = open_private_file(self.folder / name, flags)
             view = memoryview(data)
             while view:
                 view = view[os.write(self._open[name], view) :]

@@ -12,6 +12,7 @@ from typing import Any
 
 from nbddp.errors import RequestError
 from nbddp.formatting import describe_exit
+from nbddp.private_files import open_private_file
 from nbddp.publish.publisher_process import ANSWER_TIMEOUT
 from nbddp.publish.tracker import Target
 from nbddp.sigint import run_in_thread, wait_for_result
@@ -56,7 +57,7 @@ class Publication:
         command = [sys.executable, "-m", "nbddp.publish", str(target), str(folder.resolve()), name]
         command += ["--patience", str(timeout), *(["--live", str(os.getpid())] if notify else [])]
         try:
-            with os.fdopen(os.open(self.log, _APPEND, 0o600), "ab") as log:
+            with os.fdopen(open_private_file(self.log, _APPEND), "ab") as log:
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,

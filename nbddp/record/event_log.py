@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nbddp.private_files import is_private_folder
 from nbddp.record.log_reader import log_name, read_end
 from nbddp.record.run_folder import (
     RunJson,
@@ -109,14 +110,14 @@ class EventLog:
         self._attempt_starts: dict[int, float] = {}  # start times by attempt
 
     def open(self, base: Path, name: str, facts: Mapping[str, Any]) -> Path:
-        """Return the run folder. Create it below ``base`` if there is none or the user deleted it.
+        """Return the run folder. Create it below ``base`` if there is none or it was replaced.
 
         ``facts`` describe the start and are written to ``run.json``.
 
         Raises:
             StartError: no folder can be created.
         """
-        if self.folder is not None and not self.folder.exists():
+        if self.folder is not None and not is_private_folder(self.folder):
             self.close()
         if self.folder is None:
             path, file = create_run_folder(base, name, self.notify)
@@ -126,8 +127,8 @@ class EventLog:
         return self.folder
 
     def resume(self, path: Path) -> None:
-        """Continue in the run folder of another notebook, if it exists."""
-        if path.is_dir():
+        """Continue in the run folder of another notebook, if it exists and is private."""
+        if is_private_folder(path):
             self.close()
             self._begin(path, open_events(path), read_facts(path))
 

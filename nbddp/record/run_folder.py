@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nbddp.errors import StartError
+from nbddp.private_files import make_private_folders, open_private_file, open_private_folder
 
 FORMAT = 2  # of ``run.json``
 MAX_NAME = 60  # characters of a name
@@ -142,24 +143,24 @@ def create_run_folder(base: Path, name: str, notify: Callable[[str], None]) -> t
         StartError: no folder can be created.
     """
     try:
-        return _create_folder(base / ".nbddp" / "runs", folder_name(name))
+        return _create_folder(base, (".nbddp", "runs"), folder_name(name))
     except OSError as error:
         refused = error.strerror
     try:
-        elsewhere = Path(tempfile.gettempdir()) / f"nbddp-runs-{secrets.token_hex(8)}"
-        path, events = _create_folder(elsewhere, folder_name(name))
+        elsewhere = f"nbddp-runs-{secrets.token_hex(8)}"
+        path, events = _create_folder(Path(tempfile.gettempdir()), (elsewhere,), folder_name(name))
     except OSError as error:
         raise StartError(
             f"the run cannot be recorded, neither in {base} ({refused}) nor in a temporary "
             f"folder ({error.strerror}); free disk space, or start in another folder"
         ) from None
-    notify(f"{base} cannot be written ({refused}); the logs are in {path}")
+    notify(f"{base} cannot be used for the run ({refused}); the logs are in {path}")
     return path, events
 
 
 def open_events(folder: Path) -> int:
     """Open ``events.jsonl`` to append events; return the descriptor."""
-    return _open_private(folder / "events.jsonl", os.O_APPEND)
+    return open_private_file(folder / "events.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 @contextmanager
@@ -169,17 +170,18 @@ def replace_file(path: Path) -> Iterator[BinaryIO]:
     Readers see the old file or the new file. If a write fails, the old file stays.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, or other users can change the folder.
     """
-    draft = path.with_name(f"{path.name}.tmp")
-    try:
-        with os.fdopen(_open_private(draft, os.O_TRUNC), "wb") as file:
-            yield file
-        draft.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink()
-        raise
+    draft, flags = f"{path.name}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    with open_private_folder(path.parent) as folder:
+        try:
+            with os.fdopen(os.open(draft, flags, 0o600, dir_fd=folder), "wb") as file:
+                yield file
+            os.replace(draft, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(draft, dir_fd=folder)
+            raise
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -192,13 +194,9 @@ def write_atomic(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def _open_private(path: Path, flag: int) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o600)
-
-
-def _create_folder(runs: Path, name: str) -> tuple[Path, int]:
+def _create_folder(base: Path, names: tuple[str, ...], name: str) -> tuple[Path, int]:
     """Create a new run folder. Return it with the descriptor of its ``events.jsonl``."""
-    runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    runs = make_private_folders(base, *names)
     if runs.parent.name == ".nbddp":
         with suppress(FileExistsError), (runs.parent / ".gitignore").open("x") as ignore:
             ignore.write("*\n")

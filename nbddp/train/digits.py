@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import importlib.util
+import os
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.utils.data import TensorDataset
+
+from nbddp.private_files import open_new_file
 
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist"  # the mirror that torchvision uses
 FILES = {  # the MD5 of each file, as in torchvision
@@ -83,7 +86,8 @@ def _fetch(name: str, folder: Path) -> None:
     _check(name, content)
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f"{name}.tmp"
-    draft.write_bytes(content)
+    with os.fdopen(open_new_file(draft), "wb") as file:
+        file.write(content)
     draft.replace(folder / name)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-from drivers.ranks import MakeRanks, Ranks
+from drivers.ranks import Capture, MakeRanks, Ranks
 from limits import set_limits
 from notebook import Notebook
 from processes import wait_until
@@ -17,6 +19,7 @@ from nbddp.errors import CellFailedError
 from nbddp.record.run_folder import read_facts
 
 SHARES_KERNEL = True
+ANOTHER_USER = 54321
 
 TRAIN = """
 data = nbddp.digits()
@@ -55,6 +58,32 @@ def test_run_json_has_the_facts_of_the_run(make_group: MakeRanks) -> None:
     assert facts["curves"]["loss"][0] in ([1.0, 1.0], [2.0, 2.0])
     assert facts["ended"]
     assert "git" not in facts
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_in_a_shared_folder_cannot_redirect_a_run(
+    make_group: MakeRanks, folder: Path, capsys: Capture
+) -> None:
+    victim, runs = folder / "victim", folder / ".nbddp" / "runs"
+    victim.write_text("kept")
+    group = make_group(1)
+    run, name = group.run_folder, group.run_folder.name
+    runs.parent.rename(folder / "moved")  # another user may write to the notebook's folder
+    (runs / name).mkdir(parents=True)
+    for path in ("rank0.log", "metrics.jsonl", "run.json", "run.json.tmp", "events.jsonl"):
+        (runs / name / path).symlink_to(victim)
+    for path in (runs.parent, runs, runs / name):
+        os.chown(path, ANOTHER_USER, -1)
+    group.run("print('one')\nnbddp.log(loss=1.0)")
+    group.restart()
+    group.run("print('two')\nnbddp.log(loss=1.0)")
+    said = capsys.readouterr().out
+    assert f"the record in {run} is not complete: {name} belongs to another user" in said
+    assert f"{folder} cannot be used for the run (.nbddp belongs to another user)" in said
+    assert not group.run_folder.is_relative_to(folder)
+    assert "two" in group.log(0).read_text()
+    assert "one" in (folder / "moved" / "runs" / name / "rank0.log").read_text()
+    assert victim.read_text() == "kept"
 
 
 def test_second_run_of_a_kernel_has_no_facts_of_the_first(make_group: MakeRanks) -> None:

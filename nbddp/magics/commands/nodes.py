@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from nbddp.export.slurm import nodes_job
 from nbddp.group.node_pool import LOOPBACK, NodesSpec
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.nodes.stale_files import find_left_join_file
+from nbddp.private_files import open_new_file
 
 JOB_FILE = Path("nbddp-nodes.sbatch")
 _SPEC_OPTIONS = ("host", "port", "nproc_per_node", "orphan_timeout")
@@ -51,7 +53,8 @@ def manage_nodes(notebook: NotebookState, args: Namespace) -> str:
         spec = nodes.spec
         job = nodes_job(nodes.command, nnodes=spec.max_nodes, nproc=spec.nproc_per_node)
         try:
-            JOB_FILE.write_text(job)
+            with os.fdopen(open_new_file(JOB_FILE), "w") as file:
+                file.write(job)
         except OSError as error:
             raise RequestError(f"{JOB_FILE} cannot be written: {error.strerror}") from None
         message = f"wrote {JOB_FILE}: `!sbatch {JOB_FILE}`; the ranks appear when the job starts"

@@ -12,6 +12,8 @@ from typing import Any, BinaryIO
 
 import torch
 
+from nbddp.private_files import check_owner, open_new_file
+
 DRAFT = ".draft"  # the suffix of an incomplete file or folder
 SET_ASIDE = ".aside"  # the suffix of a complete folder that is being replaced
 
@@ -56,7 +58,7 @@ def write_atomically(path: Path, state: Any) -> None:
     """
     draft = draft_path(path)
     try:
-        with draft.open("wb") as file:
+        with os.fdopen(open_new_file(draft), "wb") as file:
             _write_with_checksum(file, state)
             file.flush()
             os.fsync(file.fileno())
@@ -138,6 +140,16 @@ def make_folder(folder: Path) -> None:
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         sync_folder(folder.parent)
+
+
+def make_draft(draft: Path) -> None:
+    """Create a draft folder; one that another user prepared may have links in it.
+
+    Raises:
+        OSError: it could not be created, or belongs to another user.
+    """
+    draft.mkdir(parents=True, exist_ok=True)
+    check_owner(draft)
 
 
 def commit_folder(draft: Path, path: Path) -> None:

@@ -212,6 +212,12 @@ class Checkpoint:
         self, state: dict[str, Any], parts: dict[str, Any], *, in_background: bool
     ) -> None:
         draft = atomic_files.draft_path(self.folder / _file_name(state["step"], is_sharded=True))
+
+        def make() -> None:
+            with _as_checkpoint_error(draft):
+                atomic_files.make_draft(draft)
+
+        run_on_all_ranks(make)
         states = sharded.get_state(parts)
         if not in_background:
             self._commit(state, draft, partial(sharded.save, draft, states))

@@ -16,6 +16,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from nbddp.private_files import open_private_file
 from nbddp.wire.messages import Output
 from nbddp.worker.output.outbox import Outbox, build_notice
 
@@ -51,8 +52,8 @@ class LogWriter:
 
     def __init__(self, path: Path, outbox: Outbox) -> None:
         self._outbox = outbox
-        self._write_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        self._read_fd = os.open(path, os.O_RDONLY)
+        self._write_fd = open_private_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._read_fd = open_private_file(path, os.O_RDONLY)
         self._has_reported_loss = False
         self._streams: dict[int, Any] = {}  # by file descriptor
         self.print_count = 0

@@ -14,6 +14,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from nbddp.private_files import open_private_file
 from nbddp.train.log_and_track import ProgressBar, Sink
 from nbddp.wire.messages import EventReported, MessageFromRank, Metrics, Progress
 from nbddp.worker.output.outbox import Outbox, build_notice
@@ -42,7 +43,7 @@ class MetricSink(Sink):
     def __init__(self, path: Path, outbox: Outbox, *, rank: int, attempt: int) -> None:
         self._outbox = outbox
         self._identity = {"rank": rank, "attempt": attempt}
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._fd = open_private_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._lock = threading.Lock()
         self._rows: deque[list[Any]] = deque()
         self._events: deque[EventReported] = deque()

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerAction, profile
 
+from nbddp.private_files import open_private_folder, path_through
 from nbddp.sigint import sigint_deferred
 from nbddp.train import log_and_track
 from nbddp.wire.messages import InterruptAcknowledged, RunCell
@@ -174,15 +175,10 @@ class CellProfiler:
         return f"{format_steps(*self._reported)} {were} reported, none of {self._steps}"
 
     def _write(self, command: SendTrace, folder: Path) -> TraceSent:
-        trace_file, part_file = _trace_files(command.rank, folder)
         try:
-            self._profile.export_chrome_trace(str(trace_file))  # torch compresses it
-            document = json.loads(gzip.decompress(trace_file.read_bytes()))
-            events, left_out = build_merged_part(document, command)
-            text = ",\n".join(json.dumps(each, separators=(",", ":")) for each in events)
-            part_file.write_text(text)
+            with open_private_folder(folder) as opened:
+                events, left_out = self._write_files(command, path_through(opened, folder))
         except (OSError, RuntimeError, ValueError) as error:  # ValueError: the JSON is cut off
-            trace_file.unlink(missing_ok=True)
             reason = getattr(error, "strerror", None) or "the disk may be full"
             if isinstance(error, RuntimeError):
                 reason = _torch_error(error)
@@ -195,6 +191,19 @@ class CellProfiler:
             operator_times=operator_times(self._profile.key_averages(), self._profile.events()),
             idle_ms=round(idle_time(self._profile.events(), 1e6 * self._seconds) / 1000, 4),
         )
+
+    def _write_files(self, command: SendTrace, folder: Path) -> tuple[list[dict[str, Any]], int]:
+        trace_file, part_file = _trace_files(command.rank, folder)
+        try:
+            self._profile.export_chrome_trace(str(trace_file))  # torch compresses it
+            document = json.loads(gzip.decompress(trace_file.read_bytes()))
+            events, left_out = build_merged_part(document, command)
+            text = ",\n".join(json.dumps(each, separators=(",", ":")) for each in events)
+            part_file.write_text(text)
+        except BaseException:
+            trace_file.unlink(missing_ok=True)
+            raise
+        return events, left_out
 
 
 def _trace_files(rank: int, folder: Path) -> tuple[Path, Path]:

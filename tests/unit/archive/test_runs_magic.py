@@ -365,7 +365,7 @@ def test_an_empty_name_is_not_the_newest_run(act: str, folder: Path) -> None:
 
 def test_an_unwritable_note_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_run(folder)
-    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError(28, "No space left on device")))
+    monkeypatch.setattr(os, "replace", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(RequestError, match=r"marks\.json .*No space left"):
         write_note(path, "x")
     assert summarize(path).note == ""

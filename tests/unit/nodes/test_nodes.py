@@ -65,14 +65,19 @@ def test_invalid_join_files_are_refused_with_the_reason(
 
 
 def test_a_node_that_cannot_store_logs_reports_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, taken = JOIN.save(tmp_path / "join"), tmp_path / "taken"
     taken.touch()
     assert main(["--join", str(path), "--folder", str(taken)]) == 2
-    said = capsys.readouterr().err
-    assert f"{taken}/" in said
-    assert "--folder" in said
+    another = os.geteuid() + 1  # who has made the folder before, as in /tmp
+    monkeypatch.setattr(os, "geteuid", lambda: another)
+    assert main(["--join", str(path), "--folder", str(tmp_path)]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert f"{taken}/" in first
+    assert "belongs to another user" in second
+    assert "--folder" in first
+    assert "--folder" in second
 
 
 def test_an_agent_started_once_per_rank_is_refused_with_the_options_to_use(

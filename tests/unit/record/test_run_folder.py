@@ -120,7 +120,12 @@ def test_only_its_owner_reads_a_run(base: Path, umask: int, temporary: Path, beg
 
 
 def test_a_run_without_a_writable_folder_uses_a_temporary_folder_and_reports_it(
-    base: Path, temporary: Path, begin: Begin, said: list[str], snapshot: Any
+    base: Path,
+    temporary: Path,
+    begin: Begin,
+    said: list[str],
+    snapshot: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = ["20250102-030405", *(f"20250102-030405-{count}" for count in range(1, 1000))]
     for name in names:
@@ -129,7 +134,12 @@ def test_a_run_without_a_writable_folder_uses_a_temporary_folder_and_reports_it(
     shutil.rmtree(base / ".nbddp")
     (base / ".nbddp").touch()  # a file where a folder should be: refused to root as well
     no_folder = begin("x")
-    for folder, remark in zip((too_many, no_folder), said, strict=True):
+    (base / ".nbddp").unlink()
+    (base / ".nbddp").mkdir()
+    (base / ".nbddp").chmod(0o777)
+    monkeypatch.setattr(os, "fchmod", lambda *_: None)  # as on a file system without modes
+    is_open = begin()
+    for folder, remark in zip((too_many, no_folder, is_open), said, strict=True):
         assert folder.path.is_relative_to(temporary)
         assert folder.path.is_dir()
         remark = remark.replace(str(folder.path), "TEMPORARY")
@@ -214,7 +224,7 @@ def test_the_final_output_of_ranks_is_the_end_of_their_logs(begin: Begin) -> Non
 def test_a_run_that_cannot_be_recorded_leaves_no_files(
     base: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pathlib.Path.mkdir", no_space)
+    monkeypatch.setattr(os, "mkdir", no_space)
     with pytest.raises(StartError, match=rf"{base} .*No space left on device"):
         EventLog(pytest.fail).open(base, "", {})
     assert not list(temporary.iterdir())
@@ -295,7 +305,7 @@ def test_an_unwritable_run_json_stays_and_a_torn_one_has_no_facts(
 ) -> None:
     folder = begin()
     folder.add_facts({"nproc": 2})
-    monkeypatch.setattr(Path, "replace", no_space)
+    monkeypatch.setattr(os, "replace", no_space)
     folder.add_facts({"nproc": 3})
     assert said[0].endswith("No space left on device")
     assert read_facts(folder.path)["nproc"] == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import pickle
 import random
 import resource
@@ -287,6 +288,23 @@ def test_drafts_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
         (tmp_path / ".step-00000008.draft" / "part").touch()
         clear()
         assert names(tmp_path) == ["step-00000001.pt"]
+
+
+def test_a_draft_that_another_user_prepared_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "step-00000001.pt"
+    victim.write_text("kept")
+    atomic_files.draft_path(path).symlink_to(victim)
+    atomic_files.write_atomically(path, {"step": 1})
+    assert (victim.read_text(), path.is_symlink()) == ("kept", False)
+    draft = atomic_files.draft_path(tmp_path / "step-00000002")
+    atomic_files.make_draft(draft)
+    atomic_files.make_draft(draft)  # by another rank
+    another = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: another)
+    with pytest.raises(PermissionError, match=r"step-00000002\.draft belongs to another user"):
+        atomic_files.make_draft(draft)
 
 
 def test_commit_folder_replaces_a_folder_of_the_same_name(tmp_path: Path) -> None:
