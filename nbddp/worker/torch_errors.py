@@ -11,9 +11,17 @@ import dis
 import re
 from collections.abc import Iterator
 
+import torch.distributed as dist
+
 _RAISE = dis.opmap["RAISE_VARARGS"]
 # RPC raises the errors of the function that it has called on another rank
 _TORCH_DISTRIBUTED = re.compile(r"torch[/\\]distributed[/\\](?!rpc[/\\])")
+
+# Gloo begins with a position in its code; torch's errors may name a file, such as "igloo.pt"
+_WORDS = re.compile(
+    r"\[\S*\bgloo/\S+:\d+\]|\bGloo |\bNCCL\b|\bnccl[A-Z]|"
+    r"(?i:timed out waiting|pair closure|closed by peer|connection was likely closed)"
+)
 
 
 def torch_errors(error: BaseException | None) -> Iterator[RuntimeError]:
@@ -47,3 +55,11 @@ def raising_file(error: BaseException) -> str:
     # Cython adds frames whose last instruction is unknown, -1 or lower
     is_raise = step.tb_lasti < 0 or code.co_code[step.tb_lasti] == _RAISE
     return code.co_filename if is_raise else ""
+
+
+def is_backend_error(error: BaseException | None) -> bool:
+    """Return whether an error, or one that caused it, was raised by Gloo or NCCL."""
+    return any(
+        isinstance(each, dist.DistBackendError) or _WORDS.search(str(each)) is not None
+        for each in torch_errors(error)
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 import threading
 import time
@@ -15,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from nbddp.topology import Topology
-from nbddp.worker.torch_errors import torch_errors
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +33,6 @@ ENVIRONMENT = {
     "TORCH_DIST_USE_NCCL2": "0",
 }
 ABORT_TIMEOUT = 3.0  # seconds for all groups together
-# Gloo begins with a position in its code; torch's errors may name a file, such as "igloo.pt"
-_WORDS = re.compile(
-    r"\[\S*\bgloo/\S+:\d+\]|\bGloo |\bNCCL\b|\bnccl[A-Z]|"
-    r"(?i:timed out waiting|pair closure|closed by peer|connection was likely closed)"
-)
 
 
 def configure_nccl(topology: Topology) -> None:
@@ -125,14 +118,3 @@ def has_lost_cuda() -> bool:
     except RuntimeError as error:
         return "captur" not in str(error)  # "not permitted when stream is capturing"
     return False
-
-
-# ---- errors of a backend, which close its connections
-
-
-def is_backend_error(error: BaseException | None) -> bool:
-    """Return whether an error, or one that caused it, was raised by Gloo or NCCL."""
-    return any(
-        isinstance(each, dist.DistBackendError) or _WORDS.search(str(each)) is not None
-        for each in torch_errors(error)
-    )

@@ -23,6 +23,7 @@ from nbddp.worker.process_group import gloo, lost_sends, nccl, rendezvous
 from nbddp.worker.process_group.bound_objects import BoundObjects
 from nbddp.worker.process_group.connections import Connections, check_free_descriptors
 from nbddp.worker.store_clients import StoreClient
+from nbddp.worker.torch_errors import is_backend_error
 from nbddp.worker.watch.flight_recorder import RecordedCollective, count_started, newest_collective
 from nbddp.worker.watch.main_thread import functions_in, main_frame
 from nbddp.worker.wrapping import wrap
@@ -230,7 +231,7 @@ class ProcessGroup:
         """
         has_ddp = any(True for _ in self.bound_objects.models)
         has_stopped_ddp = has_ddp and _was_in_backward(error)
-        self.is_broken = self.is_broken or has_stopped_ddp or nccl.is_backend_error(error)
+        self.is_broken = self.is_broken or has_stopped_ddp or is_backend_error(error)
 
     def begin_cell(self, command: RunCell, *, may_request_input: bool = False) -> None:
         """Prepare for a cell, which may create groups or processes, or ask the user for input."""

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from nbddp.wire.messages import Failure, Regroup, RunCell
 from nbddp.worker.cell.failure import failure_outside_cells
 from nbddp.worker.process_group.migration import Migration, renew_torch, unbind
-from nbddp.worker.process_group.nccl import is_backend_error
 from nbddp.worker.process_group.process_group import ProcessGroup
+from nbddp.worker.torch_errors import is_backend_error
 
 
 class Regrouper:

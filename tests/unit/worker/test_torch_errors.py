@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import futures
 
-from nbddp.worker.process_group.nccl import is_backend_error
-from nbddp.worker.torch_errors import raising_file, torch_errors
+from nbddp.worker.torch_errors import is_backend_error, raising_file, torch_errors
 
 LOST = "[../gloo/transport/tcp/pair.cc:538] Connection closed by peer"
 
