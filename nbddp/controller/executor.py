@@ -234,13 +234,13 @@ class Executor(ControllerState):
                 self._heal = HealRequests(self, self.life.heal, self._step)
                 self.ranks.forget(ranks)  # first: the rest may fail
                 self.ranks.launch(self._rank_starts(ranks))
-            case ev.HealFailed(reason=reason):
+            case ev.HealFailed(reason=reason, is_refused=is_refused):
                 self.event_log.record("not healed", reason=reason)
                 if self._heal is not None:
                     self._heal.close()
                     for rank in self._heal.ranks:  # they are all dead
                         self.messages.end_waits(rank, KILLED)
-                self._reject_heal(reason)
+                self._reject_heal(reason, is_refused=is_refused)
             case (
                 ev.ReplacementsReady()
                 | ev.RequestNamespace()
@@ -265,8 +265,9 @@ class Executor(ControllerState):
         if seconds > SLOW_LOOK_UP:
             self.router.notify(SLOW_NAME_SERVER.format(seconds=seconds))
 
-    def _reject_heal(self, why: str) -> None:
-        self.futures.reject(RequestError(f"{refusals.NOT_HEALED}: {why}"), "heal")
+    def _reject_heal(self, why: str, *, is_refused: bool = False) -> None:
+        prefix = refusals.CANNOT_HEAL if is_refused else refusals.NOT_HEALED
+        self.futures.reject(RequestError(f"{prefix}: {why}"), "heal")
 
     def _on_deadline(self, event: ev.DeadlinePassed) -> None:
         working = self.ranks.working_ranks(self.life.alive)

@@ -12,7 +12,7 @@ from nbddp.errors import CellInterruptedError, RequestError
 from nbddp.formatting import list_some
 from nbddp.group.display import TextDisplay
 from nbddp.group.push_pull import repeat_push
-from nbddp.lifecycle.refusals import NOT_HEALED
+from nbddp.lifecycle.refusals import CANNOT_HEAL, NOT_HEALED
 from nbddp.lifecycle.retries import (
     AttemptFailure,
     RecoveryMethod,
@@ -164,7 +164,7 @@ class Recovery:
             try:
                 self._heal(failure, request.source)
             except RequestError as error:
-                why = str(error).removeprefix(f"{NOT_HEALED}: ")
+                why = str(error).removeprefix(f"{NOT_HEALED}: ").removeprefix(f"{CANNOT_HEAL}: ")
                 if retries.restarts:
                     self._display.show_notice(f"not healed: {why}")
                     return self._prepare_next_attempt(

@@ -301,9 +301,14 @@ class HealFinished(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealFailed(Action):
-    """Report that the heal failed: the dead ranks stay dead, and the others keep running."""
+    """Report that the heal failed: the dead ranks stay dead, and the others keep running.
+
+    Attributes:
+        is_refused: whether another heal from the same rank would fail in the same way.
+    """
 
     reason: str
+    is_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,6 +90,7 @@ class HealLife:
 
     Attributes:
         replacements: the ranks that get a new process.
+        exitcodes: how the earlier process of each of them ended.
         donor: the rank whose variables they get.
         checks: whether the donor checks that its variables can replace those of the dead ranks.
         not_loaded: variables that a replacement could not load: the donor leaves them out.
@@ -102,6 +103,7 @@ class HealLife:
     """
 
     replacements: tuple[int, ...]
+    exitcodes: tuple[int | None, ...]
     donor: int
     checks: bool
     not_loaded: tuple[str, ...] = ()

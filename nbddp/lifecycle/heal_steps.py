@@ -31,7 +31,12 @@ def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
         RankLife(each.rank, incarnation=each.incarnation + 1) if each.rank in event.ranks else each
         for each in life.ranks
     )
-    heal = HealLife(replacements=event.ranks, donor=event.donor, checks=event.checks)
+    heal = HealLife(
+        replacements=event.ranks,
+        exitcodes=tuple(life.ranks[rank].exitcode for rank in event.ranks),
+        donor=event.donor,
+        checks=event.checks,
+    )
     healing, request = _request_namespace(
         replace(life, state=GroupState.HEALING, ranks=ranks), heal
     )
@@ -69,7 +74,7 @@ def on_namespace_sent(life: Life, event: ev.NamespaceSent) -> Step:
     if heal is None or event.generation != life.generation or heal.is_pickled:
         return life, []
     if event.reason:
-        return fail_heal(life, heal, event.reason)
+        return abandon_heal(life, heal, event.reason, is_refused=True)
     return _join_when_ready(life, replace(heal, is_pickled=True))
 
 
@@ -115,6 +120,7 @@ def _finish_when_all_answered(life: Life, heal: HealLife) -> Step:
     if heal.must_repeat and not heal.has_failed:
         repeated = HealLife(
             replacements=heal.replacements,
+            exitcodes=heal.exitcodes,
             donor=heal.donor,
             checks=heal.checks,
             not_loaded=heal.not_loaded,
@@ -141,16 +147,24 @@ def on_deadline(life: Life, heal: HealLife, event: ev.DeadlinePassed) -> Step:
     )
 
 
-def abandon_heal(life: Life, heal: HealLife, reason: str) -> Step:
-    """Kill the replacements, and report that the heal failed."""
+def abandon_heal(life: Life, heal: HealLife, reason: str, *, is_refused: bool = False) -> Step:
+    """Kill the replacements, and report that the heal failed.
+
+    The dead ranks are dead from their first cause again. ``is_refused``: the donor refused the
+    heal, as it would the next time.
+    """
     alive = tuple(rank for rank in heal.replacements if life.is_alive(rank))
+    exitcodes = dict(zip(heal.replacements, heal.exitcodes, strict=True))
     ranks = tuple(
-        replace(each, state=RankState.GONE, exitcode=KILLED) if each.rank in alive else each
+        replace(each, state=RankState.GONE, exitcode=exitcodes[each.rank])
+        if each.rank in exitcodes
+        else each
         for each in life.ranks
     )
     kill: list[ev.Action] = [ev.Kill(ranks=alive)] if alive else []
     broken = replace(life, state=GroupState.BROKEN, ranks=ranks, heal=None, has_group=False)
-    return broken, [*kill, ev.HealFailed(reason=reason)]  # last: the user may heal again at once
+    # last: the user may heal again at once
+    return broken, [*kill, ev.HealFailed(reason=reason, is_refused=is_refused)]
 
 
 def on_exited(life: Life, heal: HealLife, rank: int, how: str) -> Step:

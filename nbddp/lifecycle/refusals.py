@@ -15,6 +15,7 @@ RAN_TO_ITS_END = (
     "KeyboardInterrupt"
 )
 NOT_HEALED = "the group was not healed"
+CANNOT_HEAL = "the group cannot be healed"  # another try would fail in the same way
 
 
 def already_running(life: Life) -> str:
@@ -69,19 +70,22 @@ def exited_before_answer(life: Life, rank: int, exitcode: int | None) -> str:
     return f"{text}; {way_out(life)}" if life.state is GroupState.BROKEN else text
 
 
-def way_out(life: Life) -> str:
+def way_out(life: Life, *, can_heal: bool = True) -> str:
     """Say what the user can do after ranks have died."""
     alive = ",".join(map(str, life.alive))
     others = f", `%%ddp --ranks {alive}` uses the others" if alive else ""
     those = "it" if len(life.gone) == 1 else "the dead ranks"
-    heal = f"`%ddp heal` replaces {those}, " if life.alive else ""
+    heal = f"`%ddp heal` replaces {those}, " if life.alive and can_heal else ""
     return f"{heal}`%ddp restart` restarts all ranks{others}"
 
 
 def with_way_out(text: str, life: Life) -> str:
     """Add the way out to the message of a failed heal."""
-    needs_way_out = text.startswith(NOT_HEALED) and life.gone
-    return f"{text}; {way_out(life)}" if needs_way_out else text
+    can_heal = text.startswith(NOT_HEALED)
+    has_failed = can_heal or text.startswith(CANNOT_HEAL)
+    if not has_failed or not life.gone or "`%ddp restart" in text:
+        return text
+    return f"{text}; {way_out(life, can_heal=can_heal)}"
 
 
 def describe_node(life: Life, event: ev.NodeEvent) -> str:

@@ -140,9 +140,11 @@ SHARDED = {
 @pytest.mark.parametrize("kind", SHARDED)
 def test_heal_refuses_sharded_objects_and_changes_nothing(group: Ranks, kind: str) -> None:
     group.run(SHARDED[kind], quiet=True)
-    kill(group, 1)
+    group.failure_of("import os\nif rank == 1: os.abort()")
     with pytest.raises(RequestError, match=rf"rank 0: .*{kind}.*`%ddp restart --replay`"):
         group.heal()
+    with pytest.raises(RequestError, match="rank 1 .*SIGABRT"):  # not of its replacement
+        group.pull("rank", rank=1)
     assert group.alive == [0, 2]
     assert group.evaluate("big.sum().item()", ranks=[0, 2]) == [499999500000] * 2
     group.run("del cut", ranks=[0, 2], quiet=True)

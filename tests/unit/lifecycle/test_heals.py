@@ -32,7 +32,7 @@ from nbddp.lifecycle.events import Deadline
 from nbddp.lifecycle.group_state import GroupState as State
 from nbddp.lifecycle.group_state import RankState
 from nbddp.lifecycle.heal_steps import CANCEL_TIMEOUT
-from nbddp.lifecycle.transitions import START_TIMEOUT
+from nbddp.lifecycle.transitions import START_TIMEOUT, advance
 
 GIVEN = ev.NamespaceSent(attempt=1, generation=1)
 NO_NAMES = replace(GIVEN, reason="rank 0: no room")
@@ -160,6 +160,15 @@ def test_a_failed_heal_leaves_the_surviving_ranks_unchanged() -> None:
         assert after(HEALING, event).alive == [0]
     assert after(HEALING, died(0)).alive == []
     assert HEALED.has_group
+
+
+def test_a_failed_heal_keeps_the_cause_of_death_and_says_whether_to_try_again() -> None:
+    healing = after(IDLE, replace(died(1), exitcode=-6), HEAL)
+    for events in ([INTERRUPT], [NO_NAMES], [unable(1)], [died(1)], [ready(1), NO_NAMES]):
+        failed, actions = advance(after(healing, *events[:-1]), events[-1])
+        assert failed.ranks[1].exitcode == -6
+        assert isinstance(actions[-1], ev.HealFailed)
+        assert actions[-1].is_refused == (events[-1] is NO_NAMES)
 
 
 def test_each_heal_uses_a_new_generation_in_the_store() -> None:

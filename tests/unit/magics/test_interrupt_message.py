@@ -43,5 +43,11 @@ def test_the_interrupt_message_is_one_line_for_each_state(snapshot: SnapshotAsse
 def test_the_message_of_a_failed_heal_has_the_next_step(snapshot: SnapshotAssertion) -> None:
     vain = "the group was not healed: rank 1 was killed"
     assert with_way_out(vain, ONE_GONE) == snapshot
+    refused = "the group cannot be healed: rank 0: its model is sharded"
+    assert with_way_out(refused, ONE_GONE) == (
+        f"{refused}; `%ddp restart` restarts all ranks, `%%ddp --ranks 0,2` uses the others"
+    )
+    has_own = f"{refused}; `%ddp restart --replay` runs the cells again"
+    assert with_way_out(has_own, ONE_GONE) == has_own
     assert with_way_out(vain, OFF) == vain
     assert with_way_out("rank 0 lives", ONE_GONE) == "rank 0 lives"
