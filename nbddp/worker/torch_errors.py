@@ -20,7 +20,8 @@ _TORCH_DISTRIBUTED = re.compile(r"torch[/\\]distributed[/\\](?!rpc[/\\])")
 # Gloo begins with a position in its code; torch's errors may name a file, such as "igloo.pt"
 _WORDS = re.compile(
     r"\[\S*\bgloo/\S+:\d+\]|\bGloo |\bNCCL\b|\bnccl[A-Z]|"
-    r"(?i:timed out waiting|pair closure|closed by peer|connection was likely closed)"
+    r"(?i:timed out waiting|operation timed out|pair closure|closed by peer|"
+    r"connection was likely closed)"
 )
 
 

@@ -218,6 +218,14 @@ OWN_TIMEOUTS = {
         "if rank == 0: dist.all_reduce(torch.ones(1), group=own)",
         "finished the cell",
     ),
+    "all_reduce #1": (  # torch says only "Operation timed out!", and no name
+        "if rank == 1: time.sleep(60)\ndist.all_reduce(torch.ones(1), async_op=True).wait(short)",
+        "line 4",
+    ),
+    "dist.irecv(torch.ones(1), src=1).wait(short)": (
+        "if rank == 1: time.sleep(60)\nif rank == 0: dist.irecv(torch.ones(1), src=1).wait(short)",
+        "line 4",
+    ),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +13,7 @@ from nbddp.wire.messages import RankStatus
 
 HANG_AFTER = 10.0  # seconds without progress on any rank
 SILENT_AFTER = 8.0  # seconds without a heartbeat
+_MEMBERS = re.compile(r" of group (\[[\d, ]+\])$")
 # collectives that need the same dtype and sizes on every rank
 _SAME_SIZE_CALLS = ("all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter")
 
@@ -127,10 +130,16 @@ class HangDetector:
         lines += [f"  {format_ranks(group)} {text}" for text, group in waits.items()]
         if ended:
             lines.append(f"  {format_ranks(list(ended))} done with the cell: will not come")
-        if outside and any(not call.group for call in calls):
-            lines.append(f"  {format_ranks(outside)} outside of the cell: will not come")
+        if absent := [rank for rank in outside if any(_has_rank(call, rank) for call in calls)]:
+            lines.append(f"  {format_ranks(absent)} outside of the cell: will not come")
         lines.append("  the cell keeps waiting; interrupt it to end it and keep all variables")
         return "\n".join(lines)
+
+
+def _has_rank(call: Collective, rank: int) -> bool:
+    """Return whether a rank is in the group of a call; False if its group has another name."""
+    members = _MEMBERS.search(call.title)
+    return rank in json.loads(members[1]) if members else not call.group
 
 
 def _describe_position(status: RankStatus) -> str:

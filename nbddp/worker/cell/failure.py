@@ -27,9 +27,14 @@ import nbddp
 from nbddp.formatting import format_bytes, format_few, format_line, plural
 from nbddp.wire.function_sources import shown_file
 from nbddp.wire.messages import Failure
-from nbddp.worker.torch_errors import raising_file, torch_errors
+from nbddp.worker.torch_errors import is_backend_error, raising_file, torch_errors
 from nbddp.worker.watch.flight_recorder import RecordedCollective, newest_collective
-from nbddp.worker.watch.main_thread import describe_call, function_name, library_of_file
+from nbddp.worker.watch.main_thread import (
+    blocking_call,
+    describe_call,
+    function_name,
+    library_of_file,
+)
 from nbddp.worker.watch.namespace import Part, walk
 
 CONTEXT = 2  # lines shown above and below a line of user code
@@ -108,7 +113,7 @@ def describe_failure(
         line=line,
         file=shell.name_of_file(filename) if line else "",
         because=reason or _first_cause(error, text) or describe_ddp_parameters(error, names),
-        collective=_describe_collective(stack, stuck_in),
+        collective=_describe_collective(stack, stuck_in) or _describe_wait(error, shell),
         at=at,
         memory=describe_out_of_memory(error, [names, *scopes]),
         torch_text=_torch_text(error),
@@ -309,6 +314,21 @@ def _describe_collective(stack: list[FrameType], stuck_in: RecordedCollective | 
     if newest is not None and (newest is stuck_in or newest.call.name in (name, f"_{name}")):
         return newest.call.title
     return describe_call(called) if called is not None else ""  # Gloo does not record send and recv
+
+
+def _describe_wait(error: BaseException, shell: Shell) -> str:
+    """Name the collective, or the code, of a failed ``work.wait()``, which has no frame of torch.
+
+    Gloo records no send and no receive.
+    """
+    failed = next(filter(is_backend_error, torch_errors(error)), None)
+    if failed is None or failed.__traceback__ is None:
+        return ""
+    frame = [frame for frame, _ in traceback.walk_tb(failed.__traceback__)][-1]
+    newest = newest_collective()
+    if newest is not None and newest.is_in_flight:
+        return newest.call.title
+    return blocking_call(frame, shell.is_cell_file)
 
 
 # ---- the parameters for which DDP's errors give only indices

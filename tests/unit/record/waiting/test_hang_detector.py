@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,6 +78,11 @@ def test_hang_reports_as_text(dog: HangDetector, snapshot: SnapshotAssertion) ->
     dog.reset_for_cell([0], now=0.0)
     dog.heartbeats[0] = Heartbeat(waiting(), 20.0)
     said["others are outside"] = dog.check(5, [0], [0], now=20.0, outside=[1, 2])
+    dog.reset_for_cell([0], now=0.0)
+    for group in ("[0, 1]", "'tensor parallel'"):  # the members of the second one are not known
+        in_group = Collective("barrier", 3, group)
+        dog.heartbeats[0] = Heartbeat(replace(waiting(), collective=in_group), 20.0)
+        said[f"one is outside {group}"] = dog.check(5, [0], [0], now=20.0, outside=[1, 2])
     dog.reset_for_cell(ALL, now=0.0)
     said["one is stopped"] = look(dog, elsewhere(seconds=0.0), now=LATE)
     dog.reset_for_cell([0, 2], now=100.0)
