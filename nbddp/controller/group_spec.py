@@ -105,6 +105,9 @@ class GroupSpec:
     def environment(self, rank: int = 0, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return a rank's environment: ``base``, or the kernel's, with this spec's variables."""
         env = dict(os.environ if base is None else base)
+        if "JPY_PARENT_PID" in env:  # set by Jupyter, as are these two, which make rich move the
+            for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # cursor in logs: ipykernel 7.4
+                env.pop(name, None)
         if self.gpus is not None:
             shown = [str(gpu) for gpu in self.gpus]
             if shown and all(name.startswith("MIG-") for name in shown):

@@ -194,7 +194,7 @@ def test_forked_child_of_a_script_exits_normally(group: Ranks, write: Write, lin
 
 FOUND = """
 import builtins, decimal, logging, multiprocessing as mp, numpy as np
-import resource, sys, threading, torch
+import resource, sys, threading, torch, warnings
 f = lambda: None
 names = {name: type(value).__name__ for name, value in globals().items() if name.startswith("__")}
 del names["__builtins__"]  # a module, and in a run with -m as well
@@ -206,6 +206,7 @@ print([name for name in ("__IPYTHON__", "display", "get_ipython") if hasattr(bui
 files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 print(torch.tensor([1.23456]), np.array([1.23456]), decimal.getcontext().prec, files)
 print(np.geterr()["divide"], torch.get_float32_matmul_precision(), torch.backends.cudnn.enabled)
+print(sorted({each[2].__module__ for each in warnings.filters}))
 print(torch.distributed.is_initialized(), torch.get_default_dtype(), torch.is_grad_enabled(),
       torch.are_deterministic_algorithms_enabled(), logging.root.manager.disable)
 torch.set_num_interop_threads(2)  # a process may say it once, and each run is one

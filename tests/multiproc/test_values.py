@@ -205,6 +205,18 @@ def test_twelve_megabyte_picture_arrives_complete_and_in_order(notebook: Noteboo
     assert is_free_of_traces(reply.text)
 
 
+def test_figures_of_an_animation_replace_one_another(notebook: Notebook) -> None:
+    reply = notebook.run(
+        "%%ddp --nproc 2\nimport matplotlib.pyplot as plt\n"
+        "from IPython.display import clear_output\n"
+        "figure, axes = plt.subplots(figsize=(2, 1))\nfor step in range(40):\n"
+        "    axes.plot([step, rank])\n    clear_output(wait=True)\n    display(figure)"
+    )
+    assert reply.status == "ok"
+    assert sum("image/png" in data for data in reply.displays) == 2
+    assert sum("image/png" in data for data in reply.updates) == 2 * 39
+
+
 def test_nine_megabyte_error_fails_the_cell(notebook: Notebook) -> None:
     reply = notebook.run("%%ddp --nproc 2\nname = 7\nraise ValueError('y' * 9_000_000)")
     assert reply.status == "error"

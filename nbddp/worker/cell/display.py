@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
 from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,10 +46,19 @@ class RankDisplayHook(DisplayHook):
 
 
 class RankDisplayPublisher(DisplayPublisher):
-    """Send the output of ``display()`` and figures to the controller."""
+    """Send the output of ``display()`` and figures to the controller.
+
+    After ``clear_output()``, the displays of a rank replace its earlier ones, one by one. All ranks
+    share the output of a cell, so nothing else is cleared.
+    """
 
     send: Callable[[Display], None] | None = None
     cell = 0
+
+    def begin_cell(self, cell: int) -> None:
+        """Forget the displays of the cell before."""
+        self.cell, self._shown, self._next, self._has_cleared = cell, list[str](), 0, False
+        self._newest: JsonDict = {}
 
     def publish(  # type: ignore[override]
         self,
@@ -62,17 +72,36 @@ class RankDisplayPublisher(DisplayPublisher):
         """Send one bundle, after all earlier output."""
         flush_python_streams()
         data, metadata = sendable_bundle(data, metadata)
+        is_repeated = self._has_cleared and self._next > 0 and data == self._newest
+        self._newest = data
+        display_id = str((transient or {}).get("display_id", ""))
+        if not display_id:
+            if is_repeated:  # IPython shows figures again that are open at the end of a cell
+                return
+            display_id, update = self._replaced(data)
         message = Display(
             data=truncate_display(data),
             metadata=metadata,
-            display_id=str((transient or {}).get("display_id", "")),
+            display_id=display_id,
             is_update=update,
         )
         if self.send is not None:
             self.send(message)
 
     def clear_output(self, wait: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Clear nothing: all ranks share the cell's output."""
+        """Let the next displays replace the earlier ones."""
+        del wait  # the earlier ones always stay until then
+        self._has_cleared, self._next = True, 0
+
+    def _replaced(self, data: JsonDict) -> tuple[str, bool]:
+        """Return the id of a display, and whether it replaces an earlier display."""
+        if not self._has_cleared and data.keys() == {"text/plain"}:
+            return "", False  # a line of the log
+        is_update = self._next < len(self._shown)
+        if not is_update:
+            self._shown.append(uuid.uuid4().hex)
+        self._next += 1
+        return self._shown[self._next - 1], is_update
 
 
 def sendable_bundle(data: JsonDict, metadata: JsonDict | None) -> tuple[JsonDict, JsonDict]:

@@ -25,7 +25,7 @@ from nbddp.worker.cell.debugger import RankPdb, post_mortem
 from nbddp.worker.cell.display import RankDisplayHook, RankDisplayPublisher
 from nbddp.worker.cell.failure import error_text, format_traceback
 from nbddp.worker.cell.signal_handlers import CellSignalHandlers
-from nbddp.worker.cell.warning_lines import name_users_lines
+from nbddp.worker.cell.warning_lines import name_users_lines, remove_filters_of_tools
 from nbddp.worker.heal.reported_values import ReportedValues
 from nbddp.worker.watch.profiler import CellProfiler, begin_profile
 
@@ -77,7 +77,7 @@ class RankShell(InteractiveShell):
         self.user_module.__dict__.setdefault("__spec__", None)
         self.execution_count = command.execution_count
         self.compile.begin_cell(command.source, command.first_line, command.execution_count)
-        self.display_pub.cell = command.cell
+        self.display_pub.begin_cell(command.cell)
         self.displayhook.bundle = {}
         self._nested_errors.clear()
         self.profiler = begin_profile(command)
@@ -117,6 +117,7 @@ class RankShell(InteractiveShell):
         self.display_pub.send = send
         self.signal_handlers_active = CellSignalHandlers().active
         name_users_lines(self.is_cell_file)
+        remove_filters_of_tools()
 
     async def run_code(self, code_obj: Any, *more: Any, **options: Any) -> bool:
         """Run a part of a cell. An error raised by its signal handlers ends only the cell."""

@@ -16,6 +16,17 @@ from typing import Any
 from nbddp.worker.watch.main_thread import frames_from, is_called_from, library_of_file, line_of
 
 
+def remove_filters_of_tools() -> None:
+    """Remove the warning filters of modules that a plain program would not have imported.
+
+    joblib pickles the filters for each of its workers, which would import IPython and sympy.
+    """
+    filters: Any = warnings.filters
+    filters[:] = [
+        each for each in filters if each[2].__module__.partition(".")[0] not in ("IPython", "sympy")
+    ]
+
+
 def name_users_lines(is_cell_file: Callable[[str], bool]) -> None:
     """Replace Python's display of warnings: a warning for nbddp names the line that called nbddp.
 

@@ -81,6 +81,15 @@ def test_options_override_the_kernels_environment_at_the_time_of_the_start(
     assert GroupSpec(gpus=(0, 2), env={key: "3"}).environment()[key] == "3"
 
 
+def test_ranks_do_not_get_the_colours_that_jupyter_forces_on_its_kernel() -> None:
+    forced = {"FORCE_COLOR": "1", "CLICOLOR_FORCE": "1", "TERM": "xterm-color"}
+    of_kernel = forced | {"JPY_PARENT_PID": "7"}
+    assert GroupSpec().environment(base=forced) == forced
+    assert GroupSpec().environment(base=of_kernel).keys() == {"TERM", "JPY_PARENT_PID"}
+    asked = GroupSpec(env={"FORCE_COLOR": "3"}).environment(base=of_kernel)
+    assert asked["FORCE_COLOR"] == "3"
+
+
 def test_each_rank_sees_only_its_own_mig_device() -> None:
     key, names = "CUDA_VISIBLE_DEVICES", ("MIG-a", "MIG-b")
     spec = GroupSpec(nproc=3, gpus=names)

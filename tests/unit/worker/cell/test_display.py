@@ -6,10 +6,11 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.ui.log_lines import split_text_and_rich
-from nbddp.wire.messages import Failure
+from nbddp.wire.messages import Display, Failure
 from nbddp.worker.cell.display import (
     MAX_MESSAGE,
     MAX_TEXT,
+    RankDisplayPublisher,
     sendable_bundle,
     truncate_display,
     truncate_failure,
@@ -30,6 +31,37 @@ def test_a_widget_is_sent_as_a_text_line_that_suggests_an_alternative(
 
 def test_bytes_in_a_display_are_base64_encoded_as_in_jupyter_messages() -> None:
     assert sendable_bundle({"image/png": b"\x89PNG"}, None) == ({"image/png": "iVBORw=="}, {})
+
+
+def test_displays_after_clear_output_replace_the_earlier_displays() -> None:
+    sent: list[Display] = []
+    publisher = RankDisplayPublisher()
+    publisher.send = sent.append
+
+    def shown(*texts: str) -> list[str]:
+        """The displays of a cell at its end, in which an empty text clears."""
+        publisher.begin_cell(1)
+        sent.clear()
+        for text in texts:
+            publisher.publish({"image/png": text}) if text else publisher.clear_output(wait=True)
+        first = [each.display_id for each in sent if not each.is_update]
+        assert len(first) == len(set(first))
+        newest = {each.display_id: each.data["image/png"] for each in sent}
+        return [newest[each] for each in first]
+
+    assert shown("", "1", "", "2", "", "3", "3") == ["3"]  # IPython shows an open figure again
+    assert shown("1", "", "2", "") == ["2"]
+    assert shown("", "1", "a", "", "1", "b") == ["1", "b"]
+    assert shown("1", "", "2", "new") == ["2", "new"]
+    assert shown("1", "1") == ["1", "1"]
+    for clears, count in ((False, 2), (True, 1)):
+        publisher.begin_cell(2)
+        sent.clear()
+        for text in "ab":
+            publisher.clear_output() if clears else None
+            publisher.publish({"text/plain": text})
+        assert len({each.display_id or number for number, each in enumerate(sent)}) == count
+        assert all(bool(each.display_id) is clears for each in sent)
 
 
 # ---- text that is too long
