@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable
 
@@ -17,6 +18,8 @@ from nbddp.checks.facts import GroupFacts
 from nbddp.checks.registry import RULES, TEXT, Finding, Rule
 from nbddp.checks.source import CellSource
 from nbddp.errors import RequestError
+
+logger = logging.getLogger(__name__)
 
 ALL_RULES = dict(sorted(RULES.items()))
 CODE_RULES = [each for each in ALL_RULES.values() if each.id.startswith("ND1")]
@@ -60,6 +63,22 @@ def check_source(source: CellSource) -> list[Finding]:
     """
     found = [each for rule in CODE_RULES for each in rule.findings(source)]
     return sort_findings(each for each in found if not source.is_silenced(each.rule, each.line))
+
+
+def hang_causes(code: str, *, first_line: int = 1) -> list[str]:
+    r"""Return the headlines of rule ND101, about calls that only some ranks make.
+
+    >>> hang_causes("if rank == 0:\n    dist.barrier()")[0]
+    'ND101 line 2: dist.barrier is under `if rank == 0` (line 1): the other ranks do not reach it.'
+    """
+    try:
+        found = check_source(CellSource(code, first_line=first_line))
+    except SyntaxError:  # IPython accepts more than Python
+        return []
+    except Exception:  # an error in a rule must not hide the hang
+        logger.exception("nbddp could not check the cell")
+        return []
+    return [finding.headline for finding in found if finding.rule == "ND101"]
 
 
 def check_facts(facts: GroupFacts) -> list[Finding]:

@@ -8,9 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nbddp.checks.checker import hang_causes
 from nbddp.controller.controller_state import ControllerState
 from nbddp.controller.heal_requests import HealRequests
 from nbddp.controller.message_handler import MessageHandler
@@ -96,6 +98,10 @@ class Executor(ControllerState):
         """Check the progress of a cell at intervals until it ends."""
         purpose, now = handle.request.purpose, time.monotonic()
         self.rank_monitor.reset_for_cell(handle.ranks, now, cell=handle.number, purpose=purpose)
+        request = handle.request
+        code = "" if request.script is not None or request.ranks is not None else request.source
+        causes = partial(hang_causes, code, first_line=request.first_line)
+        self.rank_monitor.hangs.likely_causes = cache(causes)
         self.active_runtime.event_thread.call_later(CHECK_PERIOD, self._check_progress, handle)
         self.router.pending.move_to(handle.notice_queue)
 

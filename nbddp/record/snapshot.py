@@ -50,6 +50,7 @@ class RankSnapshot:
         file: the name of a script, or of another cell, that contains the line.
         code: the source of the line.
         seconds: time since the rank last moved; 0 if it moves.
+        age: seconds since its last report.
         collective: its newest collective, with number and shape.
         step: the last step that it reported; None if none.
         steps_per_second: 0 if unknown.
@@ -76,6 +77,7 @@ class RankSnapshot:
     file: str = ""
     code: str = ""
     seconds: float = 0.0
+    age: float = 0.0
     collective: str = ""
     step: float | None = None
     steps_per_second: float = 0.0
@@ -271,6 +273,7 @@ def _rank_snapshot(
         file=status.file if is_inside else "",
         code=status.code if is_inside else "",
         seconds=status.seconds + age if is_inside and status.seconds else 0.0,
+        age=age,
         collective=str(status.last or "") if is_of_cell else "",
         step=steps.get(rate.loop, rate.step) if rate else None,
         steps_per_second=rate.per_second if rate else 0.0,

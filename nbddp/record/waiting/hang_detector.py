@@ -38,6 +38,7 @@ class HangDetector:
         hang_after: seconds without progress on any rank that make a hang.
         heartbeats: the last heartbeat of each rank.
         problem_text: the current problem: a hang, or a silent rank; empty if there is none.
+        likely_causes: returns sentences about mistakes in the code of the cell that end in a hang.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class HangDetector:
         self.heartbeats: dict[int, Heartbeat] = {}
         self._reported: set[object] = set()
         self.problem_text = ""
+        self.likely_causes: Callable[[], Sequence[str]] = tuple
 
     def memory_used(self) -> int:
         """Return the bytes that all ranks together used at their last heartbeat."""
@@ -132,6 +134,7 @@ class HangDetector:
             lines.append(f"  {format_ranks(list(ended))} done with the cell: will not come")
         if absent := [rank for rank in outside if any(_has_rank(call, rank) for call in calls)]:
             lines.append(f"  {format_ranks(absent)} outside of the cell: will not come")
+        lines += [f"  {cause}" for cause in self.likely_causes()]
         lines.append("  the cell keeps waiting; interrupt it to end it and keep all variables")
         return "\n".join(lines)
 

@@ -15,6 +15,7 @@ class Mood(Enum):
 
     PLAIN = ""
     MUTED = "muted"
+    DIM = "dim"
     STRONG = "strong"
     WARN = "warn"
     BAD = "bad"

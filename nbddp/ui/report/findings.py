@@ -28,7 +28,8 @@ def findings_report(findings: Sequence[Finding], what: str, *, shown: int | None
     place = f" in {what}" if what else ""
     rules = dict.fromkeys(each.rule for each in listed)
     is_well = all(each.is_fact for each in findings)
-    title = " · ".join([f"{findings_title(findings)}{place}", *rules])
+    headline = f"{findings_title(findings)}{place}" if shown is None else _first(findings)
+    title = " · ".join([headline, *rules])
     advice = f"`%ddp check --explain {findings[0].rule}` tells more" if findings else ""
     if more := len(findings) - len(listed):
         advice = f"and {more} more: `%ddp check` shows them all"
@@ -37,6 +38,15 @@ def findings_report(findings: Sequence[Finding], what: str, *, shown: int | None
         for each in listed
     ]
     return Report(Cell(title, dot=Dot.OK if is_well else Dot.WARN), [*details, note(advice)])
+
+
+def _first(findings: Sequence[Finding]) -> str:
+    """Return the first mistake, which is seen while the list below a cell is folded."""
+    first = findings[0]
+    line = f"line {first.line}: " if first.line else ""
+    if len(findings) == 1:
+        return f"possible mistake, {line}{first.text}"
+    return f"{plural(len(findings), 'possible mistake')}, the first: {line}{first.text}"
 
 
 def findings_below_cell(findings: Sequence[Finding]) -> list[Block]:

@@ -27,6 +27,7 @@ from nbddp.ui.wording import (
 
 MAX_DETAILED_RANKS = 8  # with a row for each rank; more ranks get a summary and a grid
 MAX_ROWS = 32  # in a table
+OLD_AFTER = 1.5  # seconds between the reports of two ranks; a rank reports each second
 STALL_AFTER = 5.0  # seconds at one line, after which a rank of many gets a row
 _COLLECTIVE_TITLE = re.compile(r"\S+ #\d+(?: of group (?:\[[^]]*\]|'[^']*'|\S+))?")
 
@@ -50,9 +51,7 @@ def rank_blocks(
         curves: draws a sparkline before the text of a column.
     """
     if len(ranks) <= MAX_DETAILED_RANKS:
-        has_overview = slowest(ranks) is not None or seconds_left(ranks)
-        summary = Text(overview(ranks) if has_overview else "")
-        return [summary, *rank_table(ranks, has_pid=has_pid, curves=curves)]
+        return rank_table(ranks, has_pid=has_pid, curves=curves)
     nodes: dict[str, list[RankSnapshot]] = {}
     for rank in ranks:
         nodes.setdefault(rank.node, []).append(rank)
@@ -74,7 +73,8 @@ def rank_table(
     """Return a table with a row for each rank; of too many, ranks with trouble come first."""
     shown = sorted(sorted(ranks, key=_urgency)[:MAX_ROWS], key=lambda rank: rank.rank)
     columns = {**COLUMNS, **({"pid": _pid} if has_pid else {})}
-    rows = [_row(rank, columns, curves) for rank in shown]
+    newest = min((rank.age for rank in ranks if rank.is_active), default=0.0)
+    rows = [_row(rank, columns, curves, newest=newest) for rank in shown]
     table = Table(list(columns), rows, "ranks").without_empty_columns()
     return [table, _note_more(len(ranks) - len(shown), "rank")]
 
@@ -89,12 +89,23 @@ def _urgency(rank: RankSnapshot) -> tuple[bool, bool, bool, bool, int]:
     return not rank.is_first_cause, rank.is_healthy, is_on_time, waits, rank.rank
 
 
-def _row(rank: RankSnapshot, columns: _Columns, curves: DrawCurve | None = None) -> list[Cell]:
+def _row(
+    rank: RankSnapshot, columns: _Columns, curves: DrawCurve | None = None, *, newest: float = 0.0
+) -> list[Cell]:
+    """Return the cells of a rank. They are dimmed if the report of another rank is newer.
+
+    Else a rank whose report is older would look slow. ``newest`` is the age of the newest report.
+    """
+    is_old = rank.is_active and rank.age - newest > OLD_AFTER
     cells = []
     for title, make_cell in columns.items():
         cell, curve = make_cell(rank), curves(rank, title) if curves else ""
         html = f"{curve} {cell.html or escape(cell.text)}" if curve else cell.html
-        cells.append(replace(cell, html=html))
+        cell = replace(cell, html=html)
+        if is_old and cell.mood is Mood.PLAIN:
+            age = f"reported {format_seconds(rank.age)} ago"
+            cell = replace(cell, mood=Mood.DIM, title=" · ".join(filter(None, [cell.title, age])))
+        cells.append(cell)
     return cells
 
 
@@ -253,6 +264,12 @@ def seconds_left(ranks: Sequence[RankSnapshot]) -> float | None:
     return max((left for left in known if left is not None), default=None)
 
 
+def _outermost_loop(ranks: Sequence[RankSnapshot]) -> str:
+    """Return the name of the loop with a known total; the cell may have more loops after it."""
+    bars = [bar for rank in ranks if rank.is_active for bar in rank.progress_bars if bar.total]
+    return bars[0].label if bars and bars[0].label else "this loop"
+
+
 def slowest(ranks: Sequence[RankSnapshot]) -> int | None:
     """Return the slowest of the ranks that are slow and still run."""
     slow_ranks = [(-rank.lag.share, rank.rank) for rank in ranks if rank.lag and rank.is_active]
@@ -268,9 +285,9 @@ def overview(ranks: Sequence[RankSnapshot]) -> str:
     parts = _states(ranks)
     slow, left = slowest(ranks), seconds_left(ranks)
     if slow is not None:
-        parts.append(f"slowest {slow}")
+        parts.append(f"rank {slow} is the slowest")
     if left:
-        parts.append(f"{format_seconds(left)} left")
+        parts.append(f"{format_seconds(left)} left in {_outermost_loop(ranks)}")
     return " · ".join(parts)
 
 

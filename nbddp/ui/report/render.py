@@ -27,8 +27,18 @@ from nbddp.ui.report.blocks import (
 from nbddp.ui.wording import align_columns
 
 WIDTH = 92  # characters in a line of a folded paragraph
-_CLASSES = {Mood.MUTED: "nbddp-muted", Mood.WARN: "nbddp-waits", Mood.BAD: "nbddp-wrong"}
-_STYLES = {Mood.STRONG: STRONG, Mood.WARN: text_color("warn"), Mood.BAD: text_color("bad")}
+_CLASSES = {
+    Mood.MUTED: "nbddp-muted",
+    Mood.DIM: "nbddp-dim",
+    Mood.WARN: "nbddp-waits",
+    Mood.BAD: "nbddp-wrong",
+}
+_STYLES = {
+    Mood.STRONG: STRONG,
+    Mood.DIM: "opacity:.5",
+    Mood.WARN: text_color("warn"),
+    Mood.BAD: text_color("bad"),
+}
 
 
 # ---- text

@@ -83,6 +83,9 @@ def test_hang_reports_as_text(dog: HangDetector, snapshot: SnapshotAssertion) ->
         in_group = Collective("barrier", 3, group)
         dog.heartbeats[0] = Heartbeat(replace(waiting(), collective=in_group), 20.0)
         said[f"one is outside {group}"] = dog.check(5, [0], [0], now=20.0, outside=[1, 2])
+    dog.likely_causes = lambda: ["ND101 line 9: only some ranks"]
+    dog.reset_for_cell(ALL, now=0.0)
+    said["the code has a mistake"] = look(dog, waiting(), waiting(), elsewhere())
     dog.reset_for_cell(ALL, now=0.0)
     said["one is stopped"] = look(dog, elsewhere(seconds=0.0), now=LATE)
     dog.reset_for_cell([0, 2], now=100.0)
