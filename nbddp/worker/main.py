@@ -58,7 +58,7 @@ from nbddp.worker.process_group.regroup import Regrouper
 from nbddp.worker.requests import PULL_FILENAME, RequestHandler, store_pickled
 from nbddp.worker.shutdown import clear_exit_hooks, exit_process, exit_with_kernel
 from nbddp.worker.store_clients import StoreClients
-from nbddp.worker.watch import dataloader_waits
+from nbddp.worker.watch import dataloader_waits, polls
 from nbddp.worker.watch.flight_recorder import BUFFER_SIZE, count_started
 from nbddp.worker.watch.main_thread import blocking_call, main_frame
 from nbddp.worker.watch.profiler import end_profile
@@ -202,6 +202,7 @@ class Rank:
             ),
         )
         dataloader_waits.install_hooks()
+        polls.install_hooks()
         self._stdin.install()
         self._debuggers.install()
         if start.joins_group:

@@ -47,6 +47,18 @@ def feed():
 threading.Thread(target=feed).start()
 while time.monotonic() < end: right.recv(9)
 """
+FED_QUEUE = """import multiprocessing, queue
+context = multiprocessing.get_context("fork")
+items = context.Queue()
+def feed():
+    while time.monotonic() < end: items.put(1); time.sleep(.5)
+feeder = context.Process(target=feed)
+feeder.start()
+while time.monotonic() < end:
+    try: items.get(timeout=.3)
+    except queue.Empty: pass
+feeder.join()
+"""
 LOADS = """class Slow(torch.utils.data.Dataset):
     def __len__(self): return 2
     def __getitem__(self, i):
@@ -79,6 +91,7 @@ def works(seconds: float) -> dict[str, str]:
         ),
         "Python's lock": f"add_up(turns_in({seconds}, add_up, 20_000_000))",
         "torch.compile": COMPILES,
+        "a queue that a process feeds": FED_QUEUE,
         "a loader": LOADS,
     }
 

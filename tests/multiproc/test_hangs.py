@@ -66,6 +66,12 @@ HANGS = {  # each with the place of a rank that waits
         "import os\nif rank == 1:\n    os.mkfifo('fifo'); open('fifo')\ndist.barrier()",
         r"rank 1 .*: line 3 in open\(\)",
     ),
+    "a queue that stays empty": (
+        "import queue\ndef ask(items):\n    try: items.get(timeout=0.3)\n"
+        "    except queue.Empty: pass\nitems = queue.Queue()\nwhile rank == 1: ask(items)\n"
+        "dist.barrier()",
+        r"rank 1 .*: line 3 in get\(\)",
+    ),
 }
 POLLS = {  # calls that wake up again and again
     "a loader whose worker sleeps": (
@@ -85,7 +91,7 @@ HANGS |= {
 }
 
 
-@pytest.mark.gate_runs("new_group", "tags", "store", "both threads", "await", "a loader")
+@pytest.mark.gate_runs("new_group", "tags", "store", "both threads", "await", "a loader", "a queue")
 @pytest.mark.parametrize("name", HANGS)
 def test_hang_card_shows_where_a_rank_waits(group: Ranks, capsys: Capture, name: str) -> None:
     source, place = HANGS[name]

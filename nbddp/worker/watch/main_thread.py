@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 
 import nbddp
+from nbddp.worker.watch.polls import key_of_loop
 
 # folders of libraries; with a name, only that library in a folder that may have user code
 _LIBRARIES = (
@@ -220,15 +221,19 @@ class _Mark:
 def mark_event_wait(frame: FrameType) -> object:
     """Mark the call if the main thread waits for one event, and return the mark of that call.
 
-    Return None outside such calls, and if a debugger has set the trace function of the frame.
+    A loop that repeats a wait in vain counts as one call. Return None outside such calls, and if a
+    debugger has set the trace function of the frame.
     """
     call: FrameType | None = None
+    inner: FrameType | None = None
     for each in frames_from(frame):
         if not _EVENT_WAITS.search(f"{each.f_code.co_filename}:{each.f_code.co_name}"):
             break
-        call = each
+        call, inner = each, call
     if call is None:
         return None
+    if (key := key_of_loop(call, inner)) is not None:
+        return key
     if call.f_trace is None:
         call.f_trace = _Mark()
     return call.f_trace if isinstance(call.f_trace, _Mark) else None

@@ -16,7 +16,7 @@ import pytest
 import torch
 from processes import wait_until
 
-from nbddp.worker.watch import main_thread
+from nbddp.worker.watch import main_thread, polls
 from nbddp.worker.watch.main_thread import frames_from, mark_event_wait
 
 
@@ -57,6 +57,31 @@ def test_each_blocking_call_in_a_loop_gets_a_new_wait_mark() -> None:
 
         assert wait_until(look)
         is_over.set()
+
+
+def test_a_loop_of_waits_that_expire_keeps_its_mark_until_one_succeeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for owner, name in polls.WAITS:
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    polls.install_hooks()
+    items, got = queue.Queue[int](), list[int]()
+
+    def ask() -> None:
+        with suppress(queue.Empty):
+            got.append(items.get(timeout=0.01))
+
+    def ask_repeatedly() -> None:
+        while len(got) < 2:
+            ask()
+
+    with running(ask_repeatedly) as frame:
+        assert wait_until(lambda: mark_event_wait(frame()) is not None)
+        mark = mark_event_wait(frame())
+        assert not wait_until(lambda: mark_event_wait(frame()) not in (None, mark), timeout=0.5)
+        items.put(1)
+        assert wait_until(lambda: mark_event_wait(frame()) not in (None, mark))
+        items.put(2)
 
 
 def test_marking_a_wait_does_not_replace_a_trace_function() -> None:
