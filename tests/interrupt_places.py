@@ -1,4 +1,4 @@
-"""Interrupt a call at every instruction at which Python handles signals."""
+"""Interrupt a call, or let a signal handler run, at every instruction at which Python does so."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ LOOKED_AFTER = ("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 
 
 class Stop:
-    """A trace function that sends this thread SIGINT at one of these instructions."""
+    """A trace function that sends this thread a signal at one of these instructions."""
 
-    def __init__(self, place: int) -> None:
+    def __init__(self, place: int, number: signal.Signals = signal.SIGINT) -> None:
         self.was_sent = False
+        self._number = number
         self._left = place
         self._last: dict[FrameType, str] = {}
 
@@ -31,7 +32,7 @@ class Stop:
                 if self._left < 0:
                     self.was_sent = True
                     sys.settrace(None)
-                    signal.raise_signal(signal.SIGINT)  # to the current handler
+                    signal.raise_signal(self._number)  # to the current handler
         return self
 
 
@@ -68,3 +69,24 @@ def interrupted_everywhere(act: Callable[[], object]) -> Iterator[int]:
     while interrupted_at(place, act, RuntimeError):
         yield place
         place += 1
+
+
+def handled_everywhere(
+    act: Callable[[], object], handle: Callable[[], object], *, every: int = 1
+) -> Iterator[int]:
+    """Repeat a call; in each, a signal handler runs at another place: the first, ``every`` later.
+
+    The handler ends, and the call goes on.
+    """
+    signal.signal(signal.SIGUSR1, lambda *_: handle())
+    stop, place = Stop(0), 0
+    while place == 0 or stop.was_sent:
+        stop = Stop(place, signal.SIGUSR1)
+        before = sys.gettrace()
+        sys.settrace(stop)
+        try:
+            act()
+        finally:
+            sys.settrace(before)
+        yield place
+        place += every

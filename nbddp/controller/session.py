@@ -46,8 +46,6 @@ class Session(Executor):
     """One worker group of a kernel, through all its attempts; any thread may call any method.
 
     Attributes:
-        end_requests: how often the user interrupted, stopped or restarted the group. A caller that
-            does several things in turn, such as a replay, ends if this number changes.
         last_healed: the result of the last heal.
         describe_name: says how a name that a rank misses gets to the ranks.
         reported_findings: the findings below cells so far: attempt, rule and text of each.
@@ -65,12 +63,20 @@ class Session(Executor):
         self._make_runtime = make_runtime
         self._owns_launcher = owns_launcher
         self._opening = threading.Lock()
-        self.end_requests = 0
+        self._end_requests: list[None] = []  # append() cannot be divided by a signal handler
         self.describe_name: Callable[[str], str] = lambda _name: ""
         self.last_healed: Healed | None = None
         self.reported_findings: set[tuple[int, str, str]] = set()
         self._push_store = PushStore()
         self._gpus = GpuMonitor()
+
+    @property
+    def end_requests(self) -> int:
+        """How often the user interrupted, stopped or restarted the group.
+
+        A caller that does several things in turn, such as a replay, ends if this number changes.
+        """
+        return len(self._end_requests)
 
     def create_sibling(self) -> Session:
         """Return a session for other ranks: those of a script, or of one of several runs.
@@ -179,8 +185,9 @@ class Session(Executor):
         spec = spec or self.spec
         if spec is None:
             raise RequestError(NO_GROUP)
-        self.end_requests += not is_recovery
-        if is_recovery:
+        if not is_recovery:
+            self._end_requests.append(None)
+        else:
             spec = replace(spec, nproc=self.launcher.world_size(spec.nproc))
         event = ev.RestartAsked(start=spec.start_event())
         return self._request_start(spec, event, is_recovery=is_recovery)
@@ -310,7 +317,8 @@ class Session(Executor):
         """Interrupt the cell, and keep variables. The second time, kill unresponsive ranks."""
         runtime = self.runtime
         if runtime is not None:
-            self.end_requests += by_user
+            if by_user:
+                self._end_requests.append(None)
             runtime.event_thread.submit_urgent(self._step, ev.InterruptAsked())
 
     @on_thread
@@ -410,7 +418,7 @@ class Session(Executor):
     @on_thread
     def request_stop(self) -> Future[None]:
         """Stop all ranks, and do not wait."""
-        self.end_requests += 1
+        self._end_requests.append(None)
         future = self.futures.new("stop")
         self._mark_cell_ended("stop")
         self._step(ev.StopAsked())

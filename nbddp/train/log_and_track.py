@@ -6,10 +6,11 @@ numbers and events go to the logger ``nbddp``.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import operator
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from numbers import Complex, Real
@@ -89,7 +90,8 @@ OnStep = Callable[[int, str], None]
 
 _sink: Sink = Sink()
 _on_step: list[OnStep] = []
-_counts: Counter[str] = Counter()  # of values without a step, by name
+# numbers for values without a step, by name; a signal handler cannot divide their next()
+_counts: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 def set_sink(sink: Sink) -> None:
@@ -144,9 +146,7 @@ def log(
 
 def _count(names: Collection[str]) -> int:
     """Increase the count of each name; return the highest count before that."""
-    highest = max((_counts[name] for name in names), default=0)
-    _counts.update([*names])  # a mapping would add its values
-    return highest
+    return max((next(_counts[name]) for name in names), default=0)
 
 
 def _merge_names(values: Mapping[str, Any] | None, named: dict[str, Any]) -> dict[str, Any]:
@@ -178,6 +178,8 @@ def _number(name: str, value: Any) -> float:
         if hasattr(value, "detach"):
             value = value.detach()  # torch warns if a tensor with a graph becomes a float
         return float(value)
+    except RecursionError:  # a RuntimeError, but not of the value: the user's calls are too deep
+        raise
     # RuntimeError: a tensor with several elements; OverflowError: an int too large for a float
     except (TypeError, ValueError, RuntimeError, OverflowError):
         shown = repr(value)

@@ -67,8 +67,18 @@ class QueueWriter:
         self._unread_large: list[JsonDict] = []  # references of unread large messages
 
     def put_batch(self, reports: Sequence[MessageFromRank]) -> None:
-        """Put messages of the same moment into the queue, as one envelope."""
-        self.put(reports[0] if len(reports) == 1 else MessageBatch(messages=list(reports)))
+        """Put messages of the same moment into the queue, as one envelope.
+
+        Raises:
+            WireError: a message cannot be encoded; nothing was sent.
+            RuntimeError: from torch: the store is gone. It may have received the envelope.
+        """
+        message = reports[0] if len(reports) == 1 else MessageBatch(messages=list(reports))
+        try:
+            body = encode(message)
+        except Exception as error:
+            raise WireError("a message cannot be encoded") from error
+        self.put_encoded(body)
 
     def put(self, message: Message) -> None:
         """Put a message into the queue. The messages of one writer stay in order."""
@@ -111,9 +121,11 @@ class QueueWriter:
         ]
 
     def is_read(self) -> bool:
-        """Return whether the reader has read all envelopes of all writers of this queue."""
-        with self._lock:
-            return self._store.queue_len(self._name) == 0
+        """Return whether the reader has read all envelopes of all writers of this queue.
+
+        Without the lock: a signal handler may ask while the main thread does.
+        """
+        return self._store.queue_len(self._name) == 0
 
     def discard_unread(self) -> None:
         """Delete the pieces of unread large messages; there is no reader any more."""

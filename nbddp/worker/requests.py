@@ -67,11 +67,11 @@ class RequestHandler:
         self._post = post
         self._interrupter = interrupter
         self._heal_handler = heal_handler
-        self._cancelled: frozenset[int] = frozenset()  # replaced, never changed: two threads use it
+        self._cancelled: set[int] = set()  # two threads use it: only add() and discard()
 
     def cancel(self, request: int) -> None:
         """Cancel a request, which may be running or still in the queue."""
-        self._cancelled |= {request}
+        self._cancelled.add(request)
         self._interrupter.cancel(request)
 
     def answer(self, command: Request) -> None:
@@ -90,7 +90,9 @@ class RequestHandler:
         except BaseException as error:  # noqa: BLE001 - the user's code may even call exit()
             what = f"{type(error).__name__}: {error_text(error)}"
             answer = Answer(request=request, error=truncate(what, TOO_LONG, limit=MAX_MESSAGE))
-        self._cancelled = frozenset(each for each in self._cancelled if each > request)
+        for number in [*self._cancelled]:
+            if number <= request:
+                self._cancelled.discard(number)
         self._post(answer)
 
     def _handle(self, command: Request) -> Answer:

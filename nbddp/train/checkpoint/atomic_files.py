@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import shutil
@@ -22,6 +23,9 @@ OLDER_UNTOUCHED = "; the checkpoints before it are untouched"
 _CHECKSUM_MARK = b"\nnbddp sha256 "
 _TRAILER_SIZE = len(_CHECKSUM_MARK) + 64
 _CHUNK_SIZE = 1 << 20
+# a signal handler may save a checkpoint while this process writes one of the same step
+_draft_numbers = itertools.count()
+_open_drafts: set[Path] = set()
 _NAME = re.compile(r"step-(\d+)(?:\.pt)?")
 
 
@@ -56,7 +60,8 @@ def write_atomically(path: Path, state: Any) -> None:
     Raises:
         OSError: the file could not be written; no part of it is left.
     """
-    draft = draft_path(path)
+    draft = path.with_name(f".{path.name}-{next(_draft_numbers)}{DRAFT}")
+    _open_drafts.add(draft)
     try:
         with os.fdopen(open_new_file(draft), "wb") as file:
             _write_with_checksum(file, state)
@@ -66,6 +71,8 @@ def write_atomically(path: Path, state: Any) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+    finally:
+        _open_drafts.discard(draft)
     sync_folder(path.parent)
 
 
@@ -173,7 +180,8 @@ def remove_leftovers(folder: Path) -> None:
         else:
             set_aside.replace(path)
     for draft in folder.glob(f".step-*{DRAFT}"):
-        remove(draft)
+        if draft not in _open_drafts:
+            remove(draft)
 
 
 def remove(path: Path) -> None:
@@ -183,7 +191,7 @@ def remove(path: Path) -> None:
         path.replace(draft)
         shutil.rmtree(draft)
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

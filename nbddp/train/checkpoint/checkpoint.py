@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import operator
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike
@@ -27,12 +28,13 @@ from nbddp.train.this_rank import warn_user
 
 logger = logging.getLogger("nbddp")
 
-_checkpoints: weakref.WeakSet[Checkpoint] = weakref.WeakSet()
+# not a WeakSet, which fails if a signal handler creates a checkpoint while it is iterated
+_checkpoints: list[weakref.ref[Checkpoint]] = []
 
 
 def checkpoints() -> list[Checkpoint]:
     """Return the checkpoints that still exist in this process."""
-    return list(_checkpoints)
+    return [each for reference in [*_checkpoints] if (each := reference()) is not None]
 
 
 class Checkpoint:
@@ -88,7 +90,7 @@ class Checkpoint:
         self._finish_save: Callable[[], object] | None = None
         self._group: dist.ProcessGroup | None = None
         self._verified: set[tuple[str, int, int]] = set()
-        _checkpoints.add(self)
+        _checkpoints.append(weakref.ref(self, _checkpoints.remove))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for another process, without a write that is in progress.
@@ -198,9 +200,11 @@ class Checkpoint:
 
     def _write_in_background(self, state: dict[str, Any]) -> None:
         if this_rank.rank() == 0:
-            thread = ThreadPoolExecutor(1, "nbddp-checkpoint")  # Python joins it at exit
-            self._in_background = thread.submit(_log_failure, partial(self._write, state))
-            thread.shutdown(wait=False)
+            # no executor: a save in a signal handler would wait for the lock of its submit()
+            future: Future[None] = Future()
+            write = partial(_run_in_future, future, partial(self._write, state))
+            threading.Thread(target=write, name="nbddp-checkpoint").start()  # joined at exit
+            self._in_background = future  # after the start: a handler's save waits for it
         self._finish_save = partial(run_on_all_ranks, self._join_writer)
 
     def _join_writer(self) -> None:
@@ -248,18 +252,20 @@ class Checkpoint:
 
     def _finish_files(self, path: Path, step: int) -> None:
         """Remove old checkpoints after a new one is complete; damaged ones are not counted."""
-        self._verified.add(_identity(path))
+        with suppress(FileNotFoundError):  # a save of a signal handler has removed it
+            self._verified.add(_identity(path))
         twin = self.folder / _file_name(step, is_sharded=not path.is_dir())
         if twin.exists():  # the same step in the other form, sharded or not
             atomic_files.remove(twin)
         n_kept = 0
         for each in atomic_files.newest_first(self.folder):
-            identity = _identity(each)
-            if n_kept >= self.keep:
-                atomic_files.remove(each)
-            elif identity in self._verified or not _find_damage(each):
-                self._verified.add(identity)
-                n_kept += 1
+            with suppress(FileNotFoundError):  # a save of a signal handler has removed it
+                identity = _identity(each)
+                if n_kept >= self.keep:
+                    atomic_files.remove(each)
+                elif identity in self._verified or not _find_damage(each):
+                    self._verified.add(identity)
+                    n_kept += 1
         seconds = round(time.perf_counter() - self._save_start, 6)
         log_and_track.record_event("checkpoint", step=step, seconds=seconds, path=str(path))
 
@@ -384,13 +390,15 @@ def _as_checkpoint_error(path: Path) -> Iterator[None]:
         raise CheckpointError(f"could not write {path}: {error}{OLDER_UNTOUCHED}") from error
 
 
-def _log_failure(write: Callable[[], None]) -> None:
+def _run_in_future(future: Future[None], write: Callable[[], None]) -> None:
     try:
         write()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the future raises it
         # the script may end without another save() or wait()
         logger.error("%s (raised again by the next save or wait)", error)
-        raise
+        future.set_exception(error)
+    else:
+        future.set_result(None)
 
 
 def _warn_about_differences(contents: CheckpointContents, not_loaded: list[str]) -> None:

@@ -64,7 +64,7 @@ def at(*, step: int, rank: int, kind: str, factor: float = FACTOR, again: bool =
 
 def armed() -> list[Fault]:
     """Return the faults that have not yet fired on this rank, the next one first."""
-    return list(_injector.armed)
+    return sorted(_injector.armed, key=lambda fault: fault.step)
 
 
 def arm_from_environment() -> None:
@@ -135,7 +135,7 @@ class FaultInjector:
         if fault in self.armed or (fault in self._fired and not again):
             return
         self._pid = os.getpid()
-        self.armed = sorted([*self.armed, fault], key=lambda each: each.step)
+        self.armed.append(fault)
         if self._remove_hook is None:
             self._remove_hook = log_and_track.on_step(self.on_step)
 
@@ -160,13 +160,17 @@ class FaultInjector:
             return
         for action in self._actions:
             action.on_step()
-        for fault in [each for each in self.armed if each.step <= step]:
-            self._fire(fault, step)
+        for fault in sorted(self.armed, key=lambda each: each.step):
+            if fault.step <= step:
+                self._fire(fault, step)
 
     def _fire(self, fault: Fault, step: int) -> None:
-        action = ACTION_CLASSES.get(fault.kind, FaultAction)(fault)
-        self.armed.remove(fault)
+        try:
+            self.armed.remove(fault)
+        except ValueError:  # a signal handler has reported a step meanwhile
+            return
         self._fired.add(fault)
+        action = ACTION_CLASSES.get(fault.kind, FaultAction)(fault)
         self._actions.append(action)
         log_and_track.record_event("fault", fault=str(fault), at_step=step)
         log_and_track.flush()  # a rank that dies can send nothing afterwards

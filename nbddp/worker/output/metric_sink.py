@@ -2,15 +2,21 @@
 
 What a loop reports in each step, metrics and a changed progress bar, waits for the next poll of the
 outbox, 0.05 s at most: the reader of the messages often shares the cores with the ranks.
+
+There is no lock. A signal handler of the user may report inside another report, and may wait for
+a thread that reports, such as the writer of a checkpoint. So a report changes each shared object in
+one step that neither a handler nor another thread can divide.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +50,11 @@ class MetricSink(Sink):
         self._outbox = outbox
         self._identity = {"rank": rank, "attempt": attempt}
         self._fd = open_private_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._lock = threading.Lock()
         self._rows: deque[list[Any]] = deque()
         self._events: deque[EventReported] = deque()
-        self._bars: list[ProgressBar] = []
-        self._dropped = 0
+        self._bars: dict[int, ProgressBar] = {}  # by id, outermost first
+        self._counts: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+        self._dropped = self._reported_dropped = 0  # rows; only the outbox changes the second one
         self._bars_changed = False
         self._has_reported_loss = False
         self._is_line_cut = False
@@ -69,19 +75,21 @@ class MetricSink(Sink):
         line = json.dumps({"time": at, **head, **values})
         self._write(f"{line}\n".encode())
         loop = next(iter(values), "")
-        with self._lock:
-            self.steps[loop] = self.steps.get(loop, -1) + 1 if step is None else step
-            self._rows.append([at, step, values])
-            if len(self._rows) > MAX_QUEUED_ROWS:
+        self.steps[loop] = next(self._counts[loop]) if step is None else step
+        self._rows.append([at, step, values])
+        if len(self._rows) > MAX_QUEUED_ROWS:
+            with suppress(IndexError):  # a handler has waited until all rows were sent
                 self._rows.popleft()
                 self._dropped += 1
         self.report_count += 1
 
     def open_bar(self, bar: ProgressBar) -> None:
         """Show the bar of a new loop, inside those that have not ended."""
-        with self._lock:
-            self._bars = [*(each for each in self._bars if each.is_open), bar]
-            self._bars_changed = True
+        for key, shown in [*self._bars.items()]:
+            if not shown.is_open:
+                self._bars.pop(key, None)
+        self._bars[id(bar)] = bar
+        self._bars_changed = True
         self._count_report()
 
     def update_bar(self, bar: ProgressBar) -> None:  # noqa: ARG002 - all bars are read together
@@ -97,16 +105,10 @@ class MetricSink(Sink):
 
     def record_event(self, kind: str, facts: dict[str, Any]) -> None:
         """Queue an event for the event log."""
-        with self._lock:
-            plain = json.loads(json.dumps(facts, default=str))  # str: for paths and tensors
-            if kind == CONFIG and self._events and self._events[-1].kind == CONFIG:
-                # merge it into the queued event: a loop may set its config in each step
-                self._events[-1].facts["values"].update(plain["values"])
-            else:
-                self._events.append(EventReported(kind=kind, facts=plain))
-            is_full = len(self._events) >= MAX_QUEUED_EVENTS
+        plain = json.loads(json.dumps(facts, default=str))  # str: for paths and tensors
+        self._events.append(EventReported(kind=kind, facts=plain))
         self._count_report()
-        if is_full:
+        if len(self._events) >= MAX_QUEUED_EVENTS:
             self.flush()
 
     def _count_report(self) -> None:
@@ -115,16 +117,15 @@ class MetricSink(Sink):
 
     def begin_cell(self) -> None:
         """Remove the step numbers and the progress bars of the earlier cell."""
-        with self._lock:
-            self.steps = {}
-            self._bars = []
-            self._bars_changed = False
+        self.steps, self._bars = {}, {}
+        self._counts.clear()
+        self._bars_changed = False
 
     def _write(self, line: bytes) -> None:
         """Append a line in one write, because all ranks append to this file."""
         try:
-            written = os.write(self._fd, b"\n" + line if self._is_line_cut else line)
-            self._is_line_cut = written < len(line)  # the disk is full
+            line = b"\n" + line if self._is_line_cut else line
+            self._is_line_cut = os.write(self._fd, line) < len(line)  # the disk is full
         except OSError as error:
             if not self._has_reported_loss:
                 self._has_reported_loss = True
@@ -133,7 +134,6 @@ class MetricSink(Sink):
 
     def _keep_file_only(self) -> None:
         """Queue nothing in a child process, such as a DataLoader worker: it has no outbox."""
-        self._lock = threading.Lock()  # the outbox may have held it at the fork
         self._rows, self._events = deque(maxlen=0), deque(maxlen=0)
 
     # ---- called by the outbox
@@ -144,15 +144,23 @@ class MetricSink(Sink):
 
     def read(self, upto: int | None = None) -> MessageFromRank | None:  # noqa: ARG002 - see Source
         """Return the next message with unsent reports, or None."""
-        with self._lock:
-            if self._events:
-                return self._events.popleft()
-            if self._rows:
-                rows = [self._rows.popleft() for _ in range(min(len(self._rows), MAX_ROWS))]
-                missed, self._dropped = self._dropped, 0
-                return Metrics(rows=rows, missed=missed)
-            if self._bars_changed:
-                self._bars_changed = False
-                shown = [each for each in self._bars if each.is_open or each is self._bars[0]]
-                return Progress(bars=[each.state() for each in shown[:MAX_BARS]])
+        if self._events:
+            return self._next_event()
+        if self._rows:
+            rows = [self._rows.popleft() for _ in range(min(len(self._rows), MAX_ROWS))]
+            missed = self._dropped - self._reported_dropped
+            self._reported_dropped += missed
+            return Metrics(rows=rows, missed=missed)
+        if self._bars_changed:
+            self._bars_changed = False
+            bars = [*self._bars.values()]
+            shown = [each for each in bars if each.is_open or each is bars[0]]
+            return Progress(bars=[each.state() for each in shown[:MAX_BARS]])
         return None
+
+    def _next_event(self) -> EventReported:
+        """Return the oldest event; merge those of ``nbddp.config``, which a loop may call often."""
+        event = self._events.popleft()
+        while event.kind == CONFIG and self._events and self._events[0].kind == CONFIG:
+            event.facts["values"].update(self._events.popleft().facts["values"])
+        return event

@@ -4,6 +4,10 @@ Urgent messages, such as a status or an answer, have a separate queue and are se
 others keep their order: output printed before an image is sent before the image, and all output is
 sent before the end of the cell. A long log does not delay them: of very long output, only its
 position in the file is sent.
+
+There is no lock, because a signal handler of the user may print, log or save a checkpoint inside a
+call of the outbox, and an interrupt may end that call anywhere. ``SimpleQueue.put`` and the methods
+of a deque are written in C, so that no handler divides them.
 """
 
 from __future__ import annotations
@@ -19,8 +23,10 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import floor
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
+from nbddp.errors import WireError
 from nbddp.formatting import with_article
 from nbddp.wire import messages as msg
 from nbddp.wire.queues import QueueWriter
@@ -74,11 +80,8 @@ class Outbox:
         # actions in order, each with the position of every source when it was added
         self._queue: deque[tuple[Callable[[], None], list[int]]] = deque()
         self._urgent: deque[msg.MessageFromRank] = deque()
-        self._queued_characters = 0  # characters of images in the queue
-        # An RLock, because a signal handler may print. Use the lock itself, which is written in C,
-        # not Condition.__enter__: an interrupt may arrive there after the lock is acquired.
-        self._lock = threading.RLock()
-        self._wake = threading.Condition(self._lock)
+        self._queued_characters = 0  # characters of images since display() has waited
+        self._wake: SimpleQueue[None] = SimpleQueue()  # an item wakes the thread
         self._has_output = False
         self._is_in_cell = False
         self._is_open = True
@@ -93,15 +96,13 @@ class Outbox:
     def notify(self) -> None:
         """Tell the thread that a source has output. This is cheap enough for each printed line."""
         if not self._has_output and not self._is_in_child():
-            with self._lock:
-                self._has_output = True
-                self._wake.notify_all()
+            self._has_output = True
+            self._wake.put(None)
 
     def begin_cell(self) -> None:
         """Check often for output of C code and child processes, until the cell ends."""
-        with self._lock:
-            self._is_in_cell = self._has_output = True  # ends a wait of IDLE_POLL_INTERVAL
-            self._wake.notify_all()
+        self._is_in_cell = self._has_output = True  # ends a wait of IDLE_POLL_INTERVAL
+        self._wake.put(None)
 
     def post(self, message: msg.MessageFromRank) -> None:
         """Send a message: at once if it is urgent, else after all earlier output.
@@ -110,32 +111,37 @@ class Outbox:
         """
         if self._is_in_child():
             return
-        with self._lock:
-            if isinstance(message, msg.URGENT_MESSAGES):
-                self._urgent.append(message)
-                self._wake.notify_all()
-                return
-            if isinstance(message, msg.Display) and threading.current_thread() is not self._thread:
-                self._wake.wait_for(lambda: self._queued_characters < MAX_QUEUED_CHARACTERS)
-            if isinstance(message, msg.CellEnded):
-                self._is_in_cell = False
-            self._queued_characters += _count_characters(message)
-            self._enqueue(partial(self._send_message, message))
+        if isinstance(message, msg.URGENT_MESSAGES):
+            self._urgent.append(message)
+            self._wake.put(None)
+            return
+        if isinstance(message, msg.CellEnded):
+            self._is_in_cell = False
+        self._enqueue(partial(self._send, self._writer, message))
+        if isinstance(message, msg.Display) and threading.current_thread() is not self._thread:
+            characters = sum(len(each) for each in message.data.values() if isinstance(each, str))
+            self._queued_characters += characters
+            if self._queued_characters > MAX_QUEUED_CHARACTERS:
+                self._queued_characters = 0
+                self._wait_until_sent()
 
     def _enqueue(self, action: Callable[[], None]) -> None:
         """Queue an action that runs after all earlier output is sent."""
-        with self._lock:
-            self._queue.append((action, self._positions()))
-            self._wake.notify_all()
+        self._queue.append((action, self._positions()))
+        self._wake.put(None)
+
+    def _wait_until_sent(self, timeout: float = -1.0) -> None:
+        """Wait until all messages so far are sent."""
+        lock = threading.Lock()  # of this call, so that a signal handler may wait inside it
+        lock.acquire()
+        self._enqueue(lock.release)
+        lock.acquire(timeout=timeout)
 
     def _positions(self) -> list[int]:
         return [_position_of(source) for source in self._sources]
 
     def _is_in_child(self) -> bool:
-        """Return whether a cell forked this process. A child has no outbox.
-
-        A child must not use the lock: if the thread held it at the fork, nothing releases it.
-        """
+        """Return whether a cell forked this process. A child has no outbox."""
         return os.getpid() != self._pid
 
     def reconnect(self) -> None:
@@ -151,10 +157,7 @@ class Outbox:
         if self._is_in_child():
             return
         deadline = time.monotonic() + FLUSH_TIMEOUT
-        lock = threading.Lock()
-        lock.acquire()
-        self._enqueue(lock.release)
-        lock.acquire(timeout=FLUSH_TIMEOUT)
+        self._wait_until_sent(FLUSH_TIMEOUT)
         with suppress(RuntimeError):  # from torch: the store is gone
             while time.monotonic() < deadline and not self._writer.is_read():
                 time.sleep(BATCH_PERIOD / 50)
@@ -172,16 +175,21 @@ class Outbox:
     def _run(self) -> None:
         next_batch = 0.0
         while self._is_open:
-            with self._lock:
-                # a timeout, because C code writes to the file without a notification
-                timeout = POLL_INTERVAL if self._is_in_cell else IDLE_POLL_INTERVAL
-                self._wake.wait_for(lambda: self._has_output or self._has_messages(), timeout)
-                self._wake.wait_for(self._has_messages, max(0.0, next_batch - time.monotonic()))
+            # a timeout, because C code writes to the file without a notification
+            timeout = POLL_INTERVAL if self._is_in_cell else IDLE_POLL_INTERVAL
+            self._wait_for(lambda: self._has_output or self._has_messages(), timeout)
+            self._wait_for(self._has_messages, next_batch - time.monotonic())
             self._send_urgent()
             if self._queue or time.monotonic() >= next_batch:
                 lines = self._send_batch()
                 if lines:
                     next_batch = self._next_due(next_batch, lines)
+
+    def _wait_for(self, condition: Callable[[], bool], timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while not condition() and (remaining := deadline - time.monotonic()) > 0:
+            with suppress(Empty):
+                self._wake.get(timeout=remaining)
 
     def _has_messages(self) -> bool:
         return bool(self._urgent or self._queue)
@@ -198,10 +206,11 @@ class Outbox:
 
     def _send_batch(self) -> int:
         """Send all output and messages. Return the number of lines."""
-        with self._lock:
-            self._has_output = False
-            queue, now = list(self._queue), self._positions()
-            self._queue.clear()
+        self._has_output = False
+        now = (
+            self._positions()
+        )  # first, so that output after a queued message is not sent before it
+        queue = [self._queue.popleft() for _ in range(len(self._queue))]
         lines = 0
         for number, (action, positions) in enumerate(queue):
             lines += self._send_sources(positions)
@@ -220,9 +229,12 @@ class Outbox:
                 self._wait_for_reader()
             try:
                 self._writer.put_batch(pieces)
-            except Exception:  # noqa: BLE001 - send each alone, to name the faulty one
+            except WireError:  # send each alone, to name the faulty one
                 for piece in pieces:
                     self._send(self._writer, piece)
+            except Exception as error:  # noqa: BLE001 - the thread continues after any error
+                # not each alone: the store may have received them, and would count rows twice
+                self._put_or_log(self._writer, build_notice(f"output could not be sent: {error}"))
             lines += max(map(_count_lines, pieces))
         return lines
 
@@ -246,19 +258,12 @@ class Outbox:
         self._send_urgent()
         with suppress(RuntimeError):  # from torch: the next message connects again
             while self._writer.is_full():
-                with self._lock:
-                    self._wake.wait_for(lambda: self._urgent, BATCH_PERIOD / 4)
+                self._wait_for(lambda: bool(self._urgent), BATCH_PERIOD / 4)
                 self._send_urgent()
 
     def _send_urgent(self) -> None:
         while self._urgent:
             self._send(self._urgent_writer, self._urgent.popleft())
-
-    def _send_message(self, message: msg.MessageFromRank) -> None:
-        self._send(self._writer, message)
-        with self._lock:
-            self._queued_characters -= _count_characters(message)
-            self._wake.notify_all()
 
     def _send(self, writer: QueueWriter, message: msg.MessageFromRank) -> None:
         """Send a message. If that fails, notify the user, and send a CellEnded or Answer empty."""
@@ -271,10 +276,13 @@ class Outbox:
             if isinstance(message, msg.CellEnded | Answer):
                 fallbacks.append((writer, _without_content(message, f"it {reason}")))
             for fallback_writer, fallback in fallbacks:
-                try:
-                    fallback_writer.put(fallback)
-                except Exception:  # the store is gone, and so is the reader
-                    logger.exception("nbddp could not send")
+                self._put_or_log(fallback_writer, fallback)
+
+    def _put_or_log(self, writer: QueueWriter, message: msg.MessageFromRank) -> None:
+        try:
+            writer.put(message)
+        except Exception:  # the store is gone, and so is the reader
+            logger.exception("nbddp could not send")
 
 
 def build_notice(text: str) -> msg.Display:
@@ -320,9 +328,3 @@ def _count_lines(message: msg.MessageFromRank) -> int:
         case msg.Metrics(rows=rows):
             return max(1, len(rows))
     return 1
-
-
-def _count_characters(message: msg.MessageFromRank) -> int:
-    if not isinstance(message, msg.Display):
-        return 0
-    return sum(len(value) for value in message.data.values() if isinstance(value, str))

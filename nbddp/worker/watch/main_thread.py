@@ -19,12 +19,14 @@ import sys
 import sysconfig
 import threading
 import time
+from bdb import Bdb
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -65,11 +67,14 @@ def _without_collection(read: Callable[..., T], *args: object) -> T:
     """
     if sys.version_info >= (3, 12) or not gc.isenabled():
         return read(*args)
+    calls: list[Any] = [partial(gc.disable), partial(read, *args), partial(gc.enable)]
     try:
-        gc.disable()
-        return read(*args)
-    finally:
+        # map() makes the calls in C, so that no other thread runs between them: the user's code
+        # neither sees the collector disabled nor loses its own gc.disable()
+        return cast(T, [*map(partial.__call__, calls)][1])
+    except BaseException:
         gc.enable()
+        raise
 
 
 def _current_frames() -> dict[int, FrameType]:
@@ -211,10 +216,14 @@ _EVENT_WAITS = re.compile(
 class _Mark:
     """Mark a frame to recognize it later, because Python reuses the id of a frame that has ended.
 
-    The mark is stored as the trace function of the frame. If a tracer calls it, it does nothing.
+    The mark is stored as the trace function of the frame. It passes the events of the frame on to a
+    debugger, which would not stop in a frame that has another trace function.
     """
 
-    def __call__(self, *_: object) -> _Mark:
+    def __call__(self, frame: FrameType, event: str, argument: object) -> object:
+        debugger = getattr(sys.gettrace(), "__self__", None)
+        if isinstance(debugger, Bdb):
+            return debugger.trace_dispatch(frame, event, argument)
         return self
 
 

@@ -50,6 +50,16 @@ def test_log_converts_values_of_any_type_to_floats_and_steps_to_integers(sink: R
     assert {(type(step), type(values["loss"])) for step, values in sink.calls} == {(int, float)}
 
 
+def test_log_below_too_many_calls_names_the_recursion_not_the_value(sink: Recorder) -> None:
+    class Deep:
+        def __float__(self) -> float:
+            return float(self)
+
+    with pytest.raises(RecursionError):
+        log(loss=Deep())
+    assert sink.calls == []
+
+
 def test_without_a_step_the_step_counts_earlier_values_of_the_metric(sink: Recorder) -> None:
     reached: list[tuple[int, str]] = []
     end = log_and_track.on_step(lambda step, source: reached.append((step, source)))

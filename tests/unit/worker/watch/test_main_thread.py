@@ -7,6 +7,7 @@ import queue
 import subprocess
 import sys
 import threading
+from bdb import Bdb
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, SimpleNamespace
@@ -99,6 +100,63 @@ def test_marking_a_wait_does_not_replace_a_trace_function() -> None:
         assert mark_event_wait(frame()) is None
         assert frame().f_trace is not None
         is_over.set()
+
+
+def test_a_debugger_that_steps_out_stops_in_a_frame_with_a_wait_mark() -> None:
+    class Steps(Bdb):
+        def user_line(self, frame: FrameType) -> None:
+            stops.append(frame.f_code.co_name)
+            self.set_step()
+
+        def user_return(self, _frame: FrameType, _value: object) -> None:
+            self.set_step()
+
+    stops: list[str] = []
+    debugger = Steps()
+
+    def step() -> None:
+        debugger.reset()
+        debugger.set_step()
+        sys.settrace(debugger.trace_dispatch)
+        handle()
+
+    def handle() -> None:
+        stops.append("handled")
+
+    def wait() -> None:
+        sys._getframe().f_trace = main_thread._Mark()  # type: ignore[assignment]
+        step()
+        stops.append("waited")
+
+    before = sys.gettrace()
+    try:
+        wait()
+    finally:
+        sys.settrace(before)
+    assert stops[:4] == ["handle", "handled", "wait", "waited"]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python collects between instructions")
+def test_user_code_never_sees_the_collector_disabled_by_a_frame_reader() -> None:
+    ended = threading.Event()
+    before = sys.getswitchinterval()
+
+    def read() -> None:
+        while not ended.is_set():
+            main_thread.main_frame()
+
+    reader = threading.Thread(target=read)
+    sys.setswitchinterval(1e-6)
+    try:
+        reader.start()
+        assert all(gc.isenabled() for _ in range(300_000))
+        gc.disable()
+        assert not any(gc.isenabled() for _ in range(300_000))
+    finally:
+        gc.enable()
+        sys.setswitchinterval(before)
+        ended.set()
+        reader.join()
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python collects between instructions")
