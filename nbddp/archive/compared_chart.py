@@ -15,7 +15,6 @@ from nbddp.charts.chart_lines import (
     newest,
     rank_lines,
 )
-from nbddp.charts.palette import LETTERS
 from nbddp.errors import RequestError
 
 UNITS = {XAxis.STEP: "step", XAxis.SAMPLES: "samples", XAxis.TIME: "s"}
@@ -25,7 +24,8 @@ def compared_chart(
     comparison: Comparison, name: str, over: XAxis, scale: AxisScale = AxisScale.AUTO
 ) -> Chart:
     """Build the chart of a metric; runs without the metric have no line."""
-    found = [_line(index, run, name, over) for index, run in enumerate(comparison.runs)]
+    labelled = enumerate(zip(comparison.labels, comparison.runs, strict=True))
+    found = [_line(index, label, run, name, over) for index, (label, run) in labelled]
     lines = tuple(line for line in found if line is not None)
     marks = tuple(
         ChartMark(at, is_heal, line.color)
@@ -36,14 +36,14 @@ def compared_chart(
     return Chart(name=name, lines=lines, drawn=lines, marks=marks, is_log=log, x_unit=unit)
 
 
-def _line(index: int, run: ComparedRun, name: str, over: XAxis) -> ChartLine | None:
+def _line(index: int, label: str, run: ComparedRun, name: str, over: XAxis) -> ChartLine | None:
     ranks = rank_lines(run.curves(name, over))
     if not ranks:
         return None
     line = ranks[0] if len(ranks) == 1 else mean_line(ranks)
-    letter, last = LETTERS[index], newest(ranks)
-    key = letter if last is None else f"{letter} {format_number(last)}"
-    return replace(line, label=letter, key=key, color=index, is_strong=True)
+    last = newest(ranks)
+    key = label if last is None else f"{label} {format_number(last)}"
+    return replace(line, label=label, key=key, color=index, is_strong=True)
 
 
 def compared_charts(comparison: Comparison, over: XAxis, scale: AxisScale) -> list[Chart]:

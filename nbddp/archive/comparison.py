@@ -14,11 +14,14 @@ from pathlib import Path
 from nbddp.archive.find import short_names
 from nbddp.archive.stored_run import StoredCell, StoredRun
 from nbddp.archive.summary import summarize
+from nbddp.archive.sweep_grid import SWEEP
+from nbddp.charts.palette import LETTERS
 from nbddp.errors import ArgumentError
 from nbddp.formatting import list_some
 from nbddp.record.metrics import Curve, Pairs, spread
 
 MAX_RUNS = 8  # as many as there are distinct colours
+MAX_LABEL = 24  # characters of the values of a sweep
 DEFAULT_CHARTS = 6  # if no metrics are chosen
 MAX_CHARTS = 64  # if metrics are chosen
 MAX_NAMED_METRICS = 40  # metrics in a message
@@ -145,6 +148,25 @@ class Comparison:
     def names(self) -> list[str]:
         """The names of the runs, without the start time if they differ without it."""
         return short_names([run.name for run in self.runs])
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The labels of the lines: the values of a sweep if it made all runs, else letters."""
+        sweeps = [run.facts.get(SWEEP) for run in self.runs]
+        found = [sweep for sweep in sweeps if isinstance(sweep, dict)]
+        settings = [sweep.get("settings", {}) for sweep in found]
+        names = {name for each in settings for name in each}
+        swept = sorted(n for n in names if len({str(each.get(n)) for each in settings}) > 1)
+        labels = [", ".join(f"{n}={each.get(n)}" for n in swept) for each in settings]
+        is_one = len(found) == len(self.runs) and len({sweep.get("key") for sweep in found}) == 1
+        is_short = len({*labels}) == len(labels) and max(map(len, labels), default=0) <= MAX_LABEL
+        return labels if is_one and is_short else list(LETTERS[: len(self.runs)])
+
+    @property
+    def legend(self) -> list[str]:
+        """The label and the name of each run."""
+        pairs = zip(self.labels, self.names, strict=True)
+        return [f"{label}  {name}" for label, name in pairs]
 
     @property
     def axes(self) -> list[XAxis]:

@@ -22,7 +22,7 @@ from matplotlib.patches import Patch
 
 from nbddp.charts.axes import format_number, log_ticks, padded
 from nbddp.charts.chart_lines import Chart, ChartLine, Numbers, slices
-from nbddp.charts.palette import ALERT, INK, LETTERS, rank_color
+from nbddp.charts.palette import ALERT, INK, rank_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,7 +75,7 @@ def draw_charts(
 
     Args:
         charts: one chart or more.
-        names: the names of the compared runs, for a common legend at the top.
+        names: the labels and names of the compared runs, for a common legend at the top.
         is_smooth: draw smooth lines over faint ones.
     """
     columns = min(COLUMNS, len(charts))
@@ -86,8 +86,9 @@ def draw_charts(
             _draw_chart(figure.add_subplot(rows, columns, number), chart, is_smooth=is_smooth)
         if names:
             handles = [Line2D([], [], color=rank_color(at)) for at in range(len(names))]
-            texts = [f"{LETTERS[at]}  {printable_name(name)}" for at, name in enumerate(names)]
-            figure.legend(handles, texts, loc="outside upper left", fontsize=9)
+            figure.legend(
+                handles, [*map(printable_name, names)], loc="outside upper left", fontsize=9
+            )
     return figure
 
 

@@ -67,7 +67,10 @@ def text_color(kind: str) -> str:
 
 
 def event_log(snapshot: Snapshot) -> str:
-    """Return a line with a mark for each event since the cell began, and a list of the newest."""
+    """Return a line with a mark for each event since the cell began, and a list of the newest.
+
+    A single event has no line: that would look like a slider.
+    """
     shown = describe_events(snapshot)
     if not shown:
         return ""
@@ -83,5 +86,5 @@ def event_log(snapshot: Snapshot) -> str:
     )
     left_out = max(0, len(shown) - MAX_EVENTS)
     more = f'<li class="nbddp-muted">{left_out} earlier</li>' if left_out else ""
-    line = f'<div class="nbddp-line" aria-hidden="true">{marks}</div>'
+    line = f'<div class="nbddp-line" aria-hidden="true">{marks}</div>' if len(shown) > 1 else ""
     return f'{line}<ul class="nbddp-events">{more}{rows}</ul>'

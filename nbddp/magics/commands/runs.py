@@ -116,7 +116,7 @@ def compare_runs(notebook: NotebookState, args: Namespace) -> None:
     from nbddp.charts.figure import draw_charts
 
     charts = compared_charts(comparison, over, scale)
-    figure = draw_charts(charts, names=comparison.names, is_smooth=args.smooth)
+    figure = draw_charts(charts, names=comparison.legend, is_smooth=args.smooth)
     try:
         figure.savefig(args.save)
     except OSError as error:

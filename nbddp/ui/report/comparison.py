@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from nbddp.archive.comparison import ComparedRun, Comparison, XAxis
 from nbddp.charts.axes import AxisScale
-from nbddp.charts.palette import LETTERS
 from nbddp.charts.sparkline import block_characters
 from nbddp.formatting import plural
 from nbddp.ui.html_pieces import escape
@@ -43,12 +42,14 @@ def _final_values(comparison: Comparison) -> Table:
     head = ["line", "run", *comparison.metrics, "steps", "pace", "time", "outcome"]
     rows: list[list[str | Cell]] = [
         [
-            Cell(LETTERS[index], rank=index, html=f"━ {LETTERS[index]}"),
+            Cell(label, rank=index, html=f"━ {escape(label)}"),
             Cell(name, title=run.name),
             *comparison.final_values(run),
             *_totals(run),
         ]
-        for index, (name, run) in enumerate(zip(comparison.names, comparison.runs, strict=True))
+        for index, (label, name, run) in enumerate(
+            zip(comparison.labels, comparison.names, comparison.runs, strict=True)
+        )
     ]
     return Table(head, rows, "results of the runs")
 
@@ -70,7 +71,7 @@ def _charts(comparison: Comparison, over: XAxis, scale: AxisScale, *, is_smooth:
         from nbddp.charts.figure import draw_charts, png_of  # loads matplotlib
 
         charts = compared_charts(comparison, over, scale)
-        return png_of(draw_charts(charts, names=comparison.names, is_smooth=is_smooth))
+        return png_of(draw_charts(charts, names=comparison.legend, is_smooth=is_smooth))
 
     def html() -> str:
         from nbddp.archive.compared_chart import compared_charts  # loads numpy
@@ -84,8 +85,8 @@ def _charts(comparison: Comparison, over: XAxis, scale: AxisScale, *, is_smooth:
 
 
 def _curves(comparison: Comparison, name: str) -> str:
-    runs = zip(LETTERS, comparison.runs, strict=False)
-    rows = [[letter, block_characters(midpoints(run.coarse_curve(name)))] for letter, run in runs]
+    runs = zip(comparison.labels, comparison.runs, strict=True)
+    rows = [[label, block_characters(midpoints(run.coarse_curve(name)))] for label, run in runs]
     return "\n".join([name, *align_columns(rows)])
 
 
@@ -94,8 +95,7 @@ def _differences(comparison: Comparison) -> Block:
     rows: list[list[str | Cell]] = [[name, *map(_value, values)] for name, values in differ]
     if not rows:
         return note("settings, versions and world size are the same")
-    letters = list(LETTERS[: len(comparison.runs)])
-    return Table(["differs", *letters], rows, "differences between the runs")
+    return Table(["differs", *comparison.labels], rows, "differences between the runs")
 
 
 def _value(value: str) -> Cell:
@@ -110,7 +110,8 @@ def _code(comparison: Comparison) -> Iterator[Details]:
             continue
         added = sum(line.startswith("+") for line in diff[2:])
         removed = sum(line.startswith("-") for line in diff[2:])
-        title = f"code from A to {LETTERS[index]}: {plural(added, 'line')} added, {removed} removed"
+        first, label = comparison.labels[0], comparison.labels[index]
+        title = f"code from {first} to {label}: {plural(added, 'line')} added, {removed} removed"
         shown = diff[: DIFF_LINES + 2]
         if more := len(diff) - len(shown):
             shown = [*shown, f"... {more} lines more"]

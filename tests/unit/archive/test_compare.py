@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -257,3 +258,16 @@ def test_a_metric_reported_once_is_in_the_table_and_has_no_chart(folder: Path) -
     only = compare([run.path for run in comparison.runs], "f1")
     assert only.drawn == ("f1",)  # the requested metrics are drawn
     assert page_of(only).count('class="nbddp-chart"') == 1
+
+
+def test_lines_of_a_sweep_have_its_values_as_labels() -> None:
+    def labels(*settings: dict[str, Any], keys: str = "aaa") -> list[str]:
+        sweeps = zip(settings, keys, strict=False)
+        facts = [{"sweep": {"key": key, "settings": each}} for each, key in sweeps]
+        runs: Any = tuple(SimpleNamespace(facts=each) for each in facts)
+        return Comparison(runs, metrics=()).labels
+
+    assert labels({"lr": 0.1, "seed": 1}, {"lr": 0.01, "seed": 1}) == ["lr=0.1", "lr=0.01"]
+    assert labels({"lr": 0.1}, {"lr": 0.01}, keys="ab") == ["A", "B"], "of two sweeps"
+    assert labels({"lr": 0.1}, {"lr": 0.1}) == ["A", "B"], "the same values again"
+    assert labels({"name": "x" * 40}, {"name": "y"}) == ["A", "B"], "too long"
