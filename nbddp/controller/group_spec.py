@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import os
 import re
@@ -19,6 +20,13 @@ from nbddp.wire.rank_start import DEFAULT_TIMEOUT
 MAX_NPROC = 128
 BACKENDS = ("auto", "gloo", "nccl")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _is_error_handler(name: str) -> bool:
+    try:
+        return not name or codecs.lookup_error(name) is not None
+    except LookupError:
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +77,12 @@ class GroupSpec:
         for name in self.env:
             if not _ENV_NAME.fullmatch(name):
                 raise ArgumentError(f"{name!r} is not a valid name of an environment variable")
+        encoding, _, handler = self.env.get("PYTHONIOENCODING", "").partition(":")
+        if encoding.lower() not in ("", "utf-8", "utf8") or not _is_error_handler(handler):
+            raise ArgumentError(
+                f"PYTHONIOENCODING={self.env['PYTHONIOENCODING']}: the logs of ranks are UTF-8; "
+                "only an error handler can be set, as in PYTHONIOENCODING=:replace"
+            )
         self._check_ranks()
 
     def _check_ranks(self) -> None:

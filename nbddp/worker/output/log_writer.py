@@ -85,10 +85,12 @@ class LogWriter:
             return False
 
     def _text_stream(self, fd: int) -> Any:
+        # as in Python: the variable's error handler is for standard output only
+        handler = os.environ.get("PYTHONIOENCODING", "").partition(":")[2] if fd == 1 else ""
         stream: Any = io.TextIOWrapper(
             io.BufferedWriter(_LogStream(fd, self)),
             encoding="utf-8",
-            errors="backslashreplace",
+            errors=handler or "backslashreplace",
             line_buffering=True,  # a line is in the file before the next statement runs
         )
         stream.mode = "w"  # as in Python's own streams

@@ -30,11 +30,14 @@ WRONG: tuple[dict[str, Any], ...] = (
     {"threads": -1},
     *({"env": {name: "1"}} for name in ("", "A B", "A=B", "1A")),
     *({"ranks": ranks} for ranks in ((), (0, 2))),
+    *({"env": {"PYTHONIOENCODING": value}} for value in ("latin-1", "ascii:replace", ":nonsense")),
 )
 
 
 def test_invalid_group_options_are_refused_with_their_limits(snapshot: SnapshotAssertion) -> None:
     assert (GroupSpec(nproc=1).nproc, GroupSpec(nproc=128).nproc) == (1, 128)
+    for encoding in ("", "UTF-8", "utf8:replace", ":ignore"):
+        GroupSpec(env={"PYTHONIOENCODING": encoding})
     said = {str(values): refusal(ArgumentError, GroupSpec, **values) for values in WRONG}
     assert said == snapshot
 
