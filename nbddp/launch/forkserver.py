@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, popen_forkserver, process, reduction, resource_tracker, util
 from multiprocessing.context import set_spawning_popen
@@ -26,6 +26,7 @@ from typing import Any
 import psutil
 
 from nbddp.child_processes import cpu_time, find_children, find_descendants
+from nbddp.launch.start_variables import POOL_VARIABLES, read_at_start, start_variables
 from nbddp.wire.rank_start import (
     CUDA_USED,
     PRELOAD_PARTS,
@@ -57,10 +58,13 @@ class Forkserver(forkserver.ForkServer):
 
     Attributes:
         rank_pids: the process ids of its ranks, each added before the rank runs any code.
+        variables: those of :mod:`nbddp.launch.start_variables`; None until its first start, which
+            takes this process's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, variables: Mapping[str, str] | None = None) -> None:
         super().__init__()
+        self.variables = variables
         self.set_forkserver_preload(PRELOADED_MODULES)
         self.rank_pids: set[int] = set()
         self._folder = ""
@@ -169,7 +173,10 @@ class Forkserver(forkserver.ForkServer):
         with sigint_blocked(), self._own_socket_folder():
             restore_main_spec()
             start_detached_resource_tracker()
-            super().ensure_running()
+            if self.variables is None:
+                self.variables = read_at_start(os.environ)
+            with start_variables(self.variables, dict.fromkeys(POOL_VARIABLES, "1")):
+                super().ensure_running()
         self._check_open()  # close() may not have seen the process that was just started
 
     def _check_open(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.context import SpawnProcess
@@ -23,6 +24,7 @@ from nbddp.launch.forkserver import (
     start_detached_resource_tracker,
 )
 from nbddp.launch.memory import memory_limit
+from nbddp.launch.start_variables import POOL_VARIABLES, read_at_start, start_variables
 from nbddp.topology import Topology, cores_here
 from nbddp.wire.rank_start import RankStart
 
@@ -158,11 +160,16 @@ class LocalLauncher(Launcher):
     rank; it is used where forking is not safe (macOS). When memory is low, ranks are forked only
     after the forkserver has imported all that DDP needs. Then the first start takes 0.9 s longer,
     and each rank needs 80 MB less.
+
+    Attributes:
+        forkserver: the forkserver of the newest start; None with ``spawn``.
     """
 
     def __init__(self, method: str = "") -> None:
         self.method = method or ("forkserver" if sys.platform == "linux" else "spawn")
         self.forkserver = Forkserver() if self.method == "forkserver" else None
+        self._others: list[Forkserver] = []  # with other start variables; the first one first
+        self._lock = threading.Lock()  # the ranks of cells and of scripts start on two threads
 
     def preload(self) -> None:
         """Start the forkserver, which imports torch in the background."""
@@ -186,24 +193,55 @@ class LocalLauncher(Launcher):
     def launch(self, start: RankStart) -> RankHandle:
         """Start one rank on this machine."""
         name = f"nbddp-rank{start.topology.rank}"
-        if self.forkserver is not None:
+        server = self._select_forkserver(read_at_start(start.env))
+        if server is not None:
             if memory_limit() < LOW_MEMORY:
-                self.forkserver.preload_more()
+                server.preload_more()
             try:
-                return self.forkserver.fork(run_rank_process, start, name)
+                return server.fork(run_rank_process, start, name)
             except CudaUsedError:
                 logger.warning(
                     "each rank imports torch itself, which takes seconds: a module that Python, "
                     "torch or IPython imports has used CUDA, and processes forked after that "
                     "cannot use it"
                 )
-                self.forkserver.close()
+                server.close()
                 self.forkserver = None
         return _spawn(start, name)
 
+    def _select_forkserver(self, variables: dict[str, str]) -> Forkserver | None:
+        """Return the forkserver that has started with these variables, or a new one.
+
+        Ranks of the other forkservers may still run. Of those without ranks, only the first is
+        kept: each needs 200 MB.
+        """
+        with self._lock:
+            current = self.forkserver
+            if current is None:
+                return None
+            if current.variables is None:
+                current.variables = variables
+            if current.variables == variables:
+                return current
+            others = [*self._others, current]
+            server = next((each for each in others if each.variables == variables), None)
+            if server is None:
+                server = Forkserver(variables)
+                changed = {name for name, _ in variables.items() ^ current.variables.items()}
+                logger.warning(
+                    "%s: Python, torch and NumPy read such variables only when they start, so "
+                    "ranks start from a new process, which takes seconds once",
+                    ", ".join(sorted(changed)),
+                )
+                for idle in [each for each in others[1:] if not each.rank_pids]:
+                    others.remove(idle)
+                    idle.close()
+            self._others = [each for each in others if each is not server]
+            self.forkserver = server
+            return server
+
     def kill_orphans(self, handle: RankHandle) -> None:
         """Kill the DataLoader workers and other children that a dead rank has left running."""
-        orphans = self.forkserver.orphans if self.forkserver is not None else list
 
         def remaining() -> list[psutil.Process]:
             """Return the processes in the rank's session, and the forkserver's orphans."""
@@ -212,14 +250,20 @@ class LocalLauncher(Launcher):
                 with suppress(ProcessLookupError, PermissionError):
                     if os.getsid(pid) == handle.pid:
                         found.append(pid)
-            return [*find_processes(found), *orphans()]
+            orphans = [orphan for server in self._forkservers() for orphan in server.orphans()]
+            return [*find_processes(found), *orphans]
 
         kill_all(remaining)
 
+    def _forkservers(self) -> list[Forkserver]:
+        return [*self._others, *filter(None, [self.forkserver])]
+
     def close(self) -> None:
-        """Close the forkserver."""
+        """Close the forkservers."""
+        for server in self._forkservers():
+            server.close()
+        self._others = []
         if self.forkserver is not None:
-            self.forkserver.close()
             self.forkserver = Forkserver()  # for a later start
 
 
@@ -230,7 +274,10 @@ class SpawnedRank(LocalRank, SpawnProcess):
 def _spawn(start: RankStart, name: str) -> RankHandle:
     restore_main_spec()
     process = SpawnedRank(target=run_rank_process, args=(start,), name=name)
+    threads = str(start.threads)
+    pools = {variable: start.env.get(variable, threads) for variable in POOL_VARIABLES}
     with sigint_blocked():
         start_detached_resource_tracker()
-        process.start()
+        with start_variables(read_at_start(start.env), pools | {"OMP_NUM_THREADS": threads}):
+            process.start()
     return process

@@ -58,6 +58,7 @@ from nbddp.worker.process_group.regroup import Regrouper
 from nbddp.worker.requests import PULL_FILENAME, RequestHandler, store_pickled
 from nbddp.worker.shutdown import clear_exit_hooks, exit_process, exit_with_kernel
 from nbddp.worker.store_clients import StoreClients
+from nbddp.worker.thread_pools import set_pool_threads
 from nbddp.worker.watch import dataloader_waits, polls
 from nbddp.worker.watch.flight_recorder import BUFFER_SIZE, count_started
 from nbddp.worker.watch.main_thread import blocking_call, main_frame
@@ -138,6 +139,8 @@ def apply_environment(start: RankStart) -> None:
     os.chdir(start.cwd)
     sys.path[:] = start.sys_path
     torch.set_num_threads(start.threads)
+    set_pool_threads(start.threads)
+    time.tzset()  # the C library read TZ before the fork
 
 
 class Rank:

@@ -1,0 +1,60 @@
+"""Environment variables that only take effect if a process has them when it starts.
+
+Ranks are forked from a process that has already started. It must have these variables itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+# The names that getenv and os.environ get during the imports of the forkserver (torch 2.13, NumPy
+# 2.4, Python 3.11), without those that torch reads again later, that a rank applies itself, or
+# that libraries set in the kernel when they are imported (TORCHINDUCTOR_CACHE_DIR).
+_READ_AT_START = re.compile(
+    r"TORCH(?!ELASTIC_|INDUCTOR_CACHE_DIR|_NCCL_|_FR_|_DISTRIBUTED_DEBUG|_HOME|_EXTENSIONS_)"
+    r"|PYTORCH_(?!NVML_)|(AOT_?)?INDUCTOR_"
+    r"|PYTHON(?!BREAKPOINT|IOENCODING|PATH|STARTUP|UNBUFFERED)"
+    r"|(OMP|GOMP|MKL|OPENBLAS|BLIS|ATEN|DNNL|ONEDNN|NPY|LD|MALLOC)_|GLIBC_TUNABLES"
+)
+# A rank sets these pools itself. The pools of the forkserver have one thread: NumPy's OpenBLAS
+# starts its threads when it is loaded, and a rank can only add some.
+POOL_VARIABLES = tuple(f"{pool}_NUM_THREADS" for pool in ("OMP", "OPENBLAS", "MKL", "BLIS"))
+_lock = threading.Lock()  # the environment is global state of the process
+
+
+def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a process must have when it starts, for an effect on ranks."""
+    return {
+        name: value
+        for name, value in env.items()
+        if _READ_AT_START.match(name) and name not in POOL_VARIABLES
+    }
+
+
+@contextmanager
+def start_variables(variables: Mapping[str, str], pools: Mapping[str, str]) -> Iterator[None]:
+    """Give these variables to a process that is started in this context, and no other such ones.
+
+    multiprocessing passes no environment to a process that it starts: the process inherits this
+    one.
+    """
+    with _lock:
+        names = {*read_at_start(os.environ), *variables, *pools}
+        before = {name: os.environ.get(name) for name in names}
+        _set(dict.fromkeys(before) | {**variables, **pools})
+        try:
+            yield
+        finally:
+            _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -1,0 +1,95 @@
+"""Variables that Python, torch and NumPy's libraries read only when they start."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+from drivers.ranks import Ranks, WarmLauncher
+
+# variable: its value, an expression on the rank, and the value of the expression
+EFFECTS = {
+    "TORCH_LOGS": ("+dynamo", "logging.getLogger('torch._dynamo').level", logging.DEBUG),
+    "TORCH_SHOW_CPP_STACKTRACES": (
+        "1",
+        "'Exception raised from' in error_of(torch.ones(2).view, 3)",
+        True,
+    ),
+    "TORCHDYNAMO_VERBOSE": ("1", "torch._dynamo.config.verbose", True),
+    "TORCHINDUCTOR_MAX_AUTOTUNE": ("1", "torch._inductor.config.max_autotune", True),
+    "PYTHONWARNINGS": ("error::ImportWarning", "sys.warnoptions", ["error::ImportWarning"]),
+    "PYTHONOPTIMIZE": ("1", "sys.flags.optimize", 1),
+    "PYTHONIOENCODING": (
+        "utf-8:replace",
+        "(sys.stdout.errors, sys.stderr.errors)",
+        ("replace", "backslashreplace"),
+    ),
+    "TZ": ("Asia/Tokyo", "time.tzname[0]", "JST"),
+    "OPENBLAS_NUM_THREADS": ("3", "(pools(), pools_of_loader_worker())", ([3], [3])),
+    "OMP_NUM_THREADS": ("4", "torch.get_num_threads()", 1),  # --threads decides
+    # no library here shows the effect of these two
+    "MKL_CBWR": ("COMPATIBLE", "'MKL_CBWR=COMPATIBLE' in variables_at_start()", True),
+    "NUMEXPR_NUM_THREADS": (
+        "5",
+        "(os.environ['NUMEXPR_NUM_THREADS'], 'numexpr' in sys.modules)",  # it reads them later
+        ("5", False),
+    ),
+}
+FUNCTIONS = """
+import logging, os, sys, time
+import torch._dynamo.config, torch._inductor.config
+from pathlib import Path
+from threadpoolctl import threadpool_info
+from torch.utils.data import DataLoader
+
+def pools(_=None):
+    return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+def pools_of_loader_worker():
+    return next(iter(DataLoader([0], num_workers=1, collate_fn=pools)))
+
+def variables_at_start():
+    pids = os.getppid(), os.getpid()  # of the forkserver, or of a spawned rank
+    return "".join(Path(f"/proc/{pid}/environ").read_text() for pid in pids).split("\\0")
+
+def error_of(function, *arguments):
+    try:
+        function(*arguments)
+    except Exception as error:
+        return str(error)
+"""
+
+
+def test_variables_that_are_read_at_the_start_have_an_effect_on_ranks(
+    launcher: WarmLauncher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read = ", ".join(f"{name!r}: {expression}" for name, (_, expression, _) in EFFECTS.items())
+    env = {name: value for name, (value, _, _) in EFFECTS.items()}
+    env["TORCH_DISABLE_ADDR2LINE"] = "1"  # symbols of a C++ stack take seconds
+    with caplog.at_level(logging.WARNING, "nbddp"):
+        with Ranks(launcher=launcher, nproc=1, threads=2) as group:
+            group.run(FUNCTIONS)
+            assert group.pull("pools(), pools_of_loader_worker()") == [([2], [2])]
+        monkeypatch.setenv("PYTHONHASHSEED", "7")  # as %env does
+        with Ranks(launcher=launcher, nproc=1, threads=1, env=env) as group:
+            group.restart()  # starts no second new process
+            group.run(FUNCTIONS)
+            [found] = group.pull(f"{{{read}}}")
+            assert found == {name: effect for name, (_, _, effect) in EFFECTS.items()}
+            hashed = [sys.executable, "-c", "print(hash('a'))"]
+            assert group.pull("hash('a')") == [int(subprocess.check_output(hashed))]
+        monkeypatch.delenv("PYTHONHASHSEED")
+        with Ranks(launcher=launcher, nproc=1, threads=1) as group:
+            group.run(FUNCTIONS)
+            assert group.pull("sys.flags.optimize, pools(), torch.get_num_threads()") == [
+                (0, [1], 1)
+            ]
+    said = " ".join(each.getMessage() for each in caplog.records)
+    if launcher.forkserver is None:  # a spawned rank always starts with them
+        assert said == ""
+        return
+    assert said.count("new process") == 1
+    assert said.startswith("MKL_CBWR, PYTHONHASHSEED, PYTHONOPTIMIZE, PYTHONWARNINGS, TORCH")
+    assert "TZ" not in said
