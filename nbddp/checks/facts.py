@@ -25,6 +25,8 @@ class LoaderFacts:
         data: a checksum that is equal for equal data; empty if it cannot be computed.
         order: two checksums of the dataset's lists; only the second one depends on the order.
         batches: the number of batches of this rank.
+        draws: a checksum of the state from which its worker processes get their seeds, if the
+            dataset draws random numbers in them; else empty.
     """
 
     sampler: str = "other"
@@ -39,6 +41,7 @@ class LoaderFacts:
     batches: int = -1
     batch_size: int = -1
     workers: int = 0
+    draws: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

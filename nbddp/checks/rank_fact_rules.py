@@ -219,6 +219,14 @@ def _too_many_workers(facts: GroupFacts) -> Iterator[Hit]:
                 break
 
 
+@rule("ND224")
+def _same_random_numbers(facts: GroupFacts) -> Iterator[Hit]:
+    for name, by_rank in _distributed_loaders(facts) if facts.has_ddp else ():
+        draws = {each.draws for each in by_rank.values()}
+        if len(draws) == 1 and "" not in draws and _trains_with(facts, name):
+            yield name, f"the workers of {name} draw the same random numbers on every rank."
+
+
 @rule("ND214")
 def _nested_ddp(facts: GroupFacts) -> Iterator[Hit]:
     for name, by_rank in facts.all_have(ModelFacts):

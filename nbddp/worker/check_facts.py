@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -47,6 +47,9 @@ _MAY_DIFFER = re.compile(
     r"(?i)rank|world|shard|node|replica|split|partition|islice|dist|rand|shuffle|seed|rng|generator"
     r"|time|environ|socket|pid|uuid|input|stdin|queue|request"
 )
+# names in the code of datasets that draw random numbers, and of those that may seed them
+_RANDOM = re.compile(r"(?i)\brand|_rand|jitter|augment|noise|uniform")
+_OWN_SEED = re.compile(r"(?i)rank|seed|generator|rng|worker_info|getpid")
 _TRAINER_LIBRARIES = ("transformers.", "lightning.", "pytorch_lightning.")
 _SAMPLERS = {
     data.DistributedSampler: "dealt",
@@ -336,7 +339,33 @@ def loader_facts(loader: data.DataLoader[Any]) -> facts.LoaderFacts:
         batches=len(batches) if is_torchs and samples >= 0 else -1,
         batch_size=loader.batch_size or -1,
         workers=loader.num_workers,
+        draws=_worker_draws(loader),
     )
+
+
+def _worker_draws(loader: data.DataLoader[Any]) -> str:
+    """Return a checksum of the state that seeds the workers, if their dataset is random.
+
+    The dataset's class, or a transform of it, must use random numbers, and no seed of its own.
+    """
+    dataset: Any = loader.dataset
+    while type(dataset) is data.Subset:
+        dataset = dataset.dataset
+    if not loader.num_workers or loader.worker_init_fn is not None:
+        return ""
+    parts = [*getattr(dataset, "__dict__", {}).values()]
+    lists = [getattr(each, "__dict__", {}).get("transforms") for each in parts]
+    parts += [each for given in lists if type(given) is list for each in given]
+    methods: dict[str, Any] = {}
+    for kind in reversed(type(dataset).__mro__[:-1]):
+        methods |= vars(kind)  # an overridden method draws nothing
+    functions = [e for e in (*methods.values(), *parts) if isinstance(e, FunctionType)]
+    words, _ = _names_and_values(functions)
+    text = " ".join(words + [type(each).__name__ for each in parts])
+    if _OWN_SEED.search(text) or not _RANDOM.search(text):
+        return ""
+    state = (loader.generator or torch.default_generator).get_state()
+    return str(zlib.crc32(state.numpy().tobytes()))
 
 
 def _length(dataset: Any) -> int:
@@ -391,7 +420,9 @@ def _names_and_values(functions: Iterable[Any]) -> tuple[list[str], list[Any]]:
         for code in codes:
             codes += [each for each in code.co_consts if isinstance(each, CodeType)]
             words += [*code.co_names, *code.co_varnames, *code.co_freevars]
-            words += [each for each in code.co_consts if isinstance(each, str)]
+            names = [each for each in code.co_consts if type(each) is tuple]  # of arguments
+            constants = [*code.co_consts, *chain.from_iterable(names)]
+            words += [each for each in constants if isinstance(each, str)]
             found = [function.__globals__.get(each) for each in code.co_names]
             values += [each for each in found if not isinstance(each, ModuleType | type)]
     return words, values

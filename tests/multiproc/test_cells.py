@@ -265,6 +265,10 @@ def test_ddp_check_checks_the_last_cell_or_a_script(notebook: Notebook, tmp_path
     assert re.search(found, reply.error)
     notebook.run("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)")
     assert notebook.run("%ddp check --strict").status == "ok"
+    notebook.run("%%ddp\nme, names = dist.get_rank(), {'a'}")  # the ranks report both values
+    text = notebook.run("%%ddp\nif me * 0: dist.barrier()\nfor a in names: dist.barrier()").text
+    assert "ND101 line 2: " in text
+    assert "ND108 line 3: " in text
     assert notebook.run("%ddp check --explain nd101").text.startswith("ND101: ")
     assert "ND999" in notebook.run("%ddp check --explain ND999").text
 

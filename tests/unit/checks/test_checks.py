@@ -132,6 +132,9 @@ EXAMPLES: dict[str, tuple[GroupFacts, ...]] = {
         [train_set(text=number, label=number) for number in (1, 2)],
         [train_set(text=number, label=1) for number in (1, 2)],  # a random augmentation
     ),
+    "ND224": loader(
+        "train", divided(draws="1"), [divided(draws=draw) for draw in "12"], text=TRAINS
+    ),
 }
 
 

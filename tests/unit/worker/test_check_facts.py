@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import (
     DataLoader,
+    Dataset,
     DistributedSampler,
     IterableDataset,
     RandomSampler,
@@ -28,7 +29,7 @@ import nbddp
 from nbddp.checks.facts import LoaderFacts, OptimizerFacts, RankFacts, kinds_by_name
 from nbddp.wire.messages import Failure
 from nbddp.worker.cell.failure import describe_failure
-from nbddp.worker.check_facts import MAX_ITEMS, MAX_SIZE, collect_facts, describe_data
+from nbddp.worker.check_facts import MAX_ITEMS, MAX_SIZE, collect_facts, describe_data, loader_facts
 from nbddp.worker.watch.dataloader_waits import begin_cell, install_hooks
 
 DATA = TensorDataset(torch.arange(10.0).reshape(10, 1))
@@ -266,6 +267,45 @@ def test_the_order_facts_distinguish_reordered_lists_from_different_lists() -> N
 def test_values_that_tell_the_rank_and_sets_of_texts_are_reported() -> None:
     names = {"r": 0, "first": True, "n": 1, "no": False, "a": {"x"}, "b": {1, 2}, "c": 0.0}
     assert collect_facts(names).kinds == {"r": "rank", "first": "rank", "a": "set"}
+
+
+class Noisy(Dataset[torch.Tensor]):
+    """A dataset with an augmentation."""
+
+    def __init__(self, transform: object = None) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.randn(3) + index
+
+
+class Crop(Noisy):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(index)
+
+
+class RandomCrop:
+    pass
+
+
+def test_the_seed_of_loader_workers_is_reported_if_they_draw_random_numbers() -> None:
+    def draws(dataset: Noisy, **options: Any) -> str:
+        return loader_facts(DataLoader(dataset, **{"num_workers": 1, **options})).draws
+
+    torch.manual_seed(1)
+    first = draws(Noisy())
+    assert first
+    assert first == draws(Crop(lambda x: x * torch.rand(1))) == draws(Crop(RandomCrop()))
+    assert first == draws(Crop(SimpleNamespace(transforms=[RandomCrop()])))
+    assert first == draws(Noisy(), generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(2)
+    assert draws(Noisy()) not in ("", first)
+    own = [draws(Crop()), draws(Noisy(), num_workers=0), draws(Noisy(), worker_init_fn=print)]
+    own += [draws(Crop(lambda x: torch.rand(x, generator=x))), draws(Crop(lambda x: x + 1))]
+    assert own == [""] * 5
 
 
 def test_the_number_of_torchs_threads_is_reported() -> None:
