@@ -12,8 +12,7 @@ from pathlib import Path
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # is_available() then uses NVML
 
-import torch
-import torch.distributed  # noqa: F401
+import torch.distributed as dist
 
 from nbddp.child_processes import adopt_orphans
 from nbddp.wire.rank_start import CUDA_USED, SOCKET_FOLDER_VARIABLE
@@ -25,6 +24,10 @@ from nbddp.worker.cell.shell import make_shell, preload_shell
 from nbddp.worker.cuda_probe import has_used_cuda
 
 adopt_orphans()
+if register := getattr(dist.Backend, "_ensure_backend_registered", None):  # since torch 2.14
+    # else the first group of each rank scans the entry points of all packages (30 to 60 ms). Not
+    # NCCL: which backend that is depends on the environment of the rank.
+    register("gloo")
 # multiprocessing warns when an inherited child ends
 warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")
 folder = os.environ.pop(SOCKET_FOLDER_VARIABLE)
