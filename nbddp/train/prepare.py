@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakSet
 
@@ -60,6 +60,16 @@ def prepare(
         model = _wrap(model, sync_batch_norm=sync_batch_norm, options=options)
     _prepared.add(model)
     return model
+
+
+def is_prepared(model: nn.Module) -> bool:
+    """Return whether :func:`prepare` or :func:`register` has returned or got this model."""
+    return any(each is model for each in _prepared)
+
+
+def register(models: Iterable[nn.Module]) -> None:
+    """Add copies of prepared models, which a heal has made."""
+    _prepared.update(models)
 
 
 def prepared() -> list[nn.Module]:

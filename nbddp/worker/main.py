@@ -344,6 +344,8 @@ class Rank:
         # else a late signal would call the cell's own handler
         self._interrupter.install_signal_handler()
         self._sampler.end_cell()
+        for notice in arming.end_cell():
+            self._outbox.post(build_notice(notice))
         at = time.time()
         end_profile(self._shell.profiler, self._outbox, is_ok=bool(result.success))
         self._log.capture_output()

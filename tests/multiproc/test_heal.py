@@ -85,6 +85,25 @@ def test_heal_replaces_all_dead_ranks_or_none(make_group: MakeRanks) -> None:
     group.assert_works()
 
 
+def test_a_fault_finds_the_prepared_model_of_a_healed_rank(make_group: MakeRanks) -> None:
+    group = make_group(2)
+    group.run("model = nbddp.prepare(torch.nn.Linear(8, 2))", quiet=True)
+    kill(group, 1)
+    group.heal()
+    group.run(
+        "nbddp.faults.at(step=1, rank=1, kind='nan')\nnbddp.log(step=1)\n"
+        "model(torch.ones(1, 8)).sum().backward()",
+        quiet=True,
+    )
+    assert group.evaluate("any(bool(each.grad.isnan().any()) for each in model.parameters())") == [
+        True,
+        True,
+    ]
+    # a fault that waits for a collective does not reach the next cell
+    group.run("nbddp.faults.at(step=1, rank=1, kind='skip')\nnbddp.log(step=1)", quiet=True)
+    assert group.evaluate("nbddp.all_gather(1)") == [[1, 1]] * 2
+
+
 LOOP = """
 import pathlib, time
 done = globals().get("done", 0)

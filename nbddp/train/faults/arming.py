@@ -30,7 +30,8 @@ def at(*, step: int, rank: int, kind: str, factor: float = FACTOR, again: bool =
     ``nbddp.loader`` counts are used. nbddp records the fault in the run's event log before it
     fires. A fault fires only once. Without ``again``, it does not fire again if the cell runs
     again in the same process. It also does not fire again if nbddp or torchrun repeats the cell
-    after a failure.
+    after a failure. A ``nan`` or ``skip`` that no backward or collective has followed is disarmed
+    at the end of its cell.
 
     Args:
         step: the first step at which the fault may fire.
@@ -101,6 +102,17 @@ def begin_cell(*, is_again: bool) -> None:
     _injector.begin_cell()
 
 
+def end_cell() -> list[str]:
+    """Disarm faults that still wait for a target: the next cell may not be a training.
+
+    Return a notice for the user about each.
+    """
+    return [
+        f"the fault {fault} is disarmed: in this cell, nothing followed that it could change"
+        for fault in _injector.end_cell()
+    ]
+
+
 def _rank_and_world_size() -> tuple[int, int]:
     """Return rank and world size; before the process group exists, from torchrun's environment."""
     if dist.is_initialized():
@@ -125,7 +137,7 @@ class FaultInjector:
     def __init__(self) -> None:
         self.armed: list[Fault] = []
         self._fired: set[Fault] = set()
-        self._actions: list[FaultAction] = []
+        self._actions: list[tuple[Fault, FaultAction]] = []
         self._remove_hook: Callable[[], None] | None = None
         self._has_logged = False
         self._pid = 0
@@ -143,13 +155,20 @@ class FaultInjector:
         """Disarm all faults, and undo lasting ones."""
         if self._remove_hook is not None:
             self._remove_hook()
-        for action in self._actions:
+        for _, action in self._actions:
             action.undo()
 
     def begin_cell(self) -> None:
         """Tell the lasting faults that another cell starts."""
-        for action in self._actions:
+        for _, action in self._actions:
             action.begin_cell()
+
+    def end_cell(self) -> list[Fault]:
+        """Undo the faults that still wait for a target, and return them."""
+        waiting = [(fault, action) for fault, action in self._actions if action.is_waiting]
+        for _, action in waiting:
+            action.undo()
+        return [fault for fault, _ in waiting]
 
     def on_step(self, step: int, source: str) -> None:
         """Fire the faults of a step. A loader's steps count only if ``log`` never reports one."""
@@ -158,7 +177,7 @@ class FaultInjector:
         self._has_logged |= source == "log"
         if source != "log" and self._has_logged:
             return
-        for action in self._actions:
+        for _, action in self._actions:
             action.on_step()
         for fault in sorted(self.armed, key=lambda each: each.step):
             if fault.step <= step:
@@ -171,7 +190,7 @@ class FaultInjector:
             return
         self._fired.add(fault)
         action = ACTION_CLASSES.get(fault.kind, FaultAction)(fault)
-        self._actions.append(action)
+        self._actions.append((fault, action))
         log_and_track.record_event("fault", fault=str(fault), at_step=step)
         log_and_track.flush()  # a rank that dies can send nothing afterwards
         action.fire()

@@ -61,6 +61,11 @@ class FaultAction:
     def begin_cell(self) -> None:
         """Called when another cell starts."""
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the fault has fired but waits for a target, such as the next collective."""
+        return False
+
     def undo(self) -> None:
         """End the effect."""
 
@@ -148,6 +153,11 @@ class NanAction(FaultAction):
             for each in self._parameters
         ]
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no backward has followed."""
+        return bool(self._handles)
+
     def _poison(self, gradient: torch.Tensor) -> torch.Tensor:
         self.undo()
         return gradient * float("nan")
@@ -203,6 +213,11 @@ class SkipAction(FaultAction):
             handle.remove()
         self._restore_sync()
         self._replaced, self._handles, self._models = [], [], []
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no collective has followed."""
+        return bool(self._replaced)
 
     def _replacement_for(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import UntypedStorage
+from torch import UntypedStorage, nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -33,6 +33,7 @@ from torch.storage import TypedStorage
 from torch.utils.data import DataLoader
 
 from nbddp.formatting import with_article
+from nbddp.train.prepare import is_prepared, register
 from nbddp.wire.function_sources import Pickler
 from nbddp.wire.request_messages import KEEPS_RANK, MADE_BY_ALL
 from nbddp.worker.cell.failure import error_text
@@ -97,6 +98,7 @@ class _NamespacePickler(Pickler):
         self._indices: dict[int, int] = {}  # index of a storage, by its address in C++
         self.storages: list[UntypedStorage] = []
         self.missing: list[tuple[Any, str]] = []
+        self.prepared: list[nn.Module] = []
         self._whole: Any = None
         self._may_lack_parts = False
 
@@ -124,6 +126,8 @@ class _NamespacePickler(Pickler):
 
         Functions use that rank's globals, and models have no process group.
         """
+        if isinstance(obj, nn.Module) and is_prepared(obj):
+            self.prepared.append(obj)
         if isinstance(obj, FunctionType) and obj.__globals__ is self._namespace:
             make, arguments, (attributes, slots), *more = self._dynamic_function_reduce(obj)
             return make, arguments, (attributes, slots | {"__globals__": {}}), *more
@@ -254,6 +258,7 @@ def load_namespace(
             namespace.clear()
             namespace.update(before)
             raise UnpickleError(name, error) from error
+    register(unpickler.load())
     if "__builtins__" in before:  # cloudpickle sets it to a dict for each function
         namespace["__builtins__"] = before["__builtins__"]
 
@@ -277,6 +282,7 @@ def _pickle_names(
         pickler.add((order, extra))
         for name in order:
             pickler.add(names[name], may_lack_parts=name in broken)
+        pickler.add(pickler.prepared)
     except Exception as error:  # noqa: BLE001 - an object's code may raise anything; it is reported
         return pickler, _first_line(error)
     return pickler, ""

@@ -353,6 +353,17 @@ def test_a_skip_fault_omits_one_collective_and_restores_torch(skips: SimpleNames
     assert dist.distributed_c10d.barrier is skips.barrier
 
 
+def test_a_fault_without_a_target_in_its_cell_is_disarmed_at_its_end(
+    skips: SimpleNamespace,
+) -> None:
+    fire("skip")
+    [notice] = arming.end_cell()
+    assert "skip@rank=1" in notice
+    assert "disarmed" in notice
+    assert dist.all_gather is skips.all_gather
+    assert arming.end_cell() == []
+
+
 @pytest.mark.usefixtures("skips")
 def test_skip_completes_an_asynchronous_collective_and_ends_with_its_process_group() -> None:
     fire("skip")

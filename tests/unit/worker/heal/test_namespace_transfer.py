@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 import nbddp
+from nbddp.train.prepare import is_prepared
 from nbddp.worker.heal.namespace_transfer import UnpickleError, load_namespace, pickle_namespace
 
 Names = dict[str, Any]
@@ -55,6 +56,14 @@ half = functools.partial(times, 0.5)
 weight = model.layer.weight
 view = weight.detach()[0]
 """
+
+
+def test_a_copy_of_a_prepared_model_is_prepared() -> None:
+    models = [nbddp.prepare(nn.Linear(1, 1)), nn.Linear(1, 1)]
+    carried = pickle_namespace({"models": models})
+    copies: Names = {}
+    load_namespace(carried.data, copies, carried.storages)
+    assert [is_prepared(each) for each in copies["models"]] == [True, False]
 
 
 def namespace(source: str = CELLS) -> Names:

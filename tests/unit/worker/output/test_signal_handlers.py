@@ -49,7 +49,7 @@ class Reports:
 
     def receive(self) -> None:
         """Receive what was sent."""
-        while self.store.queues["up"]:
+        while self.store.queues[self.reader._name]:
             message = self.reader.get().message
             for each in getattr(message, "messages", [message]):
                 if isinstance(each, Metrics):
