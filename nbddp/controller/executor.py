@@ -305,6 +305,7 @@ class Executor(ControllerState):
         link.open_attempt(survivors.attempt, survivors.world_size)
         failed = self.ranks.rejoin(survivors, folder)
         self.replay_log.set_pending((), clears_entries=True)
+        self.replay_log.is_rejoined = True
         self.event_log.record(
             "taken back",
             attempt=self.life.run_attempt,

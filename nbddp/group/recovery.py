@@ -37,6 +37,10 @@ NO_RETRIES = Retries()
 
 REPLAY_FAILED = "a cell that had succeeded failed in the replay"
 REPLAY_INCOMPLETE = "the replay is incomplete"
+UNKNOWN_CELLS = (
+    "not replayed: the cells that another notebook ran before `%ddp nodes --rejoin`; their "
+    "variables are lost, so run those cells again"
+)
 REPLAY_AGAIN = "`%ddp restart --replay` replays everything"
 
 
@@ -286,12 +290,15 @@ class Recovery:
     def _reporting_unreplayed(self, entries: Sequence[ReplayEntry]) -> Iterator[None]:
         """After the block, keep the entries that were not replayed as pending, and report them."""
         attempt, self._replayed = self._session.life.attempt, -1
+        is_rejoined = self._session.replay_log.is_rejoined
         try:
             yield
         finally:
             life, done = self._session.life, max(self._replayed, 0)
             has_begun = life.attempt > attempt or self._replayed >= 0
             replayed, remaining = entries[:done], entries[done:]
+            if is_rejoined and has_begun:
+                self._display.print_line(UNKNOWN_CELLS)
             # otherwise the restart was refused and nothing changed
             if remaining and (has_begun or not life.state.is_ready):
                 if not life.state.is_live:

@@ -362,9 +362,10 @@ class NotebookState:
         """Restart the ranks and replay all entries, also those that an earlier replay left out."""
         recovery = Recovery(self.group.session, NotebookDisplay(self.presenter, quiet=True))
         restart = partial(self.ensure_started, spec, fresh=True, is_recovery=True, new_run=new_run)
-        entries = self.group.session.replay_log.all_entries
+        log = self.group.session.replay_log
+        entries, is_rejoined = log.all_entries, log.is_rejoined
         failed = recovery.replay(entries, restart=restart)
-        if not entries:
+        if not entries and not is_rejoined:
             self.presenter.print_line(NOTHING_TO_REPLAY)
         if failed is not None:
             failed.raise_for_failure()

@@ -29,6 +29,7 @@ class ReplayLog:
             the user repeats them before.
         lost: the variables of earlier attempts that this one does not have, each with the prompt
             number of the cell that set it; 0 if it was pushed, or the cell has no number.
+        is_rejoined: whether another notebook may have run cells in this attempt.
         not_carried: the reason for each name or path that a heal could not carry, and that no later
             entry has set.
     """
@@ -38,6 +39,7 @@ class ReplayLog:
         self.pending: tuple[ReplayEntry, ...] = ()
         self._pending_at = 0  # number of entries that precede the pending ones
         self.lost: dict[str, int] = {}
+        self.is_rejoined = False
         self.not_carried: dict[str, str] = {}
 
     @property
@@ -82,6 +84,7 @@ class ReplayLog:
             number = entry.execution_count if isinstance(entry, CellRequest) else 0
             self.lost |= dict.fromkeys(_names_set_by(entry), number)
         self.entries, self._pending_at = (), 0
+        self.is_rejoined = False
         self.not_carried = {}
 
 

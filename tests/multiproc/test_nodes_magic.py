@@ -17,6 +17,8 @@ from local_nodes import all_ended, is_process_running, process_tree
 from notebook import Notebook
 from processes import wait_until
 
+from nbddp.group.recovery import UNKNOWN_CELLS
+
 pytestmark = pytest.mark.timeout(400)
 
 RANKS = "%%ddp\nimport os\nos.environ['GROUP_RANK'], dist.get_world_size()"
@@ -199,6 +201,7 @@ def test_restarted_kernel_adopts_its_ranks_and_an_exited_kernel_ends_them(
     assert first.run("%load_ext nbddp").status == "ok"
     assert ALL_BACK.search(first.run("%ddp nodes --rejoin").text)
     assert "([1], True, 6.0, 2.0)" in first.run(SAME).text
+    assert UNKNOWN_CELLS in first.run("%ddp restart --replay").text
     first.run("exit")
     assert all_ended(left[1:])
 

@@ -18,7 +18,7 @@ from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import CellInterruptedError, RequestError
 from nbddp.group.display import TextDisplay
-from nbddp.group.recovery import Recovery
+from nbddp.group.recovery import UNKNOWN_CELLS, Recovery
 from nbddp.lifecycle.events import NodeJoined
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.lifecycle.retries import Retries
@@ -205,6 +205,14 @@ def test_a_restart_stopped_before_its_replay_leaves_all_entries_pending(play: Pl
     assert play.replay_log == ((), ENTRIES)
     play.session.start(TWO)  # for a cell that misses their names
     assert play.replay_log == ((), ENTRIES)
+
+
+def test_a_replay_after_a_rejoin_names_the_cells_that_it_cannot_know(play: Play) -> None:
+    play.session.replay_log.is_rejoined = True
+    for printed in ([UNKNOWN_CELLS], []):  # the cells of new ranks are all known
+        play.printed.clear()
+        assert play.recovery.replay((), restart=play.session.restart) is None
+        assert play.printed == printed
 
 
 def test_a_refused_restart_prints_nothing_about_a_replay(play: Play) -> None:
