@@ -78,12 +78,17 @@ def is_helper(process: psutil.Process) -> bool:
         if "resource_tracker" in words:
             return True
         parent = process.parent()
-        if "multiprocessing.forkserver" not in words or parent is None or parent.pid == 1:
+        if not is_forkserver(process) or parent is None or parent.pid == 1:
             return False
-        is_first = "multiprocessing.forkserver" not in " ".join(parent.cmdline())
+        is_first = not is_forkserver(parent)
         return is_first or os.getsid(process.pid) != process.pid
     except (psutil.Error, ProcessLookupError):
         return True  # ended meanwhile
+
+
+def is_forkserver(process: psutil.Process) -> bool:
+    words = " ".join(process.cmdline())
+    return "multiprocessing.forkserver" in words or "nbddp forkserver" in words
 
 
 def wait_until(condition: Callable[[], bool], *, timeout: float = 40.0) -> bool:

@@ -84,6 +84,7 @@ def check_metadata(metadata: Metadata) -> None:
         "ipywidgets",
         "matplotlib",
         "psutil",
+        "setproctitle",
         "torch",
     }
     assert always == expected, always

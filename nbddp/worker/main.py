@@ -55,6 +55,7 @@ from nbddp.worker.process_group.process_group import (
     describe_shared_gpus,
 )
 from nbddp.worker.process_group.regroup import Regrouper
+from nbddp.worker.process_title import name_rank
 from nbddp.worker.requests import PULL_FILENAME, RequestHandler, store_pickled
 from nbddp.worker.shutdown import clear_exit_hooks, exit_process, exit_with_kernel
 from nbddp.worker.store_clients import StoreClients
@@ -72,6 +73,7 @@ def run_rank(start: RankStart) -> None:
     with suppress(PermissionError):  # already a session leader
         os.setsid()
     lazy_preload.reset_in_rank()
+    name_rank(start.topology.rank, start.topology.world_size)
     _seed_generators()
     clear_exit_hooks()
     exit_with_kernel(start.kernel_pid)

@@ -19,6 +19,7 @@ from nbddp.wire.rank_start import CUDA_USED, SOCKET_FOLDER_VARIABLE
 from nbddp.worker import (
     lazy_preload,
     main,  # noqa: F401
+    process_title,
 )
 from nbddp.worker.cell.shell import make_shell, preload_shell
 from nbddp.worker.cuda_probe import has_used_cuda
@@ -35,4 +36,5 @@ lazy_preload.clean_up_at_exit(folder)
 shell = make_shell()
 if has_used_cuda():
     (Path(folder) / CUDA_USED).touch()
+process_title.name_forkserver()
 lazy_preload.preload_on_signal(first=lambda: preload_shell(shell))

@@ -230,6 +230,25 @@ def test_script_sees_the_same_environment_as_a_plain_program(
     group.run("assert display and __IPYTHON__")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_processes_of_cells_and_scripts_have_names_in_ps(
+    group: Ranks, write: Write, lines: Lines
+) -> None:
+    shown = {
+        pid: Path(f"/proc/{pid}/cmdline").read_text().strip("\0") for pid in group.pids.values()
+    }
+    assert [*shown.values()] == ["nbddp rank 0 of 2", "nbddp rank 1 of 2"]
+    assert (
+        Path(f"/proc/{group.helper_pid}/comm").read_text() == "nbddp forkserve\n"
+    )  # 15 characters
+    write(
+        "import os\nwho = '/proc/self/cmdline'\nprint(open(who).read().strip('\\0'), flush=True)\n"
+        "if not os.fork(): print(open(who).read().strip('\\0'), flush=True); os._exit(0)\nos.wait()"
+    )
+    group.run_script("work/script.py")
+    assert lines(1) == ["nbddp rank 1 of 2", "nbddp rank 1 of 2: child process"]
+
+
 def test_script_gets_its_arguments_and_can_be_a_module(
     group: Ranks, write: Write, lines: Lines
 ) -> None:

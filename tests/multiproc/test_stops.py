@@ -13,6 +13,7 @@ import pytest
 from conditions import wait_until_blocked, when, when_cell_runs
 from drivers.ranks import Ranks
 from notebook import Notebook
+from processes import is_forkserver
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp import CellInterruptedError
@@ -228,7 +229,7 @@ def test_interrupted_start_or_restart_reports_the_state_of_the_ranks(
 ) -> None:
     notebook = fresh_notebook
     children = psutil.Process(notebook.pid).children()
-    [helper] = [each for each in children if "multiprocessing.forkserver" in str(each.cmdline())]
+    [helper] = [each for each in children if is_forkserver(each)]
     helper.suspend()  # so that the start takes as long as the test needs
     reply = notebook.run_and_stop_at("%ddp start --nproc 2", ".nbddp/runs")
     with suppress(psutil.NoSuchProcess):
