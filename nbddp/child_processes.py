@@ -3,6 +3,9 @@
 When a process ends, Linux gives its children to the nearest ancestor that asked for them. Ranks
 ask for them, and so does the forkserver that forks the ranks. A daemon that left its session and
 its parent is therefore still found as a descendant of its rank.
+
+Two kinds of process are spared, because they free the shared memory of others when those have
+ended: multiprocessing's resource tracker, and torch's manager of shared memory (2 s later).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import psutil
 TERMINATE_TIMEOUT = 1.0  # seconds that a terminated process has to end
 KILL_TIMEOUT = 2.0  # seconds that a killed process has to end: it may have to free much memory
 _PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
+_FREES_MEMORY = ("from multiprocessing.resource_tracker import main", "torch_shm_manager")
 
 Find = Callable[[], list[psutil.Process]]
 
@@ -39,7 +43,7 @@ def find_children(pid: int) -> list[psutil.Process]:
     threads = list(Path(f"/proc/{pid}/task").glob("*/children"))
     found: list[psutil.Process] = []
     for thread in threads:
-        with suppress(OSError):  # it has ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             found += find_processes(map(int, thread.read_text().split()))
     if not threads:
         with suppress(psutil.Error):
@@ -76,7 +80,7 @@ def find_processes(pids: Iterable[int]) -> list[psutil.Process]:
 
 def terminate_all(find: Find) -> None:
     """Terminate the processes that ``find`` returns, then kill those that are left."""
-    processes = find()
+    processes = _to_kill(find())
     _signal(processes, signal.SIGTERM)
     _wait_for(processes, TERMINATE_TIMEOUT)
     kill_all(find)
@@ -85,7 +89,7 @@ def terminate_all(find: Find) -> None:
 def kill_all(find: Find) -> None:
     """Kill the processes that ``find`` returns, until it finds none: one may start another."""
     deadline = time.monotonic() + KILL_TIMEOUT
-    while (remaining := _living(find())) and time.monotonic() < deadline:
+    while (remaining := _to_kill(find())) and time.monotonic() < deadline:
         _signal(remaining, signal.SIGKILL)
         _wait_for(remaining, deadline - time.monotonic())
 
@@ -94,6 +98,17 @@ def _signal(processes: Iterable[psutil.Process], number: int) -> None:
     for process in processes:
         with suppress(psutil.Error):  # it has ended
             process.send_signal(number)
+
+
+def _to_kill(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Return the living processes, without those that free the memory of others at their end."""
+    found = []
+    for process in _living(processes):
+        with suppress(psutil.Error):  # it has ended
+            command = " ".join(process.cmdline())
+            if not any(each in command for each in _FREES_MEMORY):
+                found.append(process)
+    return found
 
 
 def _living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:

@@ -289,7 +289,10 @@ class Verdict:
             return (
                 "Cells keep their variables: no `%ddp heal` is needed, `%ddp run` starts new ranks."
             )
-        return "Cells keep their variables. `%ddp debug` works until the next cell or script."
+        return (
+            "Cells keep their variables. `%ddp debug` works until the next cell or script. Only "
+            "then are archives complete that the script left open, such as gzip and zip files."
+        )
 
 
 def find_first_cause(

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,7 @@ from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.rank_start import RANKS_QUEUE, URGENT_QUEUE, RankStart, command_queue, control_queue
 from nbddp.wire.request_messages import Request
 from nbddp.worker import lazy_preload
-from nbddp.worker.cell.debugger import Debuggers
+from nbddp.worker.cell.debugger import Debuggers, clear_last_error
 from nbddp.worker.cell.display import truncate_failure
 from nbddp.worker.cell.failure import describe_failure, failure_outside_cells
 from nbddp.worker.cell.input_forecast import may_request_input
@@ -45,6 +45,7 @@ from nbddp.worker.cell.shell_commands import PackageCommands
 from nbddp.worker.cell.stdin import StdinProxy
 from nbddp.worker.check_facts import collect_facts
 from nbddp.worker.heal.healing import HealHandler
+from nbddp.worker.main_process import become_main_process, leave_resource_tracker
 from nbddp.worker.output.log_writer import LogWriter
 from nbddp.worker.output.metric_sink import MetricSink
 from nbddp.worker.output.outbox import Outbox, build_notice
@@ -77,6 +78,8 @@ def run_rank(start: RankStart) -> None:
     _seed_generators()
     clear_exit_hooks()
     exit_with_kernel(start.kernel_pid)
+    become_main_process()  # after exit_with_kernel, which needs its parent
+    leave_resource_tracker()
     apply_environment(start)
     clients = StoreClients.connect(start.store_port, start.store_prefix)
     sender, attempt = start.topology.rank, start.attempt
@@ -111,7 +114,7 @@ def run_rank(start: RankStart) -> None:
         while True:  # the controller kills this process; after an exit it might not read the reason
             signal.pause()
     rank.serve()
-    exit_process(outbox.close)
+    rank.exit()
 
 
 def _seed_generators() -> None:
@@ -269,6 +272,11 @@ class Rank:
         if self._group.backend == "nccl":
             self._group.destroy()  # NCCL warns if its communicators still exist at exit
 
+    def exit(self, *, code: int = 0) -> NoReturn:
+        """Save the files that are open, and end this process."""
+        clear_last_error()
+        exit_process(self._outbox.close, code=code)
+
     def _messages(
         self, client: Any, queue: Callable[..., str], reconnect: Callable[[], dist.Store]
     ) -> Iterator[Any]:
@@ -363,7 +371,7 @@ class Rank:
             error = None  # a script may end with sys.exit()
         if error is not None and has_lost_cuda():
             sys.stderr.write(self._shell.format_error(error))
-            exit_process(self._outbox.close, code=1)  # a new process can use the GPU again
+            self.exit(code=1)  # a new process can use the GPU again
         self._group.record_failure(error)
         # The user left the debugger, or its input ended. It also quits in an interrupted cell.
         self._was_quit = isinstance(error, BdbQuit) and not self._interrupter.was_interrupted

@@ -1,6 +1,7 @@
-"""End a rank: run its exit hooks, but do not wait for threads or processes that cells started.
+"""End a rank: run its exit hooks and save its files.
 
-Python itself waits for all of them, possibly forever.
+Do not wait for threads or processes that cells started. Python itself waits for all of them,
+possibly forever.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from multiprocessing import util
 from multiprocessing.connection import wait
 from typing import Any, NoReturn
 
+from torch.utils.data import _utils as loader_utils
+
 from nbddp.child_processes import adopt_orphans, find_descendants, kill_all, terminate_all
+from nbddp.worker.open_files import SAVE_TIMEOUT, OpenFiles
 from nbddp.worker.output.log_writer import flush_python_streams
 
 
@@ -41,31 +45,47 @@ def clear_exit_hooks() -> None:
 
 
 def exit_process(close: Callable[[], None], *, code: int = 0) -> NoReturn:
-    """Run the exit hooks that cells registered, end their child processes, and exit.
+    """Run the exit hooks that cells registered, save files, end child processes, and exit.
 
     Args:
         close: sends the remaining output.
         code: the exit code.
     """
+    is_saved, files = threading.Event(), OpenFiles()
+
+    def end() -> None:
+        is_saved.wait(SAVE_TIMEOUT)
+        terminate_children = partial(terminate_all, lambda: find_descendants(os.getpid()))
+        try:
+            _run_all(files.print_unsaved, terminate_children, flush_python_streams, close)
+        finally:
+            os._exit(code)
+
     try:
         sys.settrace(None)
         signal.setitimer(signal.ITIMER_REAL, 0)
         # torch's handler raises if a DataLoader worker is killed
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        steps: list[Callable[[], Any]] = [
-            partial(util._run_finalizers, 0),  # type: ignore[attr-defined]  # such as a pool's
-            atexit._run_exitfuncs,
-            partial(terminate_all, lambda: find_descendants(os.getpid())),
-            flush_python_streams,
-            close,
-        ]
-        for step in steps:
-            try:
-                step()
-            except BaseException:  # noqa: BLE001 - the other steps must still run
-                traceback.print_exc()
+        run_finalizers = partial(util._run_finalizers, 0)  # type: ignore[attr-defined]
+        # torch's exit hook, without which a deleted loader waits for its workers
+        run_torch_hook = loader_utils._set_python_exit_flag
+        _run_all(run_finalizers, atexit._run_exitfuncs, run_torch_hook)
+        ending = threading.Thread(target=end, daemon=True)  # in case that a file blocks this one
+        _run_all(ending.start, files.save)
+        is_saved.set()
+        if ending.is_alive():
+            ending.join()
+        end()  # no thread could be started
     finally:
         os._exit(code)
+
+
+def _run_all(*steps: Callable[[], Any]) -> None:
+    for step in steps:
+        try:
+            step()
+        except BaseException:  # noqa: BLE001 - the other steps must still run
+            traceback.print_exc()
 
 
 def exit_with_kernel(kernel_pid: int) -> None:
@@ -87,7 +107,8 @@ def _kill_with_kernel(sentinels: list[int]) -> NoReturn:
     wait(sentinels)
     try:
         kill_all(lambda: find_descendants(os.getpid()))
-    finally:  # a cell may have used up all file descriptors
+    except OSError:  # a cell may have used up all file descriptors
         if os.getpgrp() == os.getpid():
             os.killpg(os.getpgrp(), signal.SIGKILL)
+    finally:
         os._exit(1)

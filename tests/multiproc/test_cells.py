@@ -31,6 +31,14 @@ def test_process_group_is_ready_and_equal_last_values_are_shown_once(notebook: N
     assert notebook.run("%%ddp --fresh\n'x' in globals()").text == "Out [ranks 0-1] False\n"
 
 
+def test_a_rank_of_cells_is_the_main_process_as_under_torchrun(notebook: Notebook) -> None:
+    reply = notebook.run(
+        "%%ddp --nproc 2\nimport multiprocessing as mp\n"
+        "mp.current_process().name, mp.parent_process(), mp.Process().name, mp.active_children()"
+    )
+    assert reply.text == "Out [ranks 0-1] ('MainProcess', None, 'Process-1', [])\n"
+
+
 def test_magics_commands_await_and_last_values_work(notebook: Notebook) -> None:
     reply = notebook.run(
         "%%ddp --nproc 1\n!echo from a child $RANK\n%time 1\nimport asyncio, os\n"

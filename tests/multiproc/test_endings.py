@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.forkserver import ForkServer
 from pathlib import Path
+from textwrap import indent
 from types import ModuleType
 
 import psutil
@@ -281,6 +282,49 @@ def test_child_processes_of_stopped_ranks_end_with_the_kernel(fresh_notebook: No
         psutil.Process(pid).suspend()  # it cannot end them itself
     psutil.Process(fresh_notebook.pid).kill()
     assert all_ended(started)
+
+
+# shared memory; a named semaphore; the batches of a loader, by torch's manager of shared memory
+SHARES = """
+import multiprocessing, os, pathlib, torch
+from multiprocessing.shared_memory import SharedMemory
+shared = SharedMemory(create=True, size=10)
+lock = multiprocessing.get_context("spawn").Lock()
+torch.multiprocessing.set_sharing_strategy("file_system")
+it = iter(torch.utils.data.DataLoader(torch.ones(64, 1000), batch_size=4, num_workers=1))
+kept = [next(it) for _ in range(2)]
+worker = f"torch_{multiprocessing.active_children()[0].pid}_"
+names = [shared.name, "sem." + lock._semlock.name[1:]]
+names += [each for each in os.listdir("/dev/shm") if each.startswith(worker)]
+pathlib.Path("names" + os.environ["RANK"]).write_text(" ".join(names))
+"""
+
+
+def test_shared_memory_is_freed_at_the_end_of_a_rank_or_script(
+    make_group: MakeRanks, folder: Path
+) -> None:
+    (folder / "script.py").write_text(f"if __name__ == '__main__':{indent(SHARES, '    ')}")
+
+    def shared() -> list[Path]:
+        names = [folder / f"names{rank}" for rank in range(2)]
+        return [Path("/dev/shm") / name for each in names for name in each.read_text().split()]
+
+    group = make_group(2)
+    for how in ("kill", "restart", "script", "stop"):
+        if how == "script":
+            group.run_script("script.py")
+        else:
+            group.run(SHARES, quiet=True)
+            assert all(each.exists() for each in shared())
+        assert len(shared()) >= 6
+        match how:
+            case "kill":
+                for pid in group.pids.values():
+                    os.kill(pid, signal.SIGKILL)
+                group.restart()
+            case "restart" | "stop":
+                getattr(group, how)()
+        assert wait_until(lambda: not any(each.exists() for each in shared())), how
 
 
 def test_stopped_rank_runs_exit_handlers(group: Ranks, folder: Path) -> None:

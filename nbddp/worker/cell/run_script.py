@@ -14,10 +14,8 @@ import builtins
 import faulthandler
 import importlib
 import io
-import itertools
 import linecache
 import multiprocessing
-import multiprocessing.process
 import os
 import runpy
 import signal
@@ -36,11 +34,11 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from nbddp.wire.rank_start import Script
+from nbddp.worker.open_files import SAVE_TIMEOUT, OpenFiles
 from nbddp.worker.output.log_writer import flush_python_streams
-from nbddp.worker.watch.main_thread import library_of_file
+from nbddp.worker.watch.main_thread import is_installed, library_of_file
 
 _MAIN = "__main__"
-_INSTALLED = {"site-packages", "dist-packages"}
 EXIT_FILENAME = __file__  # waits at a script's end are in this file, and can be interrupted
 
 
@@ -61,7 +59,7 @@ class UserFiles:
         if filename not in self._names:
             path, folder = Path(filename), self._folder
             is_here = folder is not None and path.is_relative_to(folder)
-            is_own = is_here and not (library_of_file(filename) or _INSTALLED & {*path.parts})
+            is_own = is_here and not is_installed(filename)
             self._names[filename] = str(path.relative_to(folder)) if folder and is_own else ""
         return self._names[filename]
 
@@ -110,11 +108,6 @@ def _reset_process() -> None:
         vars(builtins).pop(name, None)
     # a .pyc stores its time in seconds, so it may hide an edit within the same second
     sys.dont_write_bytecode = True
-    process_module: Any = multiprocessing.process
-    identity = {"_name": "MainProcess", "_identity": (), "_parent_pid": None}
-    vars(process_module._current_process).update(identity)
-    process_module._parent_process, process_module._children = None, set()
-    process_module._process_counter = itertools.count(1)
 
 
 def _load(script: Script) -> tuple[CodeType, dict[str, Any]]:
@@ -144,6 +137,7 @@ def exiting_as_program() -> Iterator[None]:
         # a failed process stays alive for a debugger: the script's timers must not end it
         on_exit.callback(signal.setitimer, signal.ITIMER_REAL, 0)
         on_exit.callback(faulthandler.cancel_dump_traceback_later)
+        on_exit.callback(_save_files, os.getpid())
         on_exit.callback(_destroy_groups, os.getpid())
         on_exit.callback(util._exit_function)  # type: ignore[attr-defined]
         on_exit.callback(atexit._run_exitfuncs)
@@ -168,6 +162,18 @@ def _destroy_groups(pid: int) -> None:
     """Destroy the process groups, so that peers stop waiting. Do nothing in a forked child."""
     if os.getpid() == pid and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _save_files(pid: int) -> None:
+    """Flush the files: this process may wait for a debugger. A forked child ends now."""
+    files = OpenFiles()
+    if os.getpid() == pid:
+        thread = threading.Thread(target=files.flush, daemon=True)  # a full pipe would block it
+        thread.start()
+        thread.join(SAVE_TIMEOUT)
+    else:
+        files.save()
+    files.print_unsaved()
 
 
 def _has_message(error: SystemExit) -> bool:

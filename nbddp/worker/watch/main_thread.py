@@ -41,6 +41,8 @@ _LIBRARIES = (
     *((Path(sysconfig.get_path(name)), "") for name in ("purelib", "platlib", "stdlib")),
 )
 
+_INSTALLED = {"site-packages", "dist-packages"}
+
 T = TypeVar("T")
 
 _caller_of = attrgetter("f_back")
@@ -98,6 +100,11 @@ def library_of_file(filename: str) -> str:
             parts = path.relative_to(folder).parts
             return Path(parts[0] if parts[0] != "site-packages" else parts[1]).stem
     return ""
+
+
+def is_installed(filename: str) -> bool:
+    """Return whether a file belongs to Python or to an installed library."""
+    return bool(library_of_file(filename) or _INSTALLED & {*Path(filename).parts})
 
 
 def frames_from(frame: FrameType | None) -> Iterator[FrameType]:

@@ -1,0 +1,84 @@
+"""Save what code of the user has left in open files, as Python does at its end.
+
+A rank ends by ``os._exit``, which saves nothing. Flushing is not enough for gzip, xz, bz2 and zip
+files: their objects write the end of the file when they are closed or deleted. Deleting objects is
+not enough for a file that a class or a thread still holds.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+from nbddp.worker.lazy_preload import inherited_modules
+from nbddp.worker.watch.main_thread import is_installed
+
+SAVE_TIMEOUT = 2.0  # seconds: a pipe may be full, or a destructor may not return
+
+
+class OpenFiles:
+    """The files that this process has open for writing, found among all its objects."""
+
+    def __init__(self) -> None:
+        self._unsaved: dict[str, str] = {}
+        self._pending: list[str] = []
+
+    def flush(self) -> None:
+        """Flush the files."""
+        # isinstance() would run code of objects that imitate a class, such as mocks
+        files: list[Any] = [each for each in gc.get_objects() if issubclass(type(each), io.IOBase)]
+        self._pending[:] = [_name(each) for each in files]
+        for file in files:
+            try:
+                if not file.closed and file.writable():
+                    file.flush()
+            except Exception as error:  # noqa: BLE001 - also of the user's classes
+                if not isinstance(error, ValueError):  # its buffer was closed or detached
+                    self._unsaved[_name(file)] = getattr(error, "strerror", None) or str(error)
+            self._pending.pop(0)
+
+    def save(self) -> None:
+        """Flush the files, delete the user's objects, and flush the files that are left."""
+        self.flush()
+        self._pending[:] = ["archives"]
+        _delete_user_objects()
+        self.flush()
+
+    def print_unsaved(self) -> None:
+        """Print which files are not saved, and why, to the log of the rank."""
+        unsaved = {**dict.fromkeys(self._pending, "it took too long"), **self._unsaved}
+        if unsaved:
+            files = ", ".join(f"{name} ({why})" for name, why in unsaved.items())
+            print(f"nbddp: not saved completely: {files}", file=sys.stderr)  # noqa: T201
+
+
+def _name(file: Any) -> str:
+    try:
+        return str(file.name)
+    except Exception:  # noqa: BLE001 - it has none, or it is a class of the user
+        return type(file).__name__
+
+
+def _delete_user_objects() -> None:
+    """Set the names of the user's modules to None, as Python does, and collect garbage."""
+    threading.excepthook = lambda _: None  # Python stops daemon threads before this
+    loaded = list(sys.modules.items())  # other threads may import
+    imported = [module for name, module in loaded if name not in inherited_modules]
+    modules = [sys.modules["__main__"], *filter(_is_users, reversed(imported))]
+    for module in modules:
+        names = vars(module)
+        for is_private in (True, False):
+            for name in list(names):
+                if (name[:1] == "_" != name[1:2]) is is_private and name != "__builtins__":
+                    names[name] = None
+    gc.collect()
+
+
+def _is_users(module: object) -> bool:
+    is_module = issubclass(type(module), ModuleType)
+    file = vars(module).get("__file__") if is_module else None
+    return bool(file) and not is_installed(str(file))
