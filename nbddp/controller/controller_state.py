@@ -38,6 +38,7 @@ class ControllerState:
         armed_faults: the faults that are armed in each rank.
         newest_cell: the highest number of a cell that these ranks have had.
         numbers: the numbers of requests to ranks.
+        cleanup: done when all that dead ranks left behind is killed; None if no rank has died.
     """
 
     def __init__(self, launcher: Launcher, rank_monitor: RankMonitor) -> None:
@@ -57,6 +58,7 @@ class ControllerState:
         self.rank_monitor = rank_monitor
         self.futures = PendingFutures()
         self.numbers = itertools.count(1)
+        self.cleanup: Future[None] | None = None
         self.start_error: StartError | None = None
 
     @property

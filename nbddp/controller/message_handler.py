@@ -16,6 +16,7 @@ from nbddp.launch.memory import MemoryWatch
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import refusals
 from nbddp.record.notices import InputClosed, InputRequest, RichOutput
+from nbddp.sigint import Future
 from nbddp.wire import messages as msg
 from nbddp.wire.request_messages import Answer
 from nbddp.wire.timing_messages import CollectiveArrivals
@@ -144,10 +145,20 @@ class MessageHandler:
                 how = describe_exit(handle.exitcode) + (f" ({reason})" if reason else "")
                 number = attempt - state.life.attempts_before_run
                 state.event_log.record("exit", rank=rank, attempt=number, how=how)
-            state.launcher.kill_orphans(handle)
+            self._kill_orphans(handle)
         finally:
             if is_current:
                 self.on_rank_gone(attempt, rank, handle.exitcode, reason)
+
+    def _kill_orphans(self, handle: RankHandle) -> None:
+        """Kill what the rank left behind, before the next launch.
+
+        That can take 2 s for each rank. Meanwhile this thread handles messages.
+        """
+        thread, done = self._state.active_runtime.launch_thread, Future[None]()
+        thread.submit(self._state.launcher.kill_orphans, handle)
+        if thread.submit(done.complete_with, lambda: None):
+            self._state.cleanup = done
 
     def on_rank_gone(self, attempt: int, rank: int, exitcode: int | None, reason: str = "") -> None:
         """Handle a rank that has no process, or never had one: end all waits for it."""

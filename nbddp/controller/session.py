@@ -414,6 +414,8 @@ class Session(Executor):
         """Stop all ranks, and wait until their processes have exited."""
         if self.runtime is not None:
             wait_for_result(self.request_stop())
+            if self.cleanup is not None:
+                wait_for_result(self.cleanup)
 
     @on_thread
     def request_stop(self) -> Future[None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import logging
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, popen_forkserver, process, reduction, resource_tracker, util
+from multiprocessing.connection import wait
 from multiprocessing.context import set_spawning_popen
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,15 @@ from nbddp.wire.rank_start import (
 
 PRELOADED_MODULES = ["nbddp.launch.detach", "nbddp.worker.preload", __name__]
 MAX_ADDRESS = 103  # bytes of a socket address on macOS; 107 on Linux (unix(7))
+ANSWER_TIMEOUT = 300.0  # seconds; its imports of torch can take minutes from a network file system
+RESUME_INTERVAL = 1.0  # seconds
+UNKNOWN_EXIT = 255  # multiprocessing's value if the forkserver has ended
+FORKSERVER_ENDED = (
+    "the forkserver, from which ranks are forked, has ended; a restart starts another"
+)
 FALLBACK_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
+logger = logging.getLogger(__name__)
+
 _tempdir_lock = threading.Lock()  # the folder is passed in global state of the process
 
 
@@ -120,8 +130,7 @@ class Forkserver(forkserver.ForkServer):
             CudaUsedError: a forked process could not use a GPU.
         """
         with self._use_lock:
-            with self._own_socket_folder():  # the rank and its workers inherit it
-                child = ForkedProcess(self, target, argument, name)
+            child = self._new_process(target, argument, name)
             child.start()
         # nbddp watches and ends ranks itself: no other forked process may poll this one
         process._children.discard(child)  # type: ignore[attr-defined]
@@ -160,9 +169,47 @@ class Forkserver(forkserver.ForkServer):
             os.kill(self.pid, signal.SIGKILL)
 
     def _wait_until_serving(self) -> None:
-        child = ForkedProcess(self, _do_nothing, None, "nbddp-ready")
+        child = self._new_process(_do_nothing, None, "nbddp-ready")
         child.start()  # returns after the forkserver has forked
+        self.wait_for_answer(child.sentinel)
         child.join()
+
+    def _new_process(
+        self, target: Callable[[Any], None], argument: Any, name: str
+    ) -> ForkedProcess:
+        self._ensure_folder()
+        child = ForkedProcess(self, target, argument, name)
+        config: dict[str, Any] = child._config  # type: ignore[attr-defined]
+        config["tempdir"] = self._folder  # the rank and its workers inherit it
+        return child
+
+    def wait_for_answer(self, sentinel: int) -> None:
+        """Wait until the forkserver answers or ends. Resume it if it is stopped.
+
+        Raises:
+            TimeoutError: it did neither for a long time.
+        """
+        deadline = time.monotonic() + ANSWER_TIMEOUT
+        while not wait([sentinel], RESUME_INTERVAL):
+            self.resume()
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"process {self.pid}, from which ranks are forked, did not answer for "
+                    f"{ANSWER_TIMEOUT:.0f} s; restart the kernel"
+                )
+
+    def resume(self) -> None:
+        """Resume the forkserver if SIGSTOP has stopped it: nothing else reports exits of ranks."""
+        if self.pid is None:
+            return
+        if is_stopped(self.pid):
+            logger.warning("resumed process %d, which forks ranks: it was stopped", self.pid)
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)  # always: a SIGSTOP may be pending
+
+    def has_ended(self) -> bool:
+        """Return whether the forkserver has ended, although nbddp did not close it."""
+        return not (self._is_closing or (self.pid is not None and is_alive(self.pid)))
 
     def ensure_running(self) -> None:
         """Start the forkserver if it is not running; also called before each fork.
@@ -170,14 +217,21 @@ class Forkserver(forkserver.ForkServer):
         Raises:
             EOFError: the forkserver is being closed.
         """
-        with sigint_blocked(), self._own_socket_folder():
+        with sigint_blocked():
             restore_main_spec()
             start_detached_resource_tracker()
-            if self.variables is None:
-                self.variables = read_at_start(os.environ)
-            with start_variables(self.variables, dict.fromkeys(POOL_VARIABLES, "1")):
-                super().ensure_running()
+            if self.has_ended():  # once: other threads could see the folder and the variables
+                if self.variables is None:
+                    self.variables = read_at_start(os.environ)
+                pools = dict.fromkeys(POOL_VARIABLES, "1")
+                with self._own_socket_folder(), start_variables(self.variables, pools):
+                    super().ensure_running()
         self._check_open()  # close() may not have seen the process that was just started
+
+    def _ensure_folder(self) -> None:
+        self._check_open()
+        if not os.path.isdir(self._folder):  # noqa: PTH112 - the path may be empty
+            self._folder = tempfile.mkdtemp(prefix="nbddp_", dir=_short_folder())
 
     def _check_open(self) -> None:
         if self._is_closing:
@@ -189,9 +243,7 @@ class Forkserver(forkserver.ForkServer):
 
         The default folders are deleted by the process that made them; if it is killed, they stay.
         """
-        self._check_open()
-        if not os.path.isdir(self._folder):  # noqa: PTH112 - the path may be empty
-            self._folder = tempfile.mkdtemp(prefix="nbddp_", dir=_short_folder())
+        self._ensure_folder()
         config: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined]
         with _tempdir_lock:
             before = config.get("tempdir")
@@ -201,6 +253,20 @@ class Forkserver(forkserver.ForkServer):
             finally:
                 config["tempdir"] = before
                 del os.environ[SOCKET_FOLDER_VARIABLE]
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by SIGSTOP."""
+    with suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    return False
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process exists and has not ended."""
+    with suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 class LocalRank(process.BaseProcess):
@@ -215,18 +281,14 @@ class LocalRank(process.BaseProcess):
 
     def is_stopped(self) -> bool:
         """Return whether the process is stopped by SIGSTOP."""
-        with suppress(psutil.Error):
-            return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
-        return False
+        return is_stopped(self.pid or 0)
 
     def is_ending(self) -> bool:
         """Return whether the process was killed but still exists.
 
         Freeing its memory takes 50 ms.
         """
-        with suppress(psutil.NoSuchProcess):
-            return bool(psutil.Process(self.pid).status() == psutil.STATUS_ZOMBIE)
-        return True
+        return not is_alive(self.pid or 0)
 
     def cpu_time(self) -> tuple[float, float]:
         """Return the current time and the CPU seconds that the process has used."""
@@ -253,6 +315,26 @@ class ForkedProcess(LocalRank):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "server": None}
 
+    @property
+    def exit_reason(self) -> str:  # type: ignore[override]
+        """Say that the forkserver has ended, without which no exit code is known."""
+        popen: Any = self._popen  # type: ignore[attr-defined]
+        return FORKSERVER_ENDED if self.exitcode is not None and popen.has_lost_server else ""
+
+    def terminate(self) -> None:
+        """Send SIGTERM, and see that the exit is reported."""
+        super().terminate()
+        self._resume_server()
+
+    def kill(self) -> None:
+        """Send SIGKILL, and see that the exit is reported."""
+        super().kill()
+        self._resume_server()
+
+    def _resume_server(self) -> None:
+        if self.server is not None:
+            self.server.resume()
+
     @staticmethod
     def _Popen(process_obj: ForkedProcess) -> _RankPopen:  # noqa: N802 - multiprocessing's name
         return _RankPopen(process_obj)
@@ -263,6 +345,7 @@ class _RankPopen(popen_forkserver.Popen):
 
     def __init__(self, process_obj: ForkedProcess) -> None:
         self._polling = threading.Lock()
+        self.has_lost_server = False
         super().__init__(process_obj)
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
@@ -272,7 +355,12 @@ class _RankPopen(popen_forkserver.Popen):
         they start a process.
         """
         with self._polling:
-            exitcode: int | None = super().poll(flag)
+            if self.returncode is None and wait([self.sentinel], None if not flag else 0):
+                try:
+                    self.returncode = forkserver.read_signed(self.sentinel)
+                except (OSError, EOFError):
+                    self.returncode, self.has_lost_server = UNKNOWN_EXIT, True
+        exitcode: int | None = self.returncode
         if exitcode is not None:
             self._ranks.discard(self.pid)
         return exitcode
@@ -287,6 +375,7 @@ class _RankPopen(popen_forkserver.Popen):
         close_all = util.close_fds  # type: ignore[attr-defined]
         self.finalizer = util.Finalize(self, close_all, (keep_alive, self.sentinel))
         with open(writer, "wb", closefd=True) as pipe:  # noqa: PTH123 - a file descriptor
+            process_obj.server.wait_for_answer(self.sentinel)
             self.pid = forkserver.read_signed(self.sentinel)
             if process_obj.server.has_used_cuda():
                 os.kill(self.pid, signal.SIGKILL)  # it still waits for the message

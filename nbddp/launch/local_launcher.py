@@ -6,14 +6,15 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.context import SpawnProcess
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 
 from nbddp.child_processes import find_processes, kill_all
+from nbddp.launch.file_limit import raise_file_limit
 from nbddp.launch.forkserver import (
     CudaUsedError,
     Forkserver,
@@ -30,6 +31,7 @@ from nbddp.wire.rank_start import RankStart
 
 logger = logging.getLogger(__name__)
 
+_main_lock = threading.Lock()
 LOW_MEMORY = 4 << 30  # bytes; a machine or container with less, as on Binder, is low on memory
 
 
@@ -190,6 +192,10 @@ class LocalLauncher(Launcher):
             with suppress(EOFError, OSError):
                 self.forkserver.wait_until_ready()
 
+    def assign(self, world_size: int) -> None:
+        """Allow as many open files as the ranks need."""
+        raise_file_limit(world_size, self.forkserver.pid if self.forkserver else None)
+
     def launch(self, start: RankStart) -> RankHandle:
         """Start one rank on this machine."""
         name = f"nbddp-rank{start.topology.rank}"
@@ -276,8 +282,23 @@ def _spawn(start: RankStart, name: str) -> RankHandle:
     process = SpawnedRank(target=run_rank_process, args=(start,), name=name)
     threads = str(start.threads)
     pools = {variable: start.env.get(variable, threads) for variable in POOL_VARIABLES}
-    with sigint_blocked():
+    with sigint_blocked(), _hidden_main():
         start_detached_resource_tracker()
         with start_variables(read_at_start(start.env), pools | {"OMP_NUM_THREADS": threads}):
             process.start()
     return process
+
+
+@contextmanager
+def _hidden_main() -> Iterator[None]:
+    """Hide the user's script, so that a spawned rank does not run it again as ``__mp_main__``."""
+    main = sys.modules["__main__"]
+    with _main_lock:
+        names = ("__file__", "__spec__")
+        hidden: dict[str, Any] = {each: vars(main)[each] for each in names if each in vars(main)}
+        main.__spec__ = None
+        vars(main).pop("__file__", None)
+        try:
+            yield
+        finally:
+            vars(main).update(hidden)

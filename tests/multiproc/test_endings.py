@@ -29,7 +29,7 @@ from local_nodes import all_ended, is_process_running
 from notebook import Notebook
 from processes import wait_until
 
-from nbddp import RequestError, StartError
+from nbddp import CellFailedError, RequestError, StartError
 from nbddp.launch import forkserver
 from nbddp.worker.cuda_probe import DRIVER, has_used_cuda
 
@@ -193,6 +193,25 @@ def test_forkserver_that_is_starting_closes_at_once(
         with pytest.raises(EOFError):
             forking.result(30)
     assert time.monotonic() - began < 25
+
+
+def test_stopped_forkserver_is_resumed_and_a_killed_one_is_named() -> None:
+    launcher = new_launcher()
+    assert launcher.forkserver is not None
+    with Ranks(launcher=launcher, nproc=2, grace=1.0) as group:
+        helper = launcher.forkserver.pid
+        assert helper is not None
+        os.kill(helper, signal.SIGSTOP)
+        group.session.kill(1)  # nothing else reports the exit
+        os.kill(helper, signal.SIGSTOP)
+        group.restart()
+        group.assert_works()
+        os.kill(helper, signal.SIGKILL)
+        with pytest.raises(CellFailedError) as failed:
+            group.run("import time\ntime.sleep(50)", quiet=True)
+        assert forkserver.FORKSERVER_ENDED in failed.value.report
+        group.restart()
+        group.assert_works()
 
 
 def test_closed_groups_leave_no_descriptor(make_group: MakeRanks) -> None:

@@ -415,6 +415,17 @@ def test_a_rank_that_cannot_be_killed_counts_as_gone(stage: Stage) -> None:
     assert stage.state is GroupState.OFF
 
 
+def test_an_exit_is_handled_before_orphans_are_killed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: list[list[int]] = []
+    kill = Mock(side_effect=lambda _handle: alive.append(stage.session.life.alive))
+    monkeypatch.setattr(stage.launcher, "kill_orphans", kill)
+    stage.launcher.handles[1, 1].end(-9)
+    stage.handle_all_events()
+    assert alive == [[0]]
+
+
 @pytest.mark.parametrize(
     ("owner", "method"), [(SilentLink, "open_incarnation"), (FakeLauncher, "launch")]
 )

@@ -1,18 +1,26 @@
-"""The folder of the helper's sockets."""
+"""The helper's sockets and answers, spawned ranks, and the limit of open files."""
 
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import process
+from multiprocessing import process, spawn
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from refusals import refusal
+from syrupy.assertion import SnapshotAssertion
 
+from nbddp.errors import RequestError
+from nbddp.launch import forkserver, local_launcher
+from nbddp.launch.file_limit import raise_file_limit
 from nbddp.launch.forkserver import Forkserver
 from nbddp.wire.rank_start import SOCKET_FOLDER_VARIABLE
 
@@ -61,3 +69,42 @@ def test_servers_that_start_at_the_same_time_use_their_own_folders() -> None:
 def socket_folder(server: Forkserver) -> Path:
     with server._own_socket_folder():
         return Path(os.environ[SOCKET_FOLDER_VARIABLE])
+
+
+def test_a_forkserver_that_never_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forkserver, "ANSWER_TIMEOUT", 0.0)
+    monkeypatch.setattr(forkserver, "RESUME_INTERVAL", 0.0)
+    reader, writer = os.pipe()
+    with pytest.raises(TimeoutError, match=r"^process None, .* did not answer for 0 s; restart"):
+        Forkserver().wait_for_answer(reader)
+    os.close(writer)
+    Forkserver().wait_for_answer(reader)  # its end is an answer
+    os.close(reader)
+
+
+def test_a_spawned_rank_does_not_run_the_users_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = ModuleType("__main__")
+    script.__file__ = __file__
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    before = dict(vars(script))
+    with local_launcher._hidden_main():
+        assert not {*spawn.get_preparation_data("rank")} & {
+            "init_main_from_path",
+            "init_main_from_name",
+        }
+    assert vars(script) == before
+
+
+def test_the_limit_of_open_files_is_raised_or_the_ranks_are_refused(
+    monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+) -> None:
+    limits: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(os, "listdir", lambda _path: ["1"] * 40)
+    monkeypatch.setattr(resource, "setrlimit", lambda *limit: limits.append(limit))
+    for hard, ranks in ((4096, 4), (4096, 24), (resource.RLIM_INFINITY, 80)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _kind, hard=hard: (256, hard))
+        raise_file_limit(ranks)
+    kind = resource.RLIMIT_NOFILE
+    assert limits == [(kind, (296, 4096)), (kind, (744, resource.RLIM_INFINITY))]
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (256, 256))
+    assert refusal(RequestError, raise_file_limit, 24) == snapshot
