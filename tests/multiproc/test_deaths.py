@@ -123,6 +123,34 @@ def test_the_users_errors_with_the_texts_of_torch_and_nbddp_are_causes(group: Ra
     )
 
 
+FULL = """
+kept = 7
+if rank == 1:
+    import psutil, resource
+    size = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (size + (64 << 20), -1))
+    full = []
+    while True: {filled}
+"""
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not enforce RLIMIT_AS")
+@pytest.mark.parametrize(
+    "filled", ["full.append(str(len(full)) * 3)", "full.append({1: object()})"]
+)
+def test_small_objects_that_fill_the_memory_cost_no_rank(
+    make_group: MakeRanks, filled: str
+) -> None:
+    group = make_group(2)
+    pids = group.pids
+    with pytest.raises(CellFailedError, match="rank 1: MemoryError"):
+        group.run(FULL.format(filled=filled), quiet=True)
+    assert group.evaluate("kept, len(globals().get('full', [])) > 9999") == [(7, False), (7, True)]
+    group.run("if rank == 1: del full", quiet=True)
+    group.assert_works()
+    assert group.pids == pids
+
+
 def test_death_after_a_rank_finished_its_cell_fails_the_cell_and_spares_the_others(
     make_group: MakeRanks, folder: Path, capsys: Capture
 ) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import mmap
 import sys
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NoReturn
 
 from IPython.core import interactiveshell
@@ -39,6 +40,11 @@ class CellExit(ExitAutocall):
     __call__ = staticmethod(sys.exit)  # keeps nbddp out of the traceback
 
 
+# Small objects that fill RLIMIT_AS leave nothing to report the cell's MemoryError. The memory is
+# reserved, but never touched, so it costs none.
+RESERVE_BYTES = 32 << 20
+
+
 class RankShell(InteractiveShell):
     """The shell that runs the cells of a rank, one for all cells."""
 
@@ -54,6 +60,7 @@ class RankShell(InteractiveShell):
     signal_handlers_active: Callable[[], AbstractContextManager[None]] = nullcontext
     _loop: asyncio.AbstractEventLoop | None = None  # one for all cells: their tasks continue
     _task: asyncio.Task[Any] | None = None
+    _reserve: mmap.mmap | None = None  # address space for the end of a cell without memory
 
     def __init__(self, **options: Any) -> None:
         self._nested_errors: list[BaseException] = []
@@ -81,6 +88,8 @@ class RankShell(InteractiveShell):
         self.displayhook.bundle = {}
         self._nested_errors.clear()
         self.profiler = begin_profile(command)
+        with suppress(OSError):  # no memory
+            self._reserve = self._reserve or mmap.mmap(-1, RESERVE_BYTES)
         if command.script:
             result = self._run_script(Script(**command.script))
         else:
@@ -179,6 +188,9 @@ class RankShell(InteractiveShell):
         Raises:
             BaseException: the error, where IPython would show it and continue, as in %run.
         """
+        if self._reserve and isinstance(sys.exc_info()[1], MemoryError):  # first: it fills the rest
+            self._reserve.close()
+            self._reserve = None
         caller, error = sys._getframe(1), sys.exc_info()[1]
         caller_module, function = caller.f_globals.get("__name__", ""), caller.f_code.co_name
         if caller_module == interactiveshell.__name__:

@@ -14,15 +14,18 @@ import functools
 import io
 import logging
 import pickle
+import subprocess
 import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from operator import attrgetter
 from types import BuiltinMethodType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 from torch import UntypedStorage, nn
@@ -292,6 +295,9 @@ def _why_not_movable(obj: Any) -> str:
     """Return why an object belongs to its process, or to all ranks together; else ""."""
     if isinstance(obj, io.IOBase) and not isinstance(obj, (io.BytesIO, io.StringIO)):
         return f"{_type_with_article(obj)} that is open belongs to its process"
+    # a copy of a process has the pid of the donor's child, which its kill() would end
+    if isinstance(obj, subprocess.Popen | BaseProcess | psutil.Process):
+        return f"{_type_with_article(obj)} belongs to the rank that made it"
     if isinstance(obj, threading.Thread):
         return f"{_type_with_article(obj)} belongs to its process"
     if isinstance(obj, dist.ProcessGroup):

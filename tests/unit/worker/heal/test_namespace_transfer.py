@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import threading
 from contextlib import ExitStack
+from multiprocessing import Process
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
@@ -260,11 +263,13 @@ def test_objects_that_cannot_be_transferred_are_named_with_the_reason(
         "batches": iter(DataLoader([1, 2])),
         "waiting": threading.Thread(target=print),
         "lock": threading.Lock(),
+        "child": Process(target=print),
+        "process": psutil.Process(),
         "stream": (each for each in ()),
     }
     path = tmp_path / "text"
-    with path.open("w+") as text, path.open("rb") as raw:
-        names |= {"text": text, "raw": raw, "inside": {"deep": [raw]}}
+    with path.open("w+") as text, path.open("rb") as raw, subprocess.Popen(["true"]) as popen:
+        names |= {"text": text, "raw": raw, "inside": {"deep": [raw, popen]}}
         carried = pickle_namespace(names)
     assert carried.names == ("kept", "inside")
     assert carried.not_carried == snapshot
