@@ -52,7 +52,8 @@ def test_changed_options_do_not_discard_names(notebook: Notebook) -> None:
 
 
 def test_kill_stop_and_auto_say_in_one_line_what_they_did(notebook: Notebook) -> None:
-    notebook.run("%%ddp --nproc 2 --no-wait\nprint('kept')\nimport time\ntime.sleep(60)")
+    notebook.run("%%ddp --nproc 2\nprint('kept')\nimport time")
+    notebook.run("%%ddp --no-wait\ntime.sleep(60)")
     assert notebook.run("%ddp kill 1").text.startswith("nbddp: rank 1 was killed; `%ddp heal`")
     assert notebook.run("%ddp wait").error == "CellFailedError: rank 1 was killed by you"
     assert notebook.run("%ddp stop").text.startswith("nbddp: all ranks are stopped and")
