@@ -48,7 +48,11 @@ def open_private_file(path: Path, flags: int) -> int:
         OSError: it cannot be opened, or the folder is not private.
     """
     with open_private_folder(path.parent) as folder:
-        return os.open(path.name, flags | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+        try:
+            return os.open(path.name, flags | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+        except OSError as error:
+            error.filename = str(path)
+            raise
 
 
 def is_private_folder(path: Path) -> bool:
