@@ -135,6 +135,7 @@ if rank == 1:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not enforce RLIMIT_AS")
+@pytest.mark.gate_runs("object")
 @pytest.mark.parametrize(
     "filled", ["full.append(str(len(full)) * 3)", "full.append({1: object()})"]
 )
