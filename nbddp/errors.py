@@ -18,6 +18,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class NbddpError(Exception):
     """The base class of nbddp's errors; nbddp also raises some of Python's, such as TypeError."""
@@ -25,6 +28,20 @@ class NbddpError(Exception):
 
 class RequestError(NbddpError):
     """A request was refused; nothing was started and nothing was lost."""
+
+
+@contextmanager
+def as_request_error(failed: str, way_out: str = "") -> Iterator[None]:
+    """Raise a RequestError if the system refuses something in the block.
+
+    Args:
+        failed: what failed; the system's reason follows.
+        way_out: the end of the message.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RequestError(f"{failed}: {error.strerror}{way_out}") from None
 
 
 class ArgumentError(RequestError, ValueError):

@@ -25,7 +25,7 @@ from nbddp.archive.summary import (
     summarize,
     value_of,
 )
-from nbddp.errors import ArgumentError, RequestError
+from nbddp.errors import ArgumentError, RequestError, as_request_error
 from nbddp.formatting import list_some
 from nbddp.record.metrics import Pairs
 from nbddp.record.run_folder import write_atomic
@@ -196,10 +196,8 @@ def write_note(path: Path, note: str) -> None:
     Raises:
         RequestError: the note cannot be written.
     """
-    try:
+    with as_request_error(f"{path / NOTE_FILE} cannot be written"):
         write_atomic(path / NOTE_FILE, json.dumps({"note": note}) + "\n")
-    except OSError as error:
-        raise RequestError(f"{path / NOTE_FILE} cannot be written: {error.strerror}") from None
 
 
 def remove(path: Path, *, current: Path | None) -> None:

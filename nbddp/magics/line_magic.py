@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from nbddp.errors import RequestError
+from nbddp.errors import RequestError, as_request_error
 from nbddp.export.script import PulledValue
 from nbddp.group.find_script import find_script
 from nbddp.lifecycle.refusals import way_out
@@ -120,14 +120,12 @@ def _heal(notebook: NotebookState, args: Namespace) -> None:
 
 
 def _logs(notebook: NotebookState, args: Namespace) -> None:
-    folder, name = notebook.logged_run, log_name(args.rank)
+    folder = notebook.last_run or notebook.group.scripts.last_session.event_log.path
+    name = log_name(args.rank)
     if folder is None or (folder.exists() and not (folder / name).exists()):
         raise RequestError(f"there is no log of rank {args.rank}")
-    path = folder / name
-    try:
-        text = tail(path, args.lines)
-    except OSError as error:
-        raise RequestError(f"{path} cannot be read: {error.strerror}") from None
+    with as_request_error(f"{folder / name} cannot be read"):
+        text = tail(folder / name, args.lines)
     notebook.presenter.print_line(text)
 
 

@@ -84,11 +84,6 @@ class NotebookState:
         return path if is_of_script else self.current_run
 
     @property
-    def logged_run(self) -> Path | None:
-        """The folder with the newest logs: of the current run, or of the run that ended last."""
-        return self.last_run or self.group.scripts.last_session.event_log.path
-
-    @property
     def prompt_number(self) -> int:
         """The number in the prompt of the running cell.
 

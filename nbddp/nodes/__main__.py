@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from nbddp.errors import RequestError
+from nbddp.errors import RequestError, as_request_error
 from nbddp.nodes.join_file import ORPHAN_TIMEOUT, JoinFile
 from nbddp.private_files import make_private_folders
 
@@ -79,13 +79,10 @@ def _run_agent(args: argparse.Namespace) -> str:
     else:
         join = JoinFile.load(path)
     folder = args.folder / f"{socket.gethostname()}-{os.getpid()}"
-    try:
+    way_out = "; use --folder for another one"
+    with as_request_error(f"cannot create the log folder {folder}", way_out):
         args.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         make_private_folders(args.folder, folder.name)
-    except OSError as error:
-        raise RequestError(
-            f"cannot create the log folder {folder}: {error.strerror}; use --folder for another one"
-        ) from error
 
     async def run() -> str:
         agent = NodeAgent(

@@ -15,7 +15,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nbddp.errors import RequestError
+from nbddp.errors import RequestError, as_request_error
 
 SECRET_BYTES = 32
 FOLDER = ".nbddp/join"  # in the home folder, which the machines of a cluster often share
@@ -85,16 +85,12 @@ class JoinFile:
             RequestError: the file cannot be written.
         """
         path = self.path if folder is None else folder / self.run
-        try:
+        way_out = "; set HOME to a folder that you can write to, for example `%env HOME=/tmp/me`"
+        with as_request_error(f"cannot write the join file {path}", way_out):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise RequestError(
-                f"cannot write the join file {path}: {error.strerror}; set HOME to a folder that "
-                "you can write to, for example `%env HOME=/tmp/me`"
-            ) from error
-        with os.fdopen(opened, "w") as file:
-            file.write(self.token() + "\n")
+            with os.fdopen(opened, "w") as file:
+                file.write(self.token() + "\n")
         return path
 
     @classmethod
@@ -104,12 +100,9 @@ class JoinFile:
         Raises:
             RequestError: there is no such file, others can read it, or its content is not valid.
         """
-        try:
-            with path.open() as file:
-                facts = os.fstat(file.fileno())
-                token = file.read()
-        except OSError as error:
-            raise RequestError(f"no join file at {path}: {error.strerror}") from error
+        with as_request_error(f"no join file at {path}"), path.open() as file:
+            facts = os.fstat(file.fileno())
+            token = file.read()
         if facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise RequestError(f"others can read {path}: `chmod 600 {path}` first")
         return cls.from_token(token)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nbddp.errors import RequestError
+from nbddp.errors import RequestError, as_request_error
 from nbddp.formatting import describe_exit
 from nbddp.private_files import open_private_file
 from nbddp.publish.publisher_process import ANSWER_TIMEOUT
@@ -56,18 +56,18 @@ class Publication:
         self._notify = notify
         command = [sys.executable, "-m", "nbddp.publish", str(target), str(folder.resolve()), name]
         command += ["--patience", str(timeout), *(["--live", str(os.getpid())] if notify else [])]
-        try:
-            with os.fdopen(open_private_file(self.log, _APPEND), "ab") as log:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                    start_new_session=True,  # protects it from an interrupt of the cell
-                )
-        except OSError as error:
-            raise RequestError(f"publishing cannot be started: {error.strerror}") from None
+        with (
+            as_request_error("publishing cannot be started"),
+            os.fdopen(open_private_file(self.log, _APPEND), "ab") as log,
+        ):
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                start_new_session=True,  # protects it from an interrupt of the cell
+            )
         self.result = run_in_thread("nbddp-published", self._read_reports)
 
     def wait(self) -> dict[str, Any]:

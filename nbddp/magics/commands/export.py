@@ -7,7 +7,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from nbddp.errors import RequestError
+from nbddp.errors import RequestError, as_request_error
 from nbddp.export.script import ExportedScript, write_script
 from nbddp.export.slurm import script_job
 from nbddp.magics.notebook_state import NotebookState
@@ -60,10 +60,8 @@ def _write_files(files: dict[Path, bytes], *, replaces: bool) -> None:
             f"already there: {', '.join(existing)}; `--force` replaces existing files"
         )
     for path, data in files.items():
-        try:
+        with as_request_error(f"{path} cannot be written"):
             path.write_bytes(data)
-        except OSError as error:
-            raise RequestError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _describe_export(script: ExportedScript, files: list[Path]) -> str:

@@ -7,7 +7,7 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
-from nbddp.errors import RequestError
+from nbddp.errors import RequestError, as_request_error
 from nbddp.export.slurm import nodes_job
 from nbddp.group.node_pool import LOOPBACK, NodesSpec
 from nbddp.magics.notebook_state import NotebookState
@@ -52,11 +52,11 @@ def manage_nodes(notebook: NotebookState, args: Namespace) -> str:
             raise RequestError(LOOPBACK_UNREACHABLE)
         spec = nodes.spec
         job = nodes_job(nodes.command, nnodes=spec.max_nodes, nproc=spec.nproc_per_node)
-        try:
-            with os.fdopen(open_new_file(JOB_FILE), "w") as file:
-                file.write(job)
-        except OSError as error:
-            raise RequestError(f"{JOB_FILE} cannot be written: {error.strerror}") from None
+        with (
+            as_request_error(f"{JOB_FILE} cannot be written"),
+            os.fdopen(open_new_file(JOB_FILE), "w") as file,
+        ):
+            file.write(job)
         message = f"wrote {JOB_FILE}: `!sbatch {JOB_FILE}`; the ranks appear when the job starts"
     if args.local:
         nodes.start_local(args.local)

@@ -11,7 +11,7 @@ from nbddp.archive.run_list import list_runs, remove, write_note
 from nbddp.archive.stored_run import StoredRun
 from nbddp.archive.summary import describe_run_end, read_note
 from nbddp.charts.axes import AxisScale
-from nbddp.errors import RequestError
+from nbddp.errors import RequestError, as_request_error
 from nbddp.formatting import plural
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.sigint import import_interruptibly
@@ -117,8 +117,6 @@ def compare_runs(notebook: NotebookState, args: Namespace) -> None:
 
     charts = compared_charts(comparison, over, scale)
     figure = draw_charts(charts, names=comparison.legend, is_smooth=args.smooth)
-    try:
+    with as_request_error(f"{args.save} cannot be written"):
         figure.savefig(args.save)
-    except OSError as error:
-        raise RequestError(f"{args.save} cannot be written: {error.strerror}") from None
     notebook.presenter.print_line(f"nbddp: {plural(len(charts), 'chart')} in {args.save}")

@@ -237,7 +237,7 @@ def test_show_reports_each_file_that_cannot_be_read(folder: Path) -> None:
 
 def test_logs_of_a_removed_run_are_refused_in_one_line(folder: Path) -> None:
     path = make_run(folder)
-    assert ddp("logs 0", logged_run=path) == "hello"
-    assert "no log of rank 7" in refused("logs 7", logged_run=path)
+    assert ddp("logs 0", last_run=path) == "hello"
+    assert "no log of rank 7" in refused("logs 7", last_run=path)
     shutil.rmtree(path)
-    assert "rank0.log cannot be read: No such file" in refused("logs 0", logged_run=path)
+    assert "rank0.log cannot be read: No such file" in refused("logs 0", last_run=path)
