@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from nbddp.checks import (  # each registers its rules  # noqa: F401
     collective_rules,
@@ -71,14 +71,19 @@ def hang_causes(code: str, *, first_line: int = 1) -> list[str]:
     >>> hang_causes("if rank == 0:\n    dist.barrier()")[0]
     'ND101 line 2: dist.barrier is under `if rank == 0` (line 1): the other ranks do not reach it.'
     """
+    found = checked(lambda: check_source(CellSource(code, first_line=first_line)))
+    return [finding.headline for finding in found if finding.rule == "ND101"]
+
+
+def checked(check: Callable[[], list[Finding]]) -> list[Finding]:
+    """Return the findings of a check that the user did not ask for; none if it fails."""
     try:
-        found = check_source(CellSource(code, first_line=first_line))
+        return check()
     except SyntaxError:  # IPython accepts more than Python
         return []
-    except Exception:  # an error in a rule must not hide the hang
+    except Exception:  # an error in a rule must not hide a result or a hang
         logger.exception("nbddp could not check the cell")
         return []
-    return [finding.headline for finding in found if finding.rule == "ND101"]
 
 
 def check_facts(facts: GroupFacts) -> list[Finding]:

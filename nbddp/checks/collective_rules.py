@@ -12,7 +12,7 @@ from nbddp.checks.conditions import (
     early_exits,
     exit_target,
     may_exclude,
-    pick_one_of_all,
+    picks_one_of_all,
     rank_conditions,
     tests_at,
 )
@@ -183,7 +183,7 @@ def _collective_on_some_ranks(source: CellSource) -> Iterator[Hit]:
         [
             each
             for each in rank_conditions(source, call)
-            if call not in sharded_calls or pick_one_of_all(source, *each.tests)
+            if call not in sharded_calls or each.picks_one_of_all(source)
         ]
         for call, _ in calls
     ]
@@ -247,7 +247,7 @@ def _after_early_exit(source: CellSource) -> Iterator[Hit]:
         for line, name, call in sorted(candidates, key=lambda each: each[:2]):
             if (
                 first < line <= last
-                and (call not in sharded_calls or pick_one_of_all(source, condition.test))
+                and (call not in sharded_calls or picks_one_of_all(source, condition.test))
                 and not may_exclude(source, condition.body[-1], call)
             ):
                 leaves = type(condition.body[-1]).__name__.lower()
@@ -346,7 +346,7 @@ def _model_on_some_ranks(source: CellSource) -> Iterator[Hit]:
             continue
         for condition in rank_conditions(source, call):
             if (
-                (is_fsdp and not pick_one_of_all(source, *condition.tests))
+                (is_fsdp and not condition.picks_one_of_all(source))
                 or _may_be_in_join(source, condition.node)
                 or _all_branches_call(source, condition, name)
             ):

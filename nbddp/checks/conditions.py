@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from typing import Any
 
@@ -24,13 +24,9 @@ _MAIN = re.compile(r"(?i)(?:main|master|primary|chief|rank_?(?:zero|0)|leader)")
 _IS_MAIN = re.compile(r"(?:is_)?(?:main|master|primary|chief)(?:_process|_rank|_node)?")
 _RANKS_OF_WORLD = frozenset({"rank", "local_rank", "global_rank", "get_rank", "RANK", "is_rank0"})
 _WORLD_SIZE_IS_ONE = re.compile(r"(?:.*\.)?_?(?:get_)?world_size(?:\(\))? (?:== 1|<= 1|< 2)")
-# calls in values such as int(os.environ.get("RANK", 0)), and syntax in them
+# calls in values such as int(os.environ.get("RANK", 0)), and syntax that is in none of them
 _KEEPS_RANK = frozenset({"int", "bool", "get", "getenv", "environ", "is_initialized"})
-_PARTS_OF_RANKS = (
-    *(ast.Name, ast.Attribute, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp),
-    *(ast.IfExp, ast.Call, ast.Subscript, ast.expr_context, ast.boolop, ast.operator, ast.unaryop),
-    ast.cmpop,
-)
+_HOLDS_MORE = (ast.Dict, ast.List, ast.Tuple, ast.Set, ast.JoinedStr, ast.Lambda, ast.comprehension)
 _EXITS = (ast.Return, ast.Break, ast.Continue)
 
 
@@ -78,8 +74,8 @@ def with_ranks(
         depth: the number of names to follow, one after the other.
     """
     names = [each for each in ast.walk(test) if isinstance(each, ast.Name | ast.Attribute)]
-    options = {"may_guess": may_guess, "depth": depth}
-    held = {ast.unparse(each): _held(source, each, test, options) for each in names if depth}
+    find = partial(_held, source, test, may_guess=may_guess, depth=depth - 1)
+    held = {ast.unparse(each): find(each) for each in names if depth}
     return _Replacement(held).visit(deepcopy(test)) if any(held.values()) else test
 
 
@@ -94,7 +90,7 @@ class _Replacement(ast.NodeTransformer):
 
 
 def _held(
-    source: CellSource, name: ast.expr, test: ast.expr, options: Mapping[str, Any]
+    source: CellSource, test: ast.expr, name: ast.expr, *, may_guess: bool, depth: int
 ) -> ast.expr | None:
     """Return the rank's value that a name holds; None if it holds none, or already says so."""
     values = bindings(source, name, source.function(test))
@@ -104,13 +100,12 @@ def _held(
         return ast.Name("item") if values and is_other else None
     if not values and source.given_kinds.get(last_name(name)) == "rank":
         return ast.Name("rank")
-    options = {**options, "depth": options["depth"] - 1}
-    followed = [e if e is None else with_ranks(source, e, **options) for e in values]
+    followed = [e and with_ranks(source, e, may_guess=may_guess, depth=depth) for e in values]
     ranks = [each for each in followed if each is not None and _is_rank_value(each)]
     others_are_constants = all(
         each in ranks or (isinstance(each, ast.Constant) and each is not ITEM) for each in followed
     )
-    return ranks[0] if ranks and (options["may_guess"] or others_are_constants) else None
+    return ranks[0] if ranks and (may_guess or others_are_constants) else None
 
 
 def _is_rank_value(value: ast.expr) -> bool:
@@ -118,20 +113,23 @@ def _is_rank_value(value: ast.expr) -> bool:
     for each in ast.walk(value):
         called = getattr(each, "func", each.value if isinstance(each, ast.Subscript) else None)
         is_plain = called is None or last_name(called) in _KEEPS_RANK or _is_rank(called)
-        if not is_plain or not isinstance(each, _PARTS_OF_RANKS):
+        if not is_plain or isinstance(each, _HOLDS_MORE):
             return False
     return _mentions_rank(value)
 
 
-def picks_one_of_all(test: ast.AST) -> bool:
+def picks_one_of_all(source: CellSource, test: ast.expr) -> bool:
     """Return whether a condition is certainly true on one rank only, or on all ranks but one.
 
     A rank in a mesh dimension or in a subgroup does not count: several processes have the same
     one. A condition with an ``or`` may be true on all ranks.
 
-    >>> [picks_one_of_all(ast.parse(text, mode="eval").body) for text in ("rank == 0", "tp_rank")]
+    >>> source = CellSource("")
+    >>> tests = (ast.parse(text, mode="eval").body for text in ("rank == 0", "tp_rank"))
+    >>> [picks_one_of_all(source, test) for test in tests]
     [True, False]
     """
+    test = with_ranks(source, test)
     orders = ast.Or | ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.In | ast.NotIn
     if any(isinstance(each, orders) for each in ast.walk(test)):
         return False
@@ -346,6 +344,10 @@ class RankCondition:
         """The tested expressions as code."""
         return [*map(ast.unparse, self.tests)]
 
+    def picks_one_of_all(self, source: CellSource) -> bool:
+        """Return whether :func:`picks_one_of_all` holds for each tested expression."""
+        return all(picks_one_of_all(source, each) for each in self.tests)
+
     def __str__(self) -> str:
         r"""Return the condition as code in backticks, for a message.
 
@@ -365,11 +367,6 @@ class RankCondition:
 def varies(source: CellSource, test: ast.expr) -> bool:
     """Return whether a condition is true on some ranks only, whatever the rank's name is."""
     return depends_on_rank(with_ranks(source, test))
-
-
-def pick_one_of_all(source: CellSource, *tests: ast.expr) -> bool:
-    """Return whether :func:`picks_one_of_all` holds for each test, whatever the rank's name is."""
-    return all(picks_one_of_all(with_ranks(source, each)) for each in tests)
 
 
 def rank_conditions(source: CellSource, node: ast.AST) -> Iterator[RankCondition]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from nbddp.checks.checker import (
     RULES_FOR_ALL_RANKS,
     check_facts,
     check_source,
+    checked,
     needs_check,
     sort_findings,
 )
@@ -20,8 +21,6 @@ from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.group.find_script import NOT_SCRIPTS, script_text
 from nbddp.record.cell import CellHandle, CellRequest
-
-logger = logging.getLogger(__name__)
 
 MAX_LENGTH = 50_000  # characters; longer cells are checked only on request
 
@@ -97,21 +96,10 @@ def find_new(session: Session, handle: CellHandle) -> list[Finding]:
     has_things = any(each.objects for each in ranks.values())
     if not has_things and not needs_check(handle.request.source):
         return []
-    try:
-        found = check_cell(
-            handle.request,
-            ranks,
-            world_size=len(session.life.ranks),
-            is_ok=result.is_ok,
-            is_asked=False,
-        )
-    except SyntaxError:  # IPython accepts more than Python
-        return []
-    except Exception:  # an error in a rule must not hide the cell's result
-        logger.exception("nbddp could not check the cell")
-        return []
+    world_size, is_ok = len(session.life.ranks), result.is_ok
+    check = partial(check_cell, handle.request, ranks, world_size=world_size, is_ok=is_ok)
     new, reported = [], session.reported_findings
-    for each in found:
+    for each in checked(partial(check, is_asked=False)):
         key = handle.attempt, each.rule, each.text
         if each.rule.startswith("ND1") or key not in reported:  # ND1: the code of the cell
             new.append(each)
