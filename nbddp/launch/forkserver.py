@@ -223,8 +223,8 @@ class Forkserver(forkserver.ForkServer):
             if self.has_ended():  # once: other threads could see the folder and the variables
                 if self.variables is None:
                     self.variables = read_at_start(os.environ)
-                pools = dict.fromkeys(POOL_VARIABLES, "1")
-                with self._own_socket_folder(), start_variables(self.variables, pools):
+                variables = {**self.variables, **dict.fromkeys(POOL_VARIABLES, "1")}
+                with self._own_socket_folder(), start_variables(variables):
                     super().ensure_running()
         self._check_open()  # close() may not have seen the process that was just started
 

@@ -170,7 +170,8 @@ class LocalLauncher(Launcher):
     def __init__(self, method: str = "") -> None:
         self.method = method or ("forkserver" if sys.platform == "linux" else "spawn")
         self.forkserver = Forkserver() if self.method == "forkserver" else None
-        self._others: list[Forkserver] = []  # with other start variables; the first one first
+        # of each set of start variables; the first one first
+        self._forkservers = [] if self.forkserver is None else [self.forkserver]
         self._lock = threading.Lock()  # the ranks of cells and of scripts start on two threads
 
     def preload(self) -> None:
@@ -212,6 +213,7 @@ class LocalLauncher(Launcher):
                     "cannot use it"
                 )
                 server.close()
+                self._forkservers.remove(server)
                 self.forkserver = None
         return _spawn(start, name)
 
@@ -222,27 +224,24 @@ class LocalLauncher(Launcher):
         kept: each needs 200 MB.
         """
         with self._lock:
-            current = self.forkserver
+            current, servers = self.forkserver, self._forkservers
             if current is None:
                 return None
             if current.variables is None:
                 current.variables = variables
-            if current.variables == variables:
-                return current
-            others = [*self._others, current]
-            server = next((each for each in others if each.variables == variables), None)
+            server = next((each for each in servers if each.variables == variables), None)
             if server is None:
+                for idle in [each for each in servers[1:] if not each.rank_pids]:
+                    servers.remove(idle)
+                    idle.close()
                 server = Forkserver(variables)
+                servers.append(server)
                 changed = {name for name, _ in variables.items() ^ current.variables.items()}
                 logger.warning(
                     "%s: Python, torch and NumPy read such variables only when they start, so "
                     "ranks start from a new process, which takes seconds once",
                     ", ".join(sorted(changed)),
                 )
-                for idle in [each for each in others[1:] if not each.rank_pids]:
-                    others.remove(idle)
-                    idle.close()
-            self._others = [each for each in others if each is not server]
             self.forkserver = server
             return server
 
@@ -256,21 +255,19 @@ class LocalLauncher(Launcher):
                 with suppress(ProcessLookupError, PermissionError):
                     if os.getsid(pid) == handle.pid:
                         found.append(pid)
-            orphans = [orphan for server in self._forkservers() for orphan in server.orphans()]
+            orphans = [orphan for server in self._forkservers for orphan in server.orphans()]
             return [*find_processes(found), *orphans]
 
         kill_all(remaining)
 
-    def _forkservers(self) -> list[Forkserver]:
-        return [*self._others, *filter(None, [self.forkserver])]
-
     def close(self) -> None:
         """Close the forkservers."""
-        for server in self._forkservers():
+        for server in self._forkservers:
             server.close()
-        self._others = []
+        self._forkservers.clear()
         if self.forkserver is not None:
             self.forkserver = Forkserver()  # for a later start
+            self._forkservers.append(self.forkserver)
 
 
 class SpawnedRank(LocalRank, SpawnProcess):
@@ -281,10 +278,10 @@ def _spawn(start: RankStart, name: str) -> RankHandle:
     restore_main_spec()
     process = SpawnedRank(target=run_rank_process, args=(start,), name=name)
     threads = str(start.threads)
-    pools = {variable: start.env.get(variable, threads) for variable in POOL_VARIABLES}
+    pools = {name: start.env.get(name, threads) for name in POOL_VARIABLES}
     with sigint_blocked(), _hidden_main():
         start_detached_resource_tracker()
-        with start_variables(read_at_start(start.env), pools | {"OMP_NUM_THREADS": threads}):
+        with start_variables(read_at_start(start.env) | pools | {"OMP_NUM_THREADS": threads}):
             process.start()
     return process
 

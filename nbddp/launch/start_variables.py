@@ -36,16 +36,16 @@ def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def start_variables(variables: Mapping[str, str], pools: Mapping[str, str]) -> Iterator[None]:
+def start_variables(variables: Mapping[str, str]) -> Iterator[None]:
     """Give these variables to a process that is started in this context, and no other such ones.
 
     multiprocessing passes no environment to a process that it starts: the process inherits this
     one.
     """
     with _lock:
-        names = {*read_at_start(os.environ), *variables, *pools}
+        names = {*read_at_start(os.environ), *variables}
         before = {name: os.environ.get(name) for name in names}
-        _set(dict.fromkeys(before) | {**variables, **pools})
+        _set({name: variables.get(name) for name in names})
         try:
             yield
         finally:

@@ -34,7 +34,7 @@ def test_only_a_process_started_meanwhile_gets_the_variables(
     monkeypatch.setenv("TORCH_LOGS", "+dynamo")
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     before = dict(os.environ)
-    with start_variables({"PYTHONHASHSEED": "7"}, {"OMP_NUM_THREADS": "1"}):
+    with start_variables({"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"}):
         assert read_at_start(os.environ) == {"PYTHONHASHSEED": "7"}
         assert os.environ["OMP_NUM_THREADS"] == "1"
     assert dict(os.environ) == before
