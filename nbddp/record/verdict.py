@@ -263,7 +263,7 @@ class Verdict:
                 return self._way_out_without(failure.missing_name)
             keeps = "Every rank keeps its variables; the next cell works."
             way_out = REPLAY_WAY_OUT if self.is_replay else keeps
-            hint = self.hint or _suggest_name(failure)
+            hint = self.hint or (failure.hint if failure else "")
             return f"{hint}\n{way_out}" if hint else way_out
         lost = format_ranks(self.exited_ranks)
         if not self.has_survivors:
@@ -372,10 +372,6 @@ def _exit_details(process_exit: ProcessExit, rank_name: str) -> list[str]:
         lines += [f"  last output of {rank_name}:"]
         lines += [f"  | {line}" for line in process_exit.final_output.splitlines()]
     return lines
-
-
-def _suggest_name(failure: Failure | None) -> str:
-    return f"Did you mean `{failure.similar_name}`?" if failure and failure.similar_name else ""
 
 
 def _shorten(text: str) -> str:

@@ -248,7 +248,7 @@ class Failure:
         torch_text: message of the exception, or of one that caused it, if C++ code or
             torch.distributed raised it; see :mod:`nbddp.worker.torch_errors`.
         missing_name: the name that a NameError is about, if a cell or script uses it itself.
-        similar_name: a name that is defined instead of it.
+        hint: the suggestion of a similar name that is defined.
         is_from_nbddp: whether nbddp raised the exception.
     """
 
@@ -263,7 +263,7 @@ class Failure:
     memory: str = ""
     torch_text: str = ""
     missing_name: str = ""
-    similar_name: str = ""
+    hint: str = ""
     is_from_nbddp: bool = False
 
 

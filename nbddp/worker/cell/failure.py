@@ -105,7 +105,7 @@ def describe_failure(
     stack = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     functions = (frame for frame in stack if frame.f_locals is not frame.f_globals)
     scopes = (frame.f_locals for frame in functions if frame.f_locals is not names)
-    missing_name, similar_name = _missing_name((name, text), stack) if is_in_cell else ("", "")
+    missing = _MISSING_NAME.match(text) if is_in_cell and name == NameError.__name__ else None
     return Failure(
         name=name,
         text=text,
@@ -117,8 +117,8 @@ def describe_failure(
         at=at,
         memory=describe_out_of_memory(error, [names, *scopes]),
         torch_text=_torch_text(error),
-        missing_name=missing_name,
-        similar_name=similar_name,
+        missing_name=missing[1] if missing else "",
+        hint=_suggest_name(missing[1], stack[-1]) if missing else "",
         is_from_nbddp=library_of_file(raising_file(error)) == "nbddp",
     )
 
@@ -173,18 +173,10 @@ def _unwrap_remote(error: BaseException) -> tuple[str, str, str]:
     return name, text, next(advice, where)
 
 
-def _missing_name(failing: tuple[str, str], stack: list[FrameType]) -> tuple[str, str]:
-    """Return the name that a NameError is about, and a similar name; both "" for other errors.
-
-    ``failing``: name and text of the error.
-    """
-    missing = _MISSING_NAME.match(failing[1]) if failing[0] == NameError.__name__ else None
-    if missing is None:
-        return "", ""
-    frame = stack[-1]
+def _suggest_name(missing: str, frame: FrameType) -> str:
     defined = {*frame.f_locals, *frame.f_globals, *dir(builtins)}
-    similar = difflib.get_close_matches(missing[1], defined, 1, cutoff=MIN_SIMILARITY)
-    return missing[1], (similar or [""])[0]
+    similar = difflib.get_close_matches(missing, defined, 1, cutoff=MIN_SIMILARITY)
+    return f"Did you mean `{similar[0]}`?" if similar else ""
 
 
 def _torch_text(error: BaseException) -> str:

@@ -369,7 +369,7 @@ def test_the_report_says_which_variables_are_left_and_how_to_get_others_back(
         for text, kind in errors.items()
     }
     text = "name 'modle' is not defined"
-    similar = verdict_on({0: ended("NameError", text, similar_name="model")})
+    similar = verdict_on({0: ended("NameError", text, hint="Did you mean `model`?")})
     in_notebook = replace(similar, hint="`modle` is in the notebook.")
     reports |= {"a similar name": similar, "a name of the notebook": in_notebook}
     of_library = ended("NameError", "name 'model' is not defined", missing_name="")

@@ -242,7 +242,9 @@ NAMES = {
 @pytest.mark.parametrize("source", NAMES)
 def test_a_missing_name_is_reported_unless_library_code_uses_it(fail: Fail, source: str) -> None:
     failure = described(fail(source))
-    assert (failure.missing_name, failure.similar_name) == NAMES[source]
+    missing, similar = NAMES[source]
+    hint = f"Did you mean `{similar}`?" if similar else ""
+    assert (failure.missing_name, failure.hint) == (missing, hint)
 
 
 NO_CUDA = ["Torch not compiled with CUDA enabled", "No CUDA GPUs are available"]
