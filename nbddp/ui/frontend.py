@@ -8,9 +8,8 @@ import os
 import sys
 import uuid
 from base64 import b64encode
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -62,28 +61,25 @@ class ErrorBoundary:
 
     def __init__(self, screen: StreamTarget) -> None:
         self._screen = screen
-        self.has_caught = False
+        self._has_caught = False
 
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        if not isinstance(error, Exception) or isinstance(error, BrokenPipeError):
-            return False
-        if not self.has_caught:
-            self.has_caught = True
-            logger.error("the output of a cell could not be shown", exc_info=error)
+    @contextmanager
+    def logging_errors(self) -> Iterator[None]:
+        """Log and tell an error of the block, and continue after the block."""
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            if self._has_caught:
+                return
+            self._has_caught = True
+            logger.exception("the output of a cell could not be shown")
             with suppress(OSError, ValueError):  # the screen itself may be closed
                 self._screen.write_line(
-                    "nbddp: a part of the output cannot be shown "
-                    f"({type(error).__name__}: {error}). The cell goes on; `%ddp logs RANK` "
-                    "prints what a rank wrote"
+                    f"nbddp: a part of the output cannot be shown ({type(error).__name__}: {error})"
+                    ". The cell goes on; `%ddp logs RANK` prints what a rank wrote"
                 )
-        return True
 
 
 class StreamTarget:

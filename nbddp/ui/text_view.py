@@ -123,9 +123,9 @@ class TextView:
                 self.show_status(self._input_queue.leftover_hint)
         if handle.result is None:
             raise RuntimeError("the cell's notices ended before the cell did")
-        with self._errors:
+        with self._errors.logging_errors():
             self._finish(handle.result)
-        with self._errors:
+        with self._errors.logging_errors():
             if self._check is not None and (findings := findings_text(self._check(handle))):
                 self._screen.write_line(findings)
         return handle.result
@@ -142,7 +142,7 @@ class TextView:
             timeout = min(timeout, self._input_queue.poll_interval, NOTICE_TIMEOUT)
             # outside of the boundary: after an error, the next notice is read
             notice = handle.notice_queue.get(max(0.0, timeout))
-            with self._errors:
+            with self._errors.logging_errors():
                 self._update(handle, notice)
 
     def _update(self, handle: CellHandle, notice: Notice | None) -> None:

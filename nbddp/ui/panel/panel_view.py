@@ -129,12 +129,12 @@ class PanelView:
                 can_batch = time.monotonic() < self._next_draw
                 # outside of the boundary: after an error, the next notice is read
                 notice = handle.notice_queue.get(self._wait_seconds(), batch_text=can_batch)
-                with self._errors:
+                with self._errors.logging_errors():
                     self._handle_notice(notice)
-                with self._errors:
+                with self._errors.logging_errors():
                     self._comms.process_pending()
                     self._poll_input()
-                with self._errors:
+                with self._errors.logging_errors():
                     if time.monotonic() >= self._next_draw:
                         if notice is not None:
                             self._handle_burst(timeout=0.0 if can_batch else COALESCE_SECONDS)
@@ -142,7 +142,7 @@ class PanelView:
             if handle.result is None:
                 raise RuntimeError("the cell's notices ended before the cell did")
             self.has_record = False
-            with self._errors:
+            with self._errors.logging_errors():
                 self._finish(handle.result)
                 self.has_record = True
             return handle.result
@@ -236,17 +236,17 @@ class PanelView:
 
     def _redraw(self, widgets: PanelWidgets) -> None:
         log_state = (self.log_buffer.version, widgets.log.user_choice)
-        with self._errors:
+        with self._errors.logging_errors():
             self._log_pacer.draw_if_changed(
                 log_state, lambda: widgets.log.draw(self.log_buffer, self._run_folder)
             )
         can_press = self._comms.mode is not DispatchMode.NONE
-        with self._errors:
+        with self._errors.logging_errors():
             self._state_pacer.draw_if_changed(
                 self.session.version, lambda: widgets.draw(self._snapshot(), can_press=can_press)
             )
         chart_state = (self.session.version, widgets.charts.choice)
-        with self._errors:
+        with self._errors.logging_errors():
             self._chart_pacer.draw_if_changed(chart_state, widgets.charts.draw)
         self._next_draw = next_redraw(self._log_pacer, self._state_pacer, self._chart_pacer)
 
