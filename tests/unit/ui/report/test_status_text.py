@@ -54,7 +54,8 @@ def test_the_status_as_text_and_as_a_page_with_a_time_line(snapshot: Any) -> Non
     groups = {"off": off, "ready": TWO, "in a hang": hang, "one is gone": gone}
     assert {name: status(each) for name, each in groups.items()} == snapshot
     assert "%ddp start" in NO_GROUP == status(off)
-    known = replace(with_ranks(state="waiting"), events=(failure(1),), alarm="<no progress>")
+    events = failure(1), failure(2)
+    known = replace(with_ranks(state="waiting"), events=events, alarm="<no progress>")
     assert readable(render_html(status_report(known))) == snapshot
 
 
