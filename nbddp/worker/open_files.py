@@ -11,6 +11,7 @@ import gc
 import io
 import sys
 import threading
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -29,24 +30,33 @@ class OpenFiles:
 
     def flush(self) -> None:
         """Flush the files."""
+        self._call_each("flush", lambda kind: issubclass(kind, io.IOBase))
+
+    def save(self) -> None:
+        """Flush the files, delete the user's objects, and flush the files that are left.
+
+        Archives are closed before garbage is collected: of a cycle that has an archive, Python may
+        close first the file into which the archive has to write its end.
+        """
+        self.flush()
+        self._pending[:] = ["archives"]
+        _delete_names()
+        self._call_each("close", _is_archive)
+        gc.collect()
+        self.flush()
+
+    def _call_each(self, method: str, accepts: Callable[[type], bool]) -> None:
         # isinstance() would run code of objects that imitate a class, such as mocks
-        files: list[Any] = [each for each in gc.get_objects() if issubclass(type(each), io.IOBase)]
+        files: list[Any] = [each for each in gc.get_objects() if accepts(type(each))]
         self._pending[:] = [_name(each) for each in files]
         for file in files:
             try:
                 if not file.closed and file.writable():
-                    file.flush()
+                    getattr(file, method)()
             except Exception as error:  # noqa: BLE001 - also of the user's classes
                 if not isinstance(error, ValueError):  # its buffer was closed or detached
                     self._unsaved[_name(file)] = getattr(error, "strerror", None) or str(error)
             self._pending.pop(0)
-
-    def save(self) -> None:
-        """Flush the files, delete the user's objects, and flush the files that are left."""
-        self.flush()
-        self._pending[:] = ["archives"]
-        _delete_user_objects()
-        self.flush()
 
     def print_unsaved(self) -> None:
         """Print which files are not saved, and why, to the log of the rank."""
@@ -63,8 +73,13 @@ def _name(file: Any) -> str:
         return type(file).__name__
 
 
-def _delete_user_objects() -> None:
-    """Set the names of the user's modules to None, as Python does, and collect garbage."""
+def _is_archive(kind: type) -> bool:
+    """Return whether it is a class of files in Python, such as gzip's, not one of C."""
+    return issubclass(kind, io.BufferedIOBase) and kind.__module__ != "_io"
+
+
+def _delete_names() -> None:
+    """Set the names of the user's modules to None, as Python does at its end."""
     threading.excepthook = lambda _: None  # Python stops daemon threads before this
     loaded = list(sys.modules.items())  # other threads may import
     imported = [module for name, module in loaded if name not in inherited_modules]
@@ -75,7 +90,6 @@ def _delete_user_objects() -> None:
             for name in list(names):
                 if (name[:1] == "_" != name[1:2]) is is_private and name != "__builtins__":
                     names[name] = None
-    gc.collect()
 
 
 def _is_users(module: object) -> bool:

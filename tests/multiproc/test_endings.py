@@ -310,7 +310,8 @@ from multiprocessing.shared_memory import SharedMemory
 shared = SharedMemory(create=True, size=10)
 lock = multiprocessing.get_context("spawn").Lock()
 torch.multiprocessing.set_sharing_strategy("file_system")
-it = iter(torch.utils.data.DataLoader(torch.ones(64, 1000), batch_size=4, num_workers=1))
+it = iter(torch.utils.data.DataLoader(torch.ones(64, 1000), batch_size=4, num_workers=1,
+    multiprocessing_context='fork'))
 kept = [next(it) for _ in range(2)]
 worker = f"torch_{multiprocessing.active_children()[0].pid}_"
 names = [shared.name, "sem." + lock._semlock.name[1:]]

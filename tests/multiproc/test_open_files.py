@@ -113,9 +113,13 @@ def test_rank_saves_its_open_files(make_group: MakeRanks, folder: Path, how: str
     group = make_group(2)
     group.run(leaving(folder / "cell", "pass", forks=False))
     group.failure_of(leaving(folder / "failed", "raise ValueError", forks=False))
+    # a value of IPython, and one of a library, which Python itself may lose
+    group.run("logging.kept = gzip.open(at('kept.gz'), 'wt')\nn = logging.kept.write('saved')")
+    value = "value = gzip.open(at('value.gz'), 'wt')\nvalue.write('saved')\nvalue"
+    group.run(value)
     getattr(group, how)()
     assert_saved(folder / "cell", KINDS)
-    assert_saved(folder / "failed", KINDS)
+    assert_saved(folder / "failed", KINDS + 2)
 
 
 # a disk that is full; a pipe that nothing reads; a destructor that does not return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import itertools
 import mmap
 import sys
@@ -261,6 +262,8 @@ def make_shell() -> RankShell:
     config.HistoryManager.enabled = False
     config.Completer.use_jedi = False  # takes a second to load
     shell: RankShell = RankShell.instance(config=config)
+    # it deletes all names, before the rank has flushed their files; for a spawned rank
+    atexit.unregister(shell.atexit_operations)
     InteractiveShell._instance = shell  # type: ignore[assignment]  # for get_ipython() on the base class
     change_when_imported("tqdm.notebook", _use_text_bars)
     return shell
