@@ -295,8 +295,8 @@ def test_finding_is_shown_once_below_the_cell(notebook: Notebook) -> None:
     )
     assert notebook.run(SAMPLERS.replace("10 ** rank", "9")).text == ""
     title, line = notebook.run(SAMPLERS).text.splitlines()[:2]
-    assert title.startswith("nbddp: 1 ")
-    assert re.match("  ND202 line 4: .* rank 0 has 1, rank 1 has 10", line)
+    assert re.match("nbddp: possible mistake, line 4: .* rank 0 has 1, rank 1 has 10", title)
+    assert line.startswith("  ND202 line 4: ")
     assert notebook.run("%%ddp\nlen(it)").text == "Out [ranks 0-1] 2\n"
     assert "ND202 line 2: " in notebook.run("%ddp check").text
     quiet = SAMPLERS.replace("rank", "(2 + rank)").replace("%%ddp", "%%ddp --quiet")
