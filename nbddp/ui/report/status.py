@@ -53,14 +53,14 @@ def status_report(
     )
 
 
-def state_title(snapshot: Snapshot, *, of: str = "") -> Cell:
+def state_title(snapshot: Snapshot) -> Cell:
     """Return a title with the state of the group, its duration, and facts about the group."""
     activity, elapsed = snapshot.state.value, ""
     if snapshot.state.is_busy:
         elapsed = format_seconds(snapshot.seconds)
         if snapshot.script:
             activity = f"{activity.split()[0]} {snapshot.script}"
-    facts = [f"{of}{activity}", elapsed, *describe_group(snapshot), snapshot.run]
+    facts = [activity, elapsed, *describe_group(snapshot), snapshot.run]
     return Cell(" · ".join(filter(None, facts)), dot=_DOTS.get(snapshot.state, Dot.BUSY))
 
 

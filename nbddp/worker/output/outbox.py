@@ -207,9 +207,7 @@ class Outbox:
     def _send_batch(self) -> int:
         """Send all output and messages. Return the number of lines."""
         self._has_output = False
-        now = (
-            self._positions()
-        )  # first, so that output after a queued message is not sent before it
+        now = self._positions()  # first: output after a queued message is not sent before it
         queue = [self._queue.popleft() for _ in range(len(self._queue))]
         lines = 0
         for number, (action, positions) in enumerate(queue):

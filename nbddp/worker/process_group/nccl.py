@@ -88,10 +88,9 @@ def describe_abort() -> str:
     for group in list(world.pg_names):
         for device in group._device_types:
             if (error := _error_of(group._get_backend(device))) != "SUCCESS":
+                has_timed_out = error == "TIMEOUT"
                 reason = (
-                    "collective operation timeout"
-                    if error == "TIMEOUT"
-                    else "remote process exited"
+                    "collective operation timeout" if has_timed_out else "remote process exited"
                 )
                 ranks = list(world.pg_group_ranks.get(group, ()))
                 return reason if group is world.default_pg else f"{reason} in group {ranks}"
