@@ -87,8 +87,9 @@ def is_helper(process: psutil.Process) -> bool:
 
 
 def is_forkserver(process: psutil.Process) -> bool:
+    """Return whether a process is a forkserver, or was forked from one, such as a rank."""
     words = " ".join(process.cmdline())
-    return "multiprocessing.forkserver" in words or "nbddp forkserver" in words
+    return "multiprocessing.forkserver" in words or words.startswith("nbddp ")
 
 
 def wait_until(condition: Callable[[], bool], *, timeout: float = 40.0) -> bool:

@@ -72,7 +72,8 @@ def test_each_combination_of_a_sweep_is_a_run(notebook: Notebook, base: Path) ->
     assert [line.split()[0][16:] for line in table(reply)] == names
     comparison, *others = reversed(reply.displays)
     assert not any("image/png" in each for each in others), "it has the curves of all runs"
-    assert re.search(r"differs +A +B +C +D +E +F", comparison["text/plain"])
+    labels = r" +".join(f"batch={batch}, lr={lr}" for lr in (0.1, 0.2, 0.3) for batch in (16, 64))
+    assert re.search(rf"differs +{labels}", comparison["text/plain"])
     assert comparison["image/png"]
     assert notebook.run(LR).text == AS_BEFORE  # as before
     notebook.run("%ddp export train.py")
