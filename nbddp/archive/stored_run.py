@@ -45,6 +45,7 @@ class StoredCell:
         report: the full report of a failure.
         is_interrupted: whether the cell was interrupted and did not fail.
         is_again: whether nbddp ran the cell again, in a recovery or a replay.
+        is_replay: whether this was a replay. Its metrics are not stored again.
         logs: the part of each rank's log that belongs to the cell, as start and end in bytes; the
             end is None without a recorded end.
     """
@@ -58,6 +59,7 @@ class StoredCell:
     report: str = ""
     is_interrupted: bool = False
     is_again: bool = False
+    is_replay: bool = False
     logs: Mapping[int, tuple[int, int | None]] = field(default_factory=dict)
 
     @property
@@ -137,14 +139,15 @@ class StoredRun:
             return f"{self.log_path(rank)} cannot be read: {error.strerror or error}"
 
     def cell(self, number: int) -> StoredCell:
-        """Return the newest cell of this number, because a replay repeats cells.
+        """Return the newest cell of this number, without replays that succeeded.
 
         Raises:
             RequestError: there is no cell of this number.
         """
-        for cell in reversed(self.cells):
-            if cell.number == number:
-                return cell
+        cells = [cell for cell in self.cells if cell.number == number]
+        own = [cell for cell in cells if not (cell.is_replay and cell.outcome == "ok")]
+        if cells:
+            return (own or cells)[-1]
         numbers = ", ".join(str(cell.number) for cell in self.cells[-MAX_SHOWN_CELLS:]) or "none"
         raise RequestError(f"run {self.name} has no cell {number}; its cells are: {numbers}")
 
@@ -178,16 +181,10 @@ class StoredRun:
     def metric_rows(self, cell: StoredCell | None = None) -> Iterator[dict[str, Any]]:
         """Yield the reports of its ranks: ``time``, ``rank``, ``attempt``, and numbers by name.
 
-        Values that are no numbers are omitted. For a run of a sweep or of a scaling study, the
-        reports of replayed earlier cells are omitted too.
+        Values that are no numbers are omitted.
         """
         rows = self._all_metric_rows()
-        if cell is not None:
-            return (row for row in rows if _is_in(cell, row["time"]))
-        if not {"sweep", "scale"} & self.facts.keys():
-            return rows
-        began = next((stored.began_at for stored in self.cells if not stored.is_again), math.inf)
-        return (row for row in rows if row["time"] >= began)
+        return rows if cell is None else (row for row in rows if _is_in(cell, row["time"]))
 
     def _all_metric_rows(self) -> Iterator[dict[str, Any]]:
         path = self.path / METRICS
@@ -298,6 +295,7 @@ def _cell(started: RunEvent, ended: RunEvent | None) -> StoredCell:
         report=ended.facts.get("report", "") if ended else "",
         is_interrupted=bool(ended and ended.facts.get("interrupted")),
         is_again=facts.get("again", False),
+        is_replay=facts.get("replay", False),
         logs={int(rank): (begin, ends.get(rank)) for rank, begin in begins.items()},
     )
 

@@ -68,7 +68,6 @@ class Publisher:
         self._events_published = 0
         self._attempt = 0
         self._world_sizes: dict[int, int] = {}  # world sizes by attempt
-        self._published_from = -math.inf  # earlier numbers are not published
         self._has_ended_cell = self._is_flush_due = False
 
     @property
@@ -97,8 +96,7 @@ class Publisher:
                 self._read_event(event)
         now = time.monotonic()
         for row in rows:
-            if row["time"] >= self._published_from:
-                self.aggregator.add(row, now)
+            self.aggregator.add(row, now)
         # the last rows of a cell that has ended are read in the next call at the latest
         self._is_flush_due = self._has_ended_cell
         self._has_ended_cell = False
@@ -141,14 +139,7 @@ class Publisher:
                 self.aggregator.ranks = frozenset(range(size))
             case "cell":
                 when = float(event.get("began", event["time"]))
-                is_again = event.get("again") is True
-                self.aggregator.begin_cell(when, is_again=is_again)
-                may_be_replay = is_again and self._published_from == -math.inf
-                # a run of a sweep or a scaling is its last cell; earlier cells are replays
-                if may_be_replay and {"sweep", "scale"} & read_facts(self.folder).keys():
-                    self._published_from = math.inf
-                elif not is_again and self._published_from == math.inf:
-                    self._published_from = when
+                self.aggregator.begin_cell(when, is_again=event.get("again") is True)
             case "cell ended":
                 self._has_ended_cell = True
         facts = {name: value for name, value in event.items() if name not in ("time", "kind")}

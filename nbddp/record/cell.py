@@ -75,6 +75,11 @@ class CellRequest:
         return self.purpose is not Purpose.USER
 
     @property
+    def is_replay(self) -> bool:
+        """Whether the cell had succeeded, and runs again only for its variables."""
+        return self.purpose is Purpose.REPLAY
+
+    @property
     def has_own_ranks(self) -> bool:
         """Whether the cell is a script with ranks of its own."""
         return self.script is not None and not self.script.keeps_names
@@ -211,7 +216,8 @@ class CellHandle:
             first_line=self.request.first_line,
             execution_count=self.request.execution_count,
             wants_value=self.request.wants_value,
-            is_replay=self.request.is_again,
+            is_again=self.request.is_again,
+            is_replay=self.request.is_replay,
             needs_group=self.request.needs_group,
             ranks=list(self.ranks),
             script=asdict(self.request.script) if self.request.script else {},
@@ -230,6 +236,7 @@ class CellHandle:
             "source": self.request.source,
             "began": round(self.began_at, 6),
             **({"again": True} if self.request.is_again else {}),
+            **({"replay": True} if self.request.is_replay else {}),
         }
 
     def set_ended_by(self, how: str) -> None:
@@ -283,13 +290,12 @@ class CellHandle:
             has_other_ranks=self.has_other_ranks,
         )
         if verdict is not None:
-            is_replay = self.request.purpose is Purpose.REPLAY
             is_script = self.request.has_own_ranks
             missing = verdict.first.failure.missing_name if verdict.first.failure else ""
             verdict = replace(
                 verdict,
                 is_script=is_script,
-                is_replay=is_replay,
+                is_replay=self.request.is_replay,
                 lost=self.lost,
                 hint=self.describe_name(missing) if missing and not is_script else "",
             )

@@ -30,7 +30,8 @@ class RunCell:
         first_line: the notebook line on which the source begins.
         execution_count: number of the prompt.
         wants_value: whether to send back the value of the last expression.
-        is_replay: whether the cell runs again after a restart, instead of at the user's request.
+        is_again: whether the cell runs again after a restart, instead of at the user's request.
+        is_replay: whether it had succeeded, and runs again only for its variables.
         needs_group: whether the cell needs the process group; see ``CellRequest``.
         ranks: the ranks that run the cell.
         script: a :class:`~nbddp.wire.rank_start.Script` as a dict, to run instead of the source.
@@ -47,6 +48,7 @@ class RunCell:
     first_line: int = 1
     execution_count: int = 1
     wants_value: bool = False
+    is_again: bool = False
     is_replay: bool = False
     needs_group: bool | None = True
     ranks: list[int] = field(default_factory=list)

@@ -38,7 +38,7 @@ def test_recovery_loses_only_the_steps_since_the_checkpoint(
     group = make_group(2)
     group.run("model = [rank]")
     group.push({"rate": 0.5})
-    group.run("model.append(rate)")
+    group.run("model.append(rate)\nnbddp.log(step=0, loss=5.0)\nnbddp.log(step=1, loss=4.0)")
     group.run(TRAIN, max_restarts=3)
     assert group.pull("model") == [[0, 0.5, 19], [1, 0.5, 19]]
     assert group.attempt == 2
@@ -53,6 +53,9 @@ def test_recovery_loses_only_the_steps_since_the_checkpoint(
     curve = group.metrics(most=1).curves["loss"][0]
     assert curve.steps == tuple(map(float, range(20)))  # one curve, through both attempts
     assert curve.resume_points == (10.0,)
+    rows = group.read_lines("metrics.jsonl")
+    losses = [row["loss"] for row in rows if row["rank"] == 0 and row["loss"] > 1]
+    assert losses == [5.0, 4.0]  # the replay does not report them again
 
 
 def test_cells_marked_once_and_cells_that_failed_are_not_replayed(notebook: Notebook) -> None:

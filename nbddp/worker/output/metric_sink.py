@@ -58,6 +58,7 @@ class MetricSink(Sink):
         self._bars_changed = False
         self._has_reported_loss = False
         self._is_line_cut = False
+        self._is_recorded = True
         os.register_at_fork(after_in_child=self._keep_file_only)
         self.report_count = 0
         self.steps: dict[str, int] = {}
@@ -73,7 +74,8 @@ class MetricSink(Sink):
         at = round(time.time(), 6)
         head = self._identity if step is None else self._identity | {"step": step}
         line = json.dumps({"time": at, **head, **values})
-        self._write(f"{line}\n".encode())
+        if self._is_recorded:
+            self._write(f"{line}\n".encode())
         loop = next(iter(values), "")
         self.steps[loop] = next(self._counts[loop]) if step is None else step
         self._rows.append([at, step, values])
@@ -115,8 +117,12 @@ class MetricSink(Sink):
         self.report_count += 1
         self._outbox.notify()
 
-    def begin_cell(self) -> None:
-        """Remove the step numbers and the progress bars of the earlier cell."""
+    def begin_cell(self, *, is_recorded: bool = True) -> None:
+        """Remove the step numbers and the progress bars of the earlier cell.
+
+        Without ``is_recorded``, a replay runs the cell: the file has the values of its first run.
+        """
+        self._is_recorded = is_recorded
         self.steps, self._bars = {}, {}
         self._counts.clear()
         self._bars_changed = False

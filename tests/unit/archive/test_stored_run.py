@@ -30,6 +30,17 @@ def test_the_cell_with_a_prompt_number_is_the_last_run_of_that_cell(tmp_path: Pa
     assert [run.metrics(each).names() for each in run.cells] == [["loss"], []]
 
 
+def test_a_cell_is_not_its_replay_unless_the_replay_failed(tmp_path: Path) -> None:
+    for outcome, index in (("ok", 0), ("rank 1: OSError", 1)):
+        replay = [{"number": 1, "id": 9, "time": 200.0, "again": True, "replay": True}]
+        replay += [{"number": 1, "id": 9, "time": 201.0, "outcome": outcome}]
+        kinds = [{"kind": "cell", "ranks": [0, 1], "source": "x = 1"}, {"kind": "cell ended"}]
+        events = [*FAILED, *(fact | kind for fact, kind in zip(replay, kinds, strict=True))]
+        run = run_of(tmp_path / outcome, events=events)
+        cells = [cell for cell in run.cells if cell.number == 1]
+        assert run.cell(1) == cells[index]
+
+
 def recovered(base: Path, again: list[dict[str, Any]]) -> dict[int, Curve]:
     """The curves after steps 0 to 4, and these rows of the next attempt."""
     recovery = {"attempt": 2, "time": 101.6, "kind": "recovery"}

@@ -177,15 +177,6 @@ def test_a_retry_after_a_failure_publishes_the_repeated_steps_again(tmp_path: Pa
     assert [each.step for each in points_of(published(path))] == [*range(5), *range(3, 9)]
 
 
-def test_metrics_of_replayed_cells_are_not_published_for_a_sweep_run(tmp_path: Path) -> None:
-    replay = {"number": 9, "ranks": [0, 1], "source": "train()", "again": True}
-    extra = [{**replay, "time": BEGAN + 0.5, "kind": "cell"}]
-    rows = [*({**row, "time": BEGAN + 0.6} for row in rows_of(3)), *rows_of(5)]
-    for name, facts, count in (("sweep", {"sweep": {}}, 5), ("plain", {}, 8)):
-        path = make_run(tmp_path, name, rows=rows, extra=extra, **facts)
-        assert len(points_of(published(path))) == count
-
-
 def test_a_running_run_is_published_while_it_grows(tmp_path: Path) -> None:
     path = running(tmp_path, rows=[])
     (path / "run.json").write_text(json.dumps({"nproc": 2}))

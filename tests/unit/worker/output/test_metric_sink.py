@@ -242,6 +242,16 @@ def test_a_new_cell_drops_the_bars_of_the_previous_cell_and_keeps_its_queued_row
     assert labels(sink) == ["new"]
 
 
+def test_values_of_a_replayed_cell_are_sent_and_not_written(sink: MetricSink, path: Path) -> None:
+    for is_recorded in (False, True):
+        sink.begin_cell(is_recorded=is_recorded)
+        sink.log(1, {"loss": float(is_recorded)})
+    assert [json.loads(line)["loss"] for line in path.read_text().splitlines()] == [1.0]
+    (message,) = read_all(sink)
+    assert isinstance(message, Metrics)
+    assert [row[2]["loss"] for row in message.rows] == [0.0, 1.0]
+
+
 # ---- in a child
 
 
