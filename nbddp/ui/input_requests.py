@@ -219,7 +219,7 @@ class StdinPrompt(InputBackend):
             kernel.stdin_socket,
             "input_request",
             {"prompt": prompt, "password": is_secret},
-            kernel.get_parent("shell"),
+            kernel.shell.get_parent(),
             ident=identity,
         )
         self._request_id = sent["header"]["msg_id"]

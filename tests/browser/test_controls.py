@@ -6,6 +6,7 @@ import re
 
 import pytest
 from limits import limits_source
+from playwright.sync_api import expect
 
 from browser.conftest import IN_BROWSER, START, TRAIN
 from browser.desk import Desk
@@ -45,6 +46,30 @@ def test_button_ends_the_cell_and_leaves_a_record(
     assert "SIGTERM" not in causes  # the user ended them: no failure
     training.run(3)
     training.await_text(3, next_cell)
+
+
+@pytest.mark.gate_runs("stopped")
+@pytest.mark.parametrize("is_interrupted", [True, False], ids=["stopped", "done"])
+def test_running_cell_that_is_run_again_keeps_its_panel(
+    training: LabNotebook, desk: Desk, is_interrupted: bool
+) -> None:
+    panel = training.code_cell(1).locator(".nbddp-panel")
+    for _ in range(2):
+        panel.evaluate("panel => panel.classList.add('before')")
+        training.code_cell(1).locator(".cm-content").click()
+        training.page.keyboard.press("Control+Enter")
+        expect(panel.and_(training.page.locator(":not(.before)"))).to_be_visible()
+    if is_interrupted:
+        training.button("Interrupt").click()
+        training.await_text(1, "^interrupted · ")
+    else:
+        (desk.notebooks / "enough").touch()
+        training.await_text(1, "^done on ")
+    training.await_idle()
+    outcomes = re.findall("^(interrupted|done) ", training.text(1), re.MULTILINE)
+    assert outcomes == ["interrupted" if is_interrupted else "done"]
+    count = training.js("return panel.content.widgets[1].model.executionCount")
+    assert (count is None) == is_interrupted  # an interrupt cancels the waiting run
 
 
 def test_panel_header_stays_visible_while_scrolling(training: LabNotebook) -> None:

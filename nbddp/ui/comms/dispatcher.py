@@ -50,12 +50,15 @@ class ServedWidgets:
         cell: the request of the cell that blocks the main thread; None if another thread waits.
         reloads: how often a page was opened or reloaded meanwhile, and asked for all widgets. Such
             a page has lost the printed output.
+        rerun: the last request that runs the same cell again; it waits. JupyterLab has dropped the
+            outputs of the running cell for it, and shows only outputs of the new request.
     """
 
     roots: Sequence[Widget]
     context: contextvars.Context
     cell: dict[str, Any] | None = None
     reloads: int = 0
+    rerun: dict[str, Any] | None = None
 
     def contains(self, comm_id: str) -> bool:
         """Return whether the message of this comm is for one of the widgets."""
@@ -135,6 +138,13 @@ class CommDispatcher:
             self._kernel.shell_stream.flush()
             for item in self._pending_messages():
                 self._answer(*item)
+
+    def redirect_output(self, request: dict[str, Any]) -> None:
+        """Send all further output of the running cell as output of this request."""
+        shell = self._kernel.shell
+        if hasattr(shell.display_pub, "set_parent"):  # `%%capture` has none
+            # not kernel.set_parent: an early "idle" would end the request for the page
+            shell.set_parent(request)
 
     def close_later(self, close: Callable[[], None], *, most: int) -> None:
         """Keep the widgets of the last ``most`` finished cells open, and close older ones.
@@ -255,7 +265,9 @@ class CommDispatcher:
     def _find_recipient(self, frames: list[Any]) -> ServedWidgets | None:
         _, message = self._read(frames, content=False)
         kind, candidates = message["header"]["msg_type"], self._served
-        self.cells_sent += kind == "execute_request"
+        if kind == "execute_request":
+            self.cells_sent += 1
+            self._note_rerun(message, candidates)
         if kind not in _KINDS or not candidates:
             return None
         content = self._kernel.session.unpack(message["content"])
@@ -265,6 +277,12 @@ class CommDispatcher:
         if comm_id in self._control_ids:
             return candidates[-1]
         return next((each for each in reversed(candidates) if each.contains(comm_id)), None)
+
+    def _note_rerun(self, request: dict[str, Any], candidates: Sequence[ServedWidgets]) -> None:
+        for served in candidates:
+            cell_id = served.cell and served.cell["metadata"].get("cellId")
+            if cell_id and request["metadata"].get("cellId") == cell_id:
+                served.rerun = request
 
     # ---- answers
 

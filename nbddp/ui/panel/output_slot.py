@@ -70,9 +70,13 @@ class OutputSlot:
 
     def reset(self, html: str) -> None:
         """Start again after the cell's outputs were cleared; the root still shows ``html``."""
+        self.forget_outputs()
+        self._set_content(html)
+
+    def forget_outputs(self) -> None:
+        """Publish new outputs from now on, because the page has dropped the earlier ones."""
         self.is_published = self.has_output_below = False
         self._display_id, self._hint_id = new_display_id(), ""
-        self._set_content(html)
 
     def close(self) -> None:
         """Remove the root from the page and from the memory of the kernel."""

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from typing import Any
+
+from IPython.display import clear_output
 
 from nbddp.charts.axes import AxisScale
 from nbddp.controller.session import Session
@@ -90,6 +93,7 @@ class PanelView:
         self._widgets: PanelWidgets | None = None
         self._serving = ExitStack()
         self._served: ServedWidgets | None = None
+        self._rerun: dict[str, Any] | None = None  # the waiting request that gets the output
         self._input_queue, self._check = input_queue, check
         self.slot = slot or OutputSlot()
         self._earlier_attempts: list[EarlierAttempt] = []
@@ -107,6 +111,7 @@ class PanelView:
             failed = EarlierAttempt(before._handle, time.time(), is_healed)
             self._earlier_attempts = [*before._earlier_attempts, failed]
             self.log_buffer, self.slot = before.log_buffer, before.slot
+            self._rerun = before._rerun
 
     def show_status(self, text: str) -> None:
         """Show how nbddp recovers from the failure, instead of the panel."""
@@ -133,6 +138,7 @@ class PanelView:
                     self._handle_notice(notice)
                 with self._errors.logging_errors():
                     self._comms.process_pending()
+                    self._follow_rerun()
                     self._poll_input()
                 with self._errors.logging_errors():
                     if time.monotonic() >= self._next_draw:
@@ -151,6 +157,16 @@ class PanelView:
             self._serving.close()
             if self._widgets is not None and not self._comms.is_kernel_ending:
                 self.slot.close()  # a widget closed by an ending kernel shows an error
+
+    def _follow_rerun(self) -> None:
+        """Show the panel again if the user has run the cell again while it runs."""
+        rerun = self._served.rerun if self._served is not None else None
+        if rerun is None or rerun is self._rerun:
+            return
+        self._rerun = rerun
+        self._comms.redirect_output(rerun)
+        self.slot.forget_outputs()
+        self._publish_panel()
 
     def _poll_input(self) -> None:
         reloads = self._served.reloads if self._served is not None else 0
@@ -258,6 +274,9 @@ class PanelView:
             self._comms.close_later(self.slot.close, most=RECORDS_KEPT)
         root = self.slot.open(self._widgets.parts)
         self._served = self._serving.enter_context(self._comms.serve(root))
+        self._publish_panel()
+
+    def _publish_panel(self) -> None:
         run = self.session.snapshot(self._handle).run
         self.slot.show_panel(NO_WIDGETS, record_hint(run, self._handle.prompt))
 
@@ -283,6 +302,7 @@ class PanelView:
     # ---- the finished cell
 
     def _finish(self, result: CellResult) -> None:
+        self._follow_rerun()
         self._input_queue.close()  # the record says if an input box is still open
         self.log_buffer.flush()
         self.log_buffer.note_repeated_warnings()
@@ -294,6 +314,8 @@ class PanelView:
         if self._widgets is not None:
             self._comms.close_later(self._widgets.close, most=PANELS_KEPT)
             self._widgets = None
+        if self._rerun is not None and result.is_ok:
+            clear_output(wait=True)  # the waiting run follows; it replaces this record
 
     def _record(self, result: CellResult, values: Sequence[LogLine]) -> CellReport:
         scale, chosen = self._widgets.charts.choice if self._widgets else (AxisScale.AUTO, None)

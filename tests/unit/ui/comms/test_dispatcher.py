@@ -28,7 +28,7 @@ from nbddp.ui.comms.dispatcher import CommDispatcher, ServedWidgets
 from nbddp.ui.comms.kernel_stream import DispatchMode
 
 Check = Callable[[], None]
-CELL = {"header": {"msg_id": "the cell"}}
+CELL = {"header": {"msg_id": "the cell"}, "metadata": {"cellId": "a"}}
 
 
 class Stream:
@@ -70,9 +70,9 @@ class Kernel:
         if way is DispatchMode.THREAD:
             io_loop = SimpleNamespace(asyncio_loop=self.loop)
             self.shell_channel_thread = SimpleNamespace(io_loop=io_loop)
-        shell: Any = SimpleNamespace(kernel=self)
-        self.live = CommDispatcher.for_shell(shell)
-        assert CommDispatcher.for_shell(shell) is self.live
+        self.shell: Any = SimpleNamespace(kernel=self, display_pub=SimpleNamespace())
+        self.live = CommDispatcher.for_shell(self.shell)
+        assert CommDispatcher.for_shell(self.shell) is self.live
 
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop).result(5)
@@ -248,6 +248,24 @@ def test_strange_messages_are_logged_once_and_passed_on(kernel: Kernel, logs_onc
         assert kernel.answered(lambda: len(button.presses) == 2)
     assert kernel.passed == strange
     logs_once()
+
+
+def test_a_new_request_of_the_running_cell_gets_its_output(kernel: Kernel) -> None:
+    parents: list[Any] = []
+    kernel.shell.set_parent = parents.append
+    with kernel.live.serve() as serving:
+        again = [message("execute_request", {}, metadata={"cellId": each}) for each in "ba"]
+        for frames, is_same in zip(again, (False, True), strict=True):
+            kernel.receive(frames)
+            kernel.live.process_pending()
+            assert (serving.rerun is not None) == is_same
+        assert serving.rerun is not None
+        kernel.live.redirect_output(serving.rerun)
+        assert parents == []  # as under `%%capture`
+        kernel.shell.display_pub.set_parent = parents.append
+        kernel.live.redirect_output(serving.rerun)
+        assert parents == [serving.rerun]
+    assert kernel.passed == again
 
 
 def test_a_background_thread_that_serves_widgets_does_not_block_cells(kernel: Kernel) -> None:

@@ -102,6 +102,18 @@ def test_a_page_without_updates_shows_attempts_in_one_widget(page: Page, slot: O
     assert root.comm is None
 
 
+def test_outputs_that_the_page_has_dropped_are_published_again(
+    page: Page, slot: OutputSlot
+) -> None:
+    show_panel(slot)
+    page.outputs.clear()
+    slot.forget_outputs()
+    slot.show_panel("panel", "get it")
+    assert page.shown == ["panel", HINT]
+    slot.show_record("record", "record")
+    assert page.shown == [RECORD]
+
+
 def test_output_below_the_panel_stays_below_the_record(page: Page, slot: OutputSlot) -> None:
     slot.has_output_below = True
     page.outputs["figure"] = {"text/html": "figure"}
