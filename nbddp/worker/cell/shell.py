@@ -264,7 +264,6 @@ def make_shell() -> RankShell:
     shell: RankShell = RankShell.instance(config=config)
     # it deletes all names, before the rank has flushed their files; for a spawned rank
     atexit.unregister(shell.atexit_operations)
-    InteractiveShell._instance = shell  # type: ignore[assignment]  # for get_ipython() on the base class
     change_when_imported("tqdm.notebook", _use_text_bars)
     return shell
 
