@@ -92,5 +92,5 @@ def _torch_settings() -> list[Pair]:
 
 def _default_device() -> Any:
     """Return the default device; None if none is set, where torch's own getter returns the CPU."""
-    context = getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if context is None else context.device

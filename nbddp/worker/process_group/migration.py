@@ -9,11 +9,13 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import logging
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from functools import cache
+from operator import attrgetter
 from types import FunctionType
 from typing import Any
 
@@ -37,6 +39,8 @@ from nbddp.worker.process_group.bound_objects import (
 )
 from nbddp.worker.process_group.object_collectives import broadcast_tensors, gather_objects
 from nbddp.worker.watch.namespace import paths_of
+
+logger = logging.getLogger(__name__)
 
 GROUP_ATTRIBUTES = ("process_group", "reducer", "logger")
 _MAKE_AGAIN = "make it again"
@@ -322,7 +326,8 @@ def _bind(model: DistributedDataParallel) -> None:
     model.zero_grad(set_to_none=True)  # drop gradients of an incomplete backward pass
     model.__setstate__(state)
     # __setstate__ does not register them
-    for hook, hook_state in getattr(model, "_comm_hooks", []):
+    hooks: list[Any] = model._comm_hooks
+    for hook, hook_state in hooks:
         if old is not None and getattr(hook_state, "process_group", None) is old:
             hook_state.process_group = model.process_group
         dist._register_comm_hook(model.reducer, hook_state, hook)  # type: ignore[attr-defined, unused-ignore]
@@ -382,11 +387,28 @@ class _ClearMeshCaches(torch.autograd.Function):
 
 
 def _clear_mesh_caches() -> None:
-    with suppress(AttributeError):  # not in torch 2.9
-        torch._C._clear_DTensor_sharding_propagator_cache()
-    with suppress(AttributeError):  # torch may rename it
-        dispatcher = sys.modules["torch.distributed.tensor"].DTensor._op_dispatcher
-        dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
+    tensor: Any = sys.modules["torch.distributed.tensor"].DTensor
+    cache_clear = "_op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear"
+    functions = [(tensor, cache_clear)]
+    if torch.__version__ >= "2.10":  # the first with a second cache, in C++
+        functions.append((torch._C, "_clear_DTensor_sharding_propagator_cache"))
+    for owner, path in functions:
+        try:
+            clear = attrgetter(path)(owner)
+        except AttributeError as error:
+            _warn_of_missing_cache(str(error))
+        else:
+            clear()
+
+
+@cache
+def _warn_of_missing_cache(error: str) -> None:  # once: the caches are cleared after each heal
+    logger.warning(
+        "DTensor on a new mesh may use a destroyed group: torch %s has another cache (%s); "
+        "if an operation then fails, run %%ddp restart",
+        torch.__version__,
+        error,
+    )
 
 
 # ---- matching
