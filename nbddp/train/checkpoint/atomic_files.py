@@ -110,7 +110,7 @@ class _HashingWriter:
 def read_plain(path: Path) -> Any:
     """Load a saved state, with tensors on the CPU; only plain values are unpickled."""
     with warnings.catch_warnings():
-        # torch 2.15 warns that it validates sparse tensors; the user did not request that
+        # torch 2.14 warns that it validates sparse tensors; the user did not request that
         warnings.filterwarnings("ignore", message="Validating sparse tensor invariants")
         return torch.load(path, map_location="cpu", weights_only=True)
 

@@ -35,7 +35,7 @@ FORM_TIMEOUT = timedelta(seconds=60)  # for all ranks to arrive
 CONNECT_TIMEOUT_PER_RANK = timedelta(milliseconds=100)
 EXTRA_DESCRIPTORS = 10  # file descriptors of a group, in addition to one for each rank
 GROUPS_PER_CELL = 10_000  # numbers of groups that are reserved for each cell
-# torch 2.15 made it public, and warns when the private function is called
+# torch 2.14 made it public, and warns when the private function is called
 set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
 
 
