@@ -131,6 +131,7 @@ def test_wait_follows_a_cell_whose_view_has_ended(notebook: Notebook) -> None:
     notebook.run(
         "from nbddp.ui.text_view import TextView\nshow, TextView.show = TextView.show, None"
     )
+    (notebook.folder / "go_on").unlink(missing_ok=True)  # of an earlier test
     prints = "import os, time\nwhile not os.path.exists('go_on'): print('on'); time.sleep(0.05)"
     assert "NoneType" in notebook.run(f"%%ddp --nproc 2\n{prints}\n1 / 0").error
     notebook.run("TextView.show = show")
