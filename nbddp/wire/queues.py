@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torch.distributed import QueueEmptyError
-
 from nbddp.errors import ReplayError, RequestError, WireError
 from nbddp.wire import payloads
 from nbddp.wire.envelope import HEADER, Envelope, sign, verify
@@ -31,7 +29,6 @@ from nbddp.wire.messages import (
     decode,
     encode,
 )
-from nbddp.wire.store_connections import clone
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -91,13 +88,13 @@ class QueueWriter:
             try:
                 self._push(sequence, body)
             except RuntimeError:  # torch: the connection is closed, and the client is unusable
-                self._store = clone(self._store)
+                self._store = self._store.clone()  # type: ignore[attr-defined]
                 self._push(sequence, body)
 
     def reconnect(self) -> None:
         """Connect again after the store was replaced. Messages on a closed connection are lost."""
         with self._lock:
-            self._store = clone(self._store)
+            self._store = self._store.clone()  # type: ignore[attr-defined]
 
     def _push(self, sequence: int, body: bytes) -> None:
         if len(body) > payloads.PIECE_BYTES:
@@ -185,9 +182,9 @@ class QueueReader:
         while True:
             try:
                 return self._store.queue_pop(self._name)
-            except QueueEmptyError:  # another client has removed the message
-                continue
-            except RuntimeError:  # torch: the connection is closed
+            except RuntimeError as error:  # torch: the connection is closed
+                if type(error).__name__ == "QueueEmptyError":  # a client has removed the message
+                    continue
                 if self._reopen is None:
                     raise
                 self._store = self._reopen()
