@@ -159,7 +159,6 @@ class FakeLink:
     prefix = ""
     reserved_port = 4243
     refused = 0
-    look_up = 0.0
 
     def __init__(self) -> None:
         self.attempt = 0

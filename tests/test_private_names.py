@@ -16,6 +16,7 @@ DOCUMENTED = {  # the documentation of its library describes the name
     "_asdict": "collections.namedtuple",
     "_exit": "os",
     "_fields": "collections.namedtuple",
+    "_fields_": "ctypes.Structure",
     "_getframe": "sys",
     "_is_gil_enabled": "sys",
     "_name_": "enum.Enum",

@@ -78,28 +78,31 @@ def has_namespaces() -> bool:
 
 
 @contextmanager
-def without_reverse_names(folder: Path) -> Iterator[tuple[str, ...]]:
+def without_reverse_names(folder: Path) -> Iterator[tuple[tuple[str, ...], list[bytes]]]:
     """Serve names on this machine, and never answer which name an address has.
 
-    Yield the prefix of a command that asks this server, in a mount namespace.
+    Yield the prefix of a command that asks this server, in a mount namespace, and the list of the
+    queries for the name of an address.
     """
     settings = folder / "resolv.conf"
     address = f"127.77.{os.getpid() // 256 % 256}.{os.getpid() % 256}"
     settings.write_text(f"nameserver {address}\noptions timeout:2 attempts:1\n")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind((address, 53))
-        thread = threading.Thread(target=_answer_names, args=(server,))
+        thread = threading.Thread(target=_answer_names, args=(server, asked := []))
         thread.start()
         mount = f"mount --bind {shlex.quote(str(settings))} /etc/resolv.conf"
-        yield ("unshare", "--mount", "sh", "-c", f'{mount}; exec "$@"', "sh")
+        yield ("unshare", "--mount", "sh", "-c", f'{mount}; exec "$@"', "sh"), asked
         server.sendto(b"", server.getsockname())
         thread.join()
 
 
-def _answer_names(server: socket.socket) -> None:
+def _answer_names(server: socket.socket, asked: list[bytes]) -> None:
     while (received := server.recvfrom(512))[0]:
         query, client = received
-        if b"\4arpa\0" not in query:
+        if b"\4arpa\0" in query:
+            asked.append(query)
+        else:
             is_address = query[12:].split(b"\0", 1)[1].startswith(b"\0\1")
             record = b"\xc0\x0c\0\1\0\1\0\0\0\0\0\4\x0a\0\0\1" if is_address else b""
             counts = struct.pack("!4H", 1, is_address, 0, 0)

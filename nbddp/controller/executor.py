@@ -41,12 +41,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SLOW_LOOK_UP = 1.0  # seconds; a start takes 0.1 to 1 s
-SLOW_NAME_SERVER = (
-    "the start waited {seconds:.0f} s for a name server: torch asks it for the name of this "
-    "machine's loopback address. The line `::ffff:127.0.0.1 localhost` in /etc/hosts avoids that"
-)
-
 
 class Executor(ControllerState):
     """Carries out the actions of the lifecycle; its methods run on the session's thread.
@@ -224,7 +218,6 @@ class Executor(ControllerState):
             case ev.GroupStarted():
                 self.event_log.record("ready", attempt=self.life.run_attempt)
                 self.start_error = None
-                self._report_slow_look_ups()
                 self.futures.resolve("start")
                 self._write_run_json()
             case ev.GroupStartFailed(reason=reason, details=details):
@@ -262,14 +255,6 @@ class Executor(ControllerState):
             case _:
                 return self.ranks.perform(action)
         return {}
-
-    def _report_slow_look_ups(self) -> None:
-        """Tell the user if the start waited for a name server. Ranks wait at the same time."""
-        link = self.active_runtime.link
-        seconds = link.look_up + max((each.look_up for each in self.ready.values()), default=0.0)
-        link.look_up = 0.0
-        if seconds > SLOW_LOOK_UP:
-            self.router.notify(SLOW_NAME_SERVER.format(seconds=seconds))
 
     def _reject_heal(self, why: str, *, is_refused: bool = False) -> None:
         prefix = refusals.CANNOT_HEAL if is_refused else refusals.NOT_HEALED

@@ -24,7 +24,7 @@ from nbddp.wire.messages import (
 )
 from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.rank_start import RANKS_QUEUE, URGENT_QUEUE, command_queue, control_queue
-from nbddp.wire.store_connections import Opened, connect, hide_torch_warnings
+from nbddp.wire.store_connections import connect, hide_torch_warnings
 
 PAYLOAD_TIMEOUT = timedelta(seconds=30)  # for a chunk of a payload that is complete
 
@@ -45,9 +45,6 @@ class StoreLink:
     Args:
         server: the store; None to start one.
         prefix: the prefix of all keys of these ranks, if other ranks use the store too.
-
-    Attributes:
-        look_up: the seconds that it waited for a name server, until the user is told.
     """
 
     def __init__(self, server: dist.TCPStore | None = None, prefix: str = "") -> None:
@@ -57,10 +54,9 @@ class StoreLink:
         self._reserved = _reserve_port()
         if server is None:
             hide_torch_warnings()
-            (server, *opened), self.look_up = _serve_on_loopback(clients=4)
-        else:
-            opened, self.look_up = connect(server.port, 4)
+            server = _serve_on_loopback()
         self._server = server
+        opened = [connect(server.port) for _ in range(4)]
         clients = [dist.PrefixStore(prefix, each) if prefix else each for each in opened]
         self._sender, self._payload_store, inbox, urgent = clients
         self._payload_store.set_timeout(PAYLOAD_TIMEOUT)
@@ -190,12 +186,12 @@ def _reserve_port() -> socket.socket:
     return reserved
 
 
-def _serve_on_loopback(clients: int) -> Opened:
-    """Start the store on a socket that is bound to 127.0.0.1 only; the server comes first.
+def _serve_on_loopback() -> dist.TCPStore:
+    """Start the store on a socket that is bound to 127.0.0.1 only.
 
     By default, TCPStore listens on all interfaces.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.bind(("127.0.0.1", 0))
     listener.listen(128)
-    return connect(listener.getsockname()[1], 1 + clients, listener)
+    return connect(listener.getsockname()[1], listener)

@@ -98,7 +98,6 @@ class Ready:
         cores: the cores of its machine.
         threads: the threads that torch uses for its operators.
         cell: the last cell that it has started.
-        look_up: the seconds that it waited for a name server.
     """
 
     pid: int
@@ -108,7 +107,6 @@ class Ready:
     cores: int
     threads: int
     cell: int = 0
-    look_up: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from nbddp.errors import ReplayError, RequestError, WireError
 from nbddp.wire import payloads
+from nbddp.wire.dns import without_dns
 from nbddp.wire.envelope import HEADER, Envelope, sign, verify
 from nbddp.wire.messages import (
     JsonDict,
@@ -88,12 +89,16 @@ class QueueWriter:
             try:
                 self._push(sequence, body)
             except RuntimeError:  # torch: the connection is closed, and the client is unusable
-                self._store = self._store.clone()  # type: ignore[attr-defined]
+                self._connect_again()
                 self._push(sequence, body)
 
     def reconnect(self) -> None:
         """Connect again after the store was replaced. Messages on a closed connection are lost."""
         with self._lock:
+            self._connect_again()
+
+    def _connect_again(self) -> None:
+        with without_dns():
             self._store = self._store.clone()  # type: ignore[attr-defined]
 
     def _push(self, sequence: int, body: bytes) -> None:

@@ -236,7 +236,6 @@ class Rank:
             cores=cores_here(),
             threads=torch.get_num_threads(),
             cell=self._cell,
-            look_up=self._clients.look_up,
         )
         self._outbox.post(ready)
 

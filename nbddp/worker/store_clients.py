@@ -15,7 +15,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbddp.wire.store_connections import clone, connect, hide_torch_warnings
+from nbddp.wire.dns import without_dns
+from nbddp.wire.store_connections import connect, hide_torch_warnings
 from nbddp.worker.process_group.connections import Connections
 
 
@@ -39,8 +40,8 @@ class StoreClient:
 
     def open_connection(self) -> dist.Store:
         """Open another connection, and wait until there is a server."""
-        with self._recording():
-            return clone(self.store)
+        with self._recording(), without_dns():
+            return self.store.clone()  # type: ignore[attr-defined, no-any-return]
 
     def reconnect(self) -> dist.Store:
         """Replace the connection after it was shut down or the server was replaced."""
@@ -77,7 +78,6 @@ class StoreClients:
         payloads: sends and receives payloads.
         groups: for process groups. An interrupt can end a wait on it.
         connections: the connections of this process.
-        look_up: the seconds that the look-up of the store's name took.
     """
 
     commands: Any  # a StoreClient has all methods of a store
@@ -86,7 +86,6 @@ class StoreClients:
     payloads: Any
     groups: StoreClient
     connections: Connections
-    look_up: float
 
     @classmethod
     def connect(cls, port: int, prefix: str = "") -> StoreClients:
@@ -99,7 +98,7 @@ class StoreClients:
         connections = Connections()
         show_warnings = hide_torch_warnings()  # the log does not capture stderr yet
         with connections.protecting():
-            opened, look_up = connect(port, 4)
+            opened = [connect(port) for _ in range(4)]
         stores = [dist.PrefixStore(prefix, each) if prefix else each for each in opened]
         reports, *others = stores
         protected = [StoreClient(each, connections.protecting) for each in others]
@@ -107,4 +106,4 @@ class StoreClients:
         groups = StoreClient(commands.store, connections.recording)
         groups.reconnect()
         show_warnings()
-        return cls(commands, control, reports, payloads, groups, connections, look_up)
+        return cls(commands, control, reports, payloads, groups, connections)
