@@ -148,15 +148,19 @@ def test_values_set_by_the_failing_cell_are_derived_from_the_rank(
 
 
 def test_heal_reports_names_that_may_differ_from_the_dead_rank(
-    group: Ranks, snapshot: SnapshotAssertion
+    group: Ranks, snapshot: SnapshotAssertion, tmp_path: Path
 ) -> None:
     group.push({"share": "all"})
     group.push({"share": "mine"}, ranks=[1])
     group.run(
-        f"{SHARES}import os\nshard = torch.arange(4) + rank\ncommon, path = 5, [rank]\n"
+        f"{SHARES}import os\nimport numpy as np\n"
+        f"from multiprocessing.shared_memory import SharedMemory\nos.chdir({str(tmp_path)!r})\n"
+        "shard = torch.arange(4) + rank\ncommon, path = 5, [rank]\n"
         "writer, first = ('open', object()) if rank == 0 else (None, None)\n"
         # a group that one rank makes alone would wait for the others
-        "every, null = dist.new_group(), open(os.devnull)",
+        "every, null = dist.new_group(), open(os.devnull)\n"
+        "rows = np.memmap(f'rows{rank}', mode='w+', shape=(3,))\n"
+        "segment = SharedMemory(create=True, size=8)",
         quiet=True,
     )
     group.run("only = {'a': torch.ones(2)}", ranks=[1])

@@ -19,7 +19,11 @@ import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from mmap import mmap
+from multiprocessing.connection import Connection
+from multiprocessing.managers import BaseManager, BaseProxy
 from multiprocessing.process import BaseProcess
+from multiprocessing.shared_memory import ShareableList, SharedMemory
 from operator import attrgetter
 from types import BuiltinMethodType, FunctionType, ModuleType
 from typing import Any, NoReturn
@@ -49,6 +53,12 @@ MIN_ARRAY_BYTES = 4096  # bytes; the memory of larger arrays is sent like that o
 _LRU_CACHE = type(functools.lru_cache(print))
 # Accelerate's wrapper of a forward() in mixed precision, which refuses to be pickled
 _FP32_OUTPUTS = "accelerate.utils.operations.ConvertOutputsToFp32"
+# A copy would act on the donor's child, shared memory or manager. A copy of a connection would use
+# and close an unrelated file descriptor.
+_OF_ONE_RANK = (
+    *(subprocess.Popen, BaseProcess, psutil.Process, Connection),
+    *(SharedMemory, ShareableList, BaseManager, BaseProxy),
+)
 _MAKES_TRAINERS = "`%ddp heal --rerun` makes it again, on all ranks"
 # other people's trainers; a copy would act as the donor's rank
 _TRAINERS = {
@@ -136,10 +146,10 @@ class _NamespacePickler(Pickler):
             return make, arguments, (attributes, slots | {"__globals__": {}}), *more
         if isinstance(obj, _LRU_CACHE):  # it pickles itself by name only
             return _make_cached, (obj.__wrapped__, obj.cache_parameters())
-        if reduced := _custom_reduce(obj):
-            return reduced
         if reason := _why_not_movable(obj):
             return self._replace_part(obj, reason)
+        if reduced := _custom_reduce(obj):
+            return reduced
         if isinstance(obj, logging.Logger) and obj is logging.getLogger(obj.name):
             return _make_logger, (obj.name, obj.level, obj.propagate, obj.disabled)
         reduced = super().reducer_override(obj)
@@ -295,8 +305,9 @@ def _why_not_movable(obj: Any) -> str:
     """Return why an object belongs to its process, or to all ranks together; else ""."""
     if isinstance(obj, io.IOBase) and not isinstance(obj, (io.BytesIO, io.StringIO)):
         return f"{_type_with_article(obj)} that is open belongs to its process"
-    # a copy of a process has the pid of the donor's child, which its kill() would end
-    if isinstance(obj, subprocess.Popen | BaseProcess | psutil.Process):
+    if _is_mapped(obj):
+        return f"{_type_with_article(obj)} in a mapped file or shared memory belongs to its process"
+    if isinstance(obj, _OF_ONE_RANK):
         return f"{_type_with_article(obj)} belongs to the rank that made it"
     if isinstance(obj, threading.Thread):
         return f"{_type_with_article(obj)} belongs to its process"
@@ -304,6 +315,15 @@ def _why_not_movable(obj: Any) -> str:
         return MADE_BY_ALL
     kinds = {f"{each.__module__}.{each.__qualname__}" for each in type(obj).__mro__}
     return KEEPS_RANK if kinds & _TRAINERS else ""
+
+
+def _is_mapped(obj: Any) -> bool:
+    """Return whether the memory of an array or a tensor is that of a file or of other processes."""
+    if type(obj) in (torch.Tensor, nn.Parameter):
+        return obj.layout is torch.strided and obj.untyped_storage().filename is not None
+    while isinstance(obj, np.ndarray | memoryview):
+        obj = obj.base if isinstance(obj, np.ndarray) else obj.obj
+    return isinstance(obj, mmap)
 
 
 def _type_with_article(value: Any) -> str:

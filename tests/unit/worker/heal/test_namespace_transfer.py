@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import subprocess
 import threading
-from contextlib import ExitStack
-from multiprocessing import Process
+from contextlib import ExitStack, closing
+from multiprocessing import Pipe, Process, resource_tracker
+from multiprocessing.managers import DictProxy, SyncManager
+from multiprocessing.shared_memory import ShareableList, SharedMemory
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +274,37 @@ def test_objects_that_cannot_be_transferred_are_named_with_the_reason(
         names |= {"text": text, "raw": raw, "inside": {"deep": [raw, popen]}}
         carried = pickle_namespace(names)
     assert carried.names == ("kept", "inside")
+    assert carried.not_carried == snapshot
+
+
+def test_mapped_and_shared_memory_is_named_and_never_shared_with_the_donor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+) -> None:
+    for name in ("register", "unregister"):  # they would start a process
+        monkeypatch.setattr(resource_tracker, name, lambda *_: None)
+    path = tmp_path / "data.npy"
+    np.save(path, np.zeros(5000))
+    with closing(SharedMemory(create=True, size=80)) as segment:
+        shared_list = ShareableList([1])
+        mapped = np.load(path, mmap_mode="r+")
+        names = {"copy": mapped.copy(), "own": torch.from_file(str(path), shared=False, size=5)}
+        lost = {
+            "segment": segment,
+            "shared_list": shared_list,
+            "manager": SyncManager(),
+            "proxy": DictProxy.__new__(DictProxy),
+            "pipe": Pipe()[0],
+            "mapped": mapped,
+            "raw": segment.buf,
+            "inside": np.asarray(mapped[10:]),
+            "array": np.frombuffer(segment.buf, np.uint8),
+            "tensor": torch.from_file(str(path), shared=True, size=5),
+        }
+        carried = pickle_namespace({**names, **lost, "dataset": {"rows": mapped}})
+        del lost["raw"], lost["array"], names
+        segment.unlink()
+        shared_list.shm.unlink()
+    assert carried.names == ("copy", "own", "dataset")
     assert carried.not_carried == snapshot
 
 
