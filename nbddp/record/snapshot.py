@@ -51,6 +51,7 @@ class RankSnapshot:
         code: the source of the line.
         seconds: time since the rank last moved; 0 if it moves.
         age: seconds since its last report.
+        importing: the module that the line imports; empty if it imports none.
         collective: its newest collective, with number and shape.
         step: the last step that it reported; None if none.
         steps_per_second: 0 if unknown.
@@ -76,6 +77,7 @@ class RankSnapshot:
     line: int = 0
     file: str = ""
     code: str = ""
+    importing: str = ""
     seconds: float = 0.0
     age: float = 0.0
     collective: str = ""
@@ -266,12 +268,15 @@ def _rank_snapshot(
         words = f"in {status.asks}"
     elif is_inside and status.collective:
         words = f"waiting for {question}" if question else "waiting"
+    elif is_inside and status.importing:
+        words = f"importing {status.importing}"
     return RankSnapshot(
         rank=life.rank,
         state=words,
         line=status.line if is_inside else 0,
         file=status.file if is_inside else "",
         code=status.code if is_inside else "",
+        importing=status.importing if is_inside else "",
         seconds=status.seconds + age if is_inside and status.seconds else 0.0,
         age=age,
         collective=str(status.last or "") if is_of_cell else "",

@@ -11,6 +11,7 @@ from io import StringIO
 
 from nbddp.charts.axes import format_number
 from nbddp.controller.session import Session
+from nbddp.formatting import format_ranks
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.log_reader import MAX_PANEL_LINE, LineAssembler, log_name
 from nbddp.record.notices import (
@@ -271,6 +272,8 @@ class ProgressLine:
             return
         self._next_at = (seconds // self._period + 1) * self._period
         text = self._describe(handle)
+        if not text:
+            self.clear(screen)  # an import has ended
         if not text or (text == self._last_text and not self._is_terminal):
             return
         self._last_text = text
@@ -330,7 +333,7 @@ class ProgressLine:
             bars = [*map(format_progress_bar, slowest.progress_bars)]
             progress = bars or [f"step {format_step(slowest)}"]
         straggler = [describe_straggler(snapshot.straggler)] if snapshot.straggler else []
-        return " · ".join([*progress, *self._values(), *straggler])
+        return " · ".join([*progress, *self._values(), *straggler, *_imports(snapshot.ranks)])
 
     def _values(self) -> Iterator[str]:
         """Yield the name and newest value of the first metrics, averaged over ranks."""
@@ -338,6 +341,13 @@ class ProgressLine:
         for name in store.names()[:SHOWN_METRICS]:
             if last := store.last(name).values():
                 yield f"{name} {format_number(sum(last) / len(last))}"
+
+
+def _imports(ranks: Sequence[RankSnapshot]) -> Iterator[str]:
+    """Say which ranks import which module."""
+    for name in dict.fromkeys(rank.importing for rank in ranks if rank.importing):
+        which = format_ranks([rank.rank for rank in ranks if rank.importing == name])
+        yield f"{which}: importing {name}"
 
 
 def _progress_key(rank: RankSnapshot) -> tuple[float, int]:

@@ -163,6 +163,7 @@ class RankStatus:
         gpu_memory: bytes of tensors on it.
         gpu_reserved: bytes that torch has reserved on it.
         asks: what the rank waits for the user to enter; empty if it does not wait.
+        importing: the module that the line imports; empty if it imports none.
         steps: the last reported step of each loop, by the first name that the loop reports.
     """
 
@@ -183,6 +184,7 @@ class RankStatus:
     gpu_memory: int = 0
     gpu_reserved: int = 0
     asks: str = ""
+    importing: str = ""
     steps: JsonDict = field(default_factory=dict)
 
     def __post_init__(self) -> None:  # JSON has lists

@@ -45,7 +45,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 T = TypeVar("T")
 
-_caller_of = attrgetter("f_back")
+_caller_of, _locals_of = attrgetter("f_back"), attrgetter("f_locals")
 
 _SWITCHES = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)", re.MULTILINE)
 
@@ -139,11 +139,25 @@ def innermost_in_cell(
     return None, frame.f_code.co_name
 
 
+def imported_module(frame: FrameType, is_cell_file: Callable[[str], bool]) -> str:
+    """Return the module that the innermost line of a cell imports, or "".
+
+    It is the outermost import: the first DDP model imports ``torch._dynamo``, which imports others.
+    """
+    module = ""
+    for here in frames_from(frame):
+        if is_cell_file(here.f_code.co_filename):
+            return module
+        if here.f_code.co_name == "_find_and_load":  # of importlib
+            module = str(_without_collection(_locals_of, here).get("name", ""))
+    return ""
+
+
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield frames, innermost first, including those of the main task of an event loop."""
     for each in frames_from(frame):
         is_loop = each.f_code.co_name == "run_until_complete"
-        task = each.f_locals.get("future") if is_loop else None
+        task = _without_collection(_locals_of, each).get("future") if is_loop else None
         if isinstance(task, asyncio.Task):
             yield from reversed(list(_task_frames(task)))
         yield each

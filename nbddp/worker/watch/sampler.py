@@ -181,6 +181,7 @@ class Sampler:
             seconds=seconds,
             **asdict(usage),
             asks=self._stdin.waiting_for,
+            importing=main_thread.imported_module(frame, self._shell.is_cell_file) if cell else "",
             steps=dict(self._metric_sink.steps),
         )
 

@@ -127,6 +127,15 @@ def test_the_state_of_a_rank_in_a_cell(
     assert snapshot.alive == ([0] if rank.state is RankState.GONE else [0, 1])
 
 
+def test_the_state_of_a_rank_says_which_module_it_imports(group: Group) -> None:
+    importing = replace(PULSE, importing="torch._dynamo")
+    for status, state in ((importing, "importing torch._dynamo"), (PULSE, "running")):
+        group.note(1, status)
+        assert group.shows("state", "importing") == (state, status.importing)
+    group.note(1, replace(importing, cell=6))
+    assert group.shows("state", "importing") == ("running", "")
+
+
 def test_the_state_of_a_rank_without_a_cell(group: Group) -> None:
     for rank, told in (
         (IS_IDLE, ("ready", True, False)),

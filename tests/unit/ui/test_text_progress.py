@@ -104,6 +104,19 @@ def test_in_a_terminal_a_progress_line_overwrites_the_previous_one(cell: Cell) -
     assert cell.screen.text == f"{lines}\r\x1b[K"
 
 
+def test_in_a_terminal_imports_are_shown_until_they_end(cell: Cell) -> None:
+    progress = cell.progress(is_terminal=True)
+    ranks = tuple(RankSnapshot(rank=rank, state="", importing="torch._dynamo") for rank in range(4))
+    shown = []
+    for second, cell.ranks in enumerate((ranks, (*ranks[:3], looping(3, 0)), ()), start=1):
+        shown.append(cell.told(progress, second))
+    assert shown == [
+        "\r\x1b[Knbddp: 1.0 s · ranks 0-3: importing torch._dynamo",
+        "\r\x1b[Knbddp: 2.0 s · epoch 1 0/80 · ranks 0-2: importing torch._dynamo",
+        "\r\x1b[K",
+    ]
+
+
 def test_the_curves_of_a_cell_are_one_picture_with_the_last_values_as_text(cell: Cell) -> None:
     for step in range(20):
         cell.log(step, loss=2.0 / (step + 1), accuracy=step / 20)

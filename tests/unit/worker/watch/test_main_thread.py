@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import queue
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 from bdb import Bdb
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -18,7 +20,7 @@ import torch
 from processes import wait_until
 
 from nbddp.worker.watch import main_thread, polls
-from nbddp.worker.watch.main_thread import frames_from, mark_event_wait
+from nbddp.worker.watch.main_thread import frames_from, imported_module, mark_event_wait
 
 
 @contextmanager
@@ -37,6 +39,25 @@ def test_a_blocking_call_that_wakes_up_repeatedly_keeps_its_wait_mark() -> None:
         mark = mark_event_wait(frame())
         assert not wait_until(lambda: mark_event_wait(frame()) is not mark, timeout=1.0)  # 20 wakes
         child.kill()
+
+
+def test_the_outermost_import_of_a_line_is_the_imported_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = "import threading\nis_over = threading.Event()\nis_over.wait()"
+    for name, source in (("outer_slow", "import inner_slow"), ("inner_slow", wait)):
+        (tmp_path / f"{name}.py").write_text(source)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with running(lambda: importlib.import_module("outer_slow")) as frame:
+        assert wait_until(lambda: hasattr(sys.modules.get("inner_slow"), "is_over"))
+        for files, module in (
+            ((__file__,), "outer_slow"),
+            ((__file__, str(tmp_path / "outer_slow.py")), "inner_slow"),
+            ((), ""),
+        ):
+            assert imported_module(frame(), files.__contains__) == module
+        sys.modules["inner_slow"].is_over.set()
 
 
 def test_each_blocking_call_in_a_loop_gets_a_new_wait_mark() -> None:
