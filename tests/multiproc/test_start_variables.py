@@ -74,6 +74,8 @@ def test_variables_that_are_read_at_the_start_have_an_effect_on_ranks(
             assert group.pull("pools(), pools_of_loader_worker()") == [([2], [2])]
         monkeypatch.setenv("PYTHONHASHSEED", "7")  # as %env does
         with Ranks(launcher=launcher, nproc=1, threads=1, env=env) as group:
+            imports_ddp = "'torch._dynamo' in __import__('sys').modules"
+            assert group.pull(imports_ddp) == [launcher.forkserver is not None]
             group.restart()  # starts no second new process
             group.run(FUNCTIONS)
             [found] = group.pull(f"{{{read}}}")
