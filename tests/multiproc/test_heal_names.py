@@ -155,6 +155,7 @@ def test_heal_reports_names_that_may_differ_from_the_dead_rank(
     group.run(
         f"{SHARES}import os\nimport numpy as np\n"
         f"from multiprocessing.shared_memory import SharedMemory\nos.chdir({str(tmp_path)!r})\n"
+        "at = 0  # an address, which may differ between ranks\n"
         "shard = torch.arange(4) + rank\ncommon, path = 5, [rank]\n"
         "writer, first = ('open', object()) if rank == 0 else (None, None)\n"
         # a group that one rank makes alone would wait for the others
