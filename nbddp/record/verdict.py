@@ -14,6 +14,7 @@ from nbddp.wire.messages import CellEnded, Failure
 
 MAX_HEADLINE = 240  # characters of an error's text; the traceback has the full text
 _CPP_SOURCE = re.compile(r"\[[^\]\s]+\.\w+:\d+\] ")  # position in torch's C++ code
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")  # differs between ranks in the same error
 _PEER_LOST = re.compile(
     r"closed by peer|connection reset|broken pipe|connection refused|remote process exited|"
     r"socket (?:is )?closed|connection was shut ?down|NCCL communicator was aborted|"
@@ -163,7 +164,9 @@ class RankFailure:
             return f"did not come to {self.missed_collective}{where.replace(',', ': it was in', 1)}"
         if self.is_quit:
             return f"left the debugger{where}"
-        inside = f" in {self.failure.collective}" if self.failure.collective else ""
+        called = self.failure.collective
+        is_private = called.startswith("_") and "#" not in called  # a step of FSDP, no collective
+        inside = f" in {called}" if called and not is_private else ""
         if self.is_interrupted:
             return f"interrupted{inside}{where}"
         lost = self._find_in_torch_error(_PEER_LOST)
@@ -172,9 +175,10 @@ class RankFailure:
             return f"{what}{inside}{where}"
         first_line = self.failure.text.strip().partition("\n")[0]
         text, because = (
-            _shorten(_CPP_SOURCE.sub("", each, count=1))
+            _shorten(_ADDRESS.sub("", _CPP_SOURCE.sub("", each, count=1)))
             for each in (first_line, self.failure.because)
         )
+        text = re.sub(r"(?<!\.)\.$", "", text) if because or inside or where else text
         because = f" ({because})" if because else ""
         return f"{self.failure.name}{': ' if text else ''}{text}{because}{inside}{where}"
 
@@ -264,7 +268,7 @@ class Verdict:
             keeps = "Every rank keeps its variables; the next cell works."
             way_out = REPLAY_WAY_OUT if self.is_replay else keeps
             hint = self.hint or (failure.hint if failure else "")
-            return f"{hint}\n{way_out}" if hint else way_out
+            return f"{way_out}\n{hint}" if hint else way_out
         lost = format_ranks(self.exited_ranks)
         if not self.has_survivors:
             return f"{lost.capitalize()} lost all variables. {RESTART_AND_REPLAY}"

@@ -19,6 +19,7 @@ from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
 from IPython.core.error import UsageError
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -35,7 +36,7 @@ from nbddp.worker.watch.main_thread import (
     function_name,
     library_of_file,
 )
-from nbddp.worker.watch.namespace import Part, walk
+from nbddp.worker.watch.namespace import Part, paths_of, walk
 
 CONTEXT = 2  # lines shown above and below a line of user code
 MIN_SIMILARITY = 0.75  # of two names, by difflib: `np` is not similar to `n`
@@ -63,6 +64,8 @@ _ADVICE = {
         "this rank has no CUDA: use `.to(device)`, which works with and without a GPU"
     ),
 }
+# of torch.distributed, for a group that was destroyed (torch 2.13.0)
+_OLD_GROUP = re.compile(r"(Process group|Group) <.*> is not (registered|initialized in the world)")
 _MISSING_NAME = re.compile(r"name '(\w+)' is not defined")
 
 
@@ -104,7 +107,7 @@ def describe_failure(
     names = shell.user_ns
     stack = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     functions = (frame for frame in stack if frame.f_locals is not frame.f_globals)
-    scopes = (frame.f_locals for frame in functions if frame.f_locals is not names)
+    scopes = [frame.f_locals for frame in functions if frame.f_locals is not names]
     missing = _MISSING_NAME.match(text) if is_in_cell and name == NameError.__name__ else None
     return Failure(
         name=name,
@@ -118,7 +121,9 @@ def describe_failure(
         memory=describe_out_of_memory(error, [names, *scopes]),
         torch_text=_torch_text(error),
         missing_name=missing[1] if missing else "",
-        hint=_suggest_name(missing[1], stack[-1]) if missing else "",
+        hint=_suggest_name(missing[1], stack[-1])
+        if missing
+        else _name_on_old_group(text, scopes, names),
         is_from_nbddp=library_of_file(raising_file(error)) == "nbddp",
     )
 
@@ -177,6 +182,18 @@ def _suggest_name(missing: str, frame: FrameType) -> str:
     defined = {*frame.f_locals, *frame.f_globals, *dir(builtins)}
     similar = difflib.get_close_matches(missing, defined, 1, cutoff=MIN_SIMILARITY)
     return f"Did you mean `{similar[0]}`?" if similar else ""
+
+
+def _name_on_old_group(text: str, scopes: Iterable[Names], names: Names) -> str:
+    """Name the outermost model or group in the stack, for an error about a destroyed group."""
+    if not _OLD_GROUP.match(text):
+        return ""
+    used = [scope[key] for scope in scopes for key in ("self", "group") if key in scope]
+    used = [each for each in used if isinstance(each, nn.Module | dist.ProcessGroup)]
+    found = paths_of(used, names)
+    paths = (found.get(id(each), "._") for each in used)
+    public = (f"`{path}`" for path in paths if "._" not in path)  # not a group inside of a mesh
+    return f"{next(public, 'A model or a group')} is on the old process group: make it again."
 
 
 def _torch_text(error: BaseException) -> str:

@@ -182,6 +182,20 @@ def test_a_lost_connection_is_described_as_a_consequence_without_its_text(text: 
     assert not verdict_on({0: own, 1: own}).first.is_consequence
 
 
+def test_an_error_of_all_ranks_that_differs_only_in_addresses_is_no_consequence() -> None:
+    text = "Process group <torch.ProcessGroup object at 0x7f2b96aa8{}f0> is not known. Make it."
+    failed = {
+        rank: ended("ValueError", text.format(rank), torch_text=CLOSED, collective="_pre_forward")
+        for rank in range(2)
+    }
+    report = verdict_on(failed).report().splitlines()
+    known = "<torch.ProcessGroup object> is not known. Make it, line 9"
+    assert report[0] == f"ranks 0-1: ValueError: Process group {known}"
+    assert "consequence" not in "".join(report)
+    gone = verdict_on({0: ended("ValueError", "See ...")})
+    assert gone.summary() == "rank 0: ValueError: See ..., line 9"
+
+
 def test_only_rank_0_knows_which_rank_did_not_come_to_a_monitored_barrier() -> None:
     text = "Rank 1 successfully reached monitoredBarrier, but received errors while waiting for "
     text += (

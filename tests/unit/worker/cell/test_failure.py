@@ -247,6 +247,22 @@ def test_a_missing_name_is_reported_unless_library_code_uses_it(fail: Fail, sour
     assert (failure.missing_name, failure.hint) == (missing, hint)
 
 
+def test_the_model_of_a_destroyed_group_is_named(fail: Fail) -> None:
+    class Model(torch.nn.Module):
+        def forward(self) -> None:
+            raise ValueError("Group <ProcessGroup object at 0x7f> is not registered, please create")
+
+    model = Model()
+    error = fail("model()", model=model)
+    shell = Mock(is_cell_file=is_cell, name_of_file=name_of, user_ns={"kept": [model]})
+    shell.format_error.return_value = "shown"
+    hint = describe_failure(error, shell, stuck_in=None, at=1.0).hint
+    assert hint == "`kept[0]` is on the old process group: make it again."
+    shell.user_ns = {}
+    hint = describe_failure(error, shell, stuck_in=None, at=1.0).hint
+    assert hint == "A model or a group is on the old process group: make it again."
+
+
 NO_CUDA = ["Torch not compiled with CUDA enabled", "No CUDA GPUs are available"]
 
 
