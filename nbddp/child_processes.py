@@ -59,6 +59,20 @@ def find_descendants(pid: int) -> list[psutil.Process]:
     return found
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by SIGSTOP."""
+    with suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    return False
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process exists and has not ended."""
+    with suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
 def cpu_time(pid: int) -> float:
     """Return the CPU seconds that a process has used.
 

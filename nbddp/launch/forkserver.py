@@ -27,7 +27,13 @@ from typing import Any
 
 import psutil
 
-from nbddp.child_processes import cpu_time, find_children, find_descendants
+from nbddp.child_processes import (
+    cpu_time,
+    find_children,
+    find_descendants,
+    is_alive,
+    is_stopped,
+)
 from nbddp.launch.start_variables import POOL_VARIABLES, read_at_start, start_variables
 from nbddp.wire.rank_start import (
     CUDA_USED,
@@ -253,20 +259,6 @@ class Forkserver(forkserver.ForkServer):
             finally:
                 config["tempdir"] = before
                 del os.environ[SOCKET_FOLDER_VARIABLE]
-
-
-def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by SIGSTOP."""
-    with suppress(psutil.Error):
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    return False
-
-
-def is_alive(pid: int) -> bool:
-    """Return whether a process exists and has not ended."""
-    with suppress(psutil.Error):
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    return False
 
 
 class LocalRank(process.BaseProcess):
