@@ -271,7 +271,7 @@ def short_error(error: Exception) -> str:
     >>> short_error(RequestError("the nodes have room for 2 ranks"))
     'the nodes have room for 2 ranks'
     """
-    if isinstance(error, RequestError):
+    if isinstance(error, RequestError | StartError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror

@@ -30,7 +30,13 @@ from nbddp.record.cell import CellHandle, CellRequest, ReplayEntry
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.push_store import PushRecord, PushStore
 from nbddp.record.snapshot import Snapshot, build_snapshot
-from nbddp.sigint import Future, InterruptCount, sigint_handler, wait_for_result
+from nbddp.sigint import (
+    Future,
+    InterruptCount,
+    run_in_thread,
+    sigint_handler,
+    wait_for_result,
+)
 from nbddp.wire.messages import CancelRequest, InputReply
 from nbddp.wire.request_messages import Answer, Request
 
@@ -201,10 +207,20 @@ class Session(Executor):
         if self.launcher.is_local:
             spec.check_gpus()
 
+    def prepare(self, spec: GroupSpec) -> None:
+        """Start what ranks of this spec need. Nothing has been ended or started for them yet.
+
+        Raises:
+            StartError: a rank with these variables cannot start.
+        """
+        env = spec.environment(base=self.launcher.base_env)
+        wait_for_result(run_in_thread("nbddp-prepare", partial(self.launcher.prepare, env)))
+
     def _request_start(
         self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool = False
     ) -> Future[None]:
         self.check_gpus(spec)
+        self.prepare(spec)
         self._ensure_runtime()
         return self._submit_start(spec, event, is_recovery=is_recovery)
 

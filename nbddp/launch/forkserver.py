@@ -13,16 +13,18 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, popen_forkserver, process, reduction, resource_tracker, util
 from multiprocessing.connection import wait
 from multiprocessing.context import set_spawning_popen
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -34,12 +36,19 @@ from nbddp.child_processes import (
     is_alive,
     is_stopped,
 )
-from nbddp.launch.start_variables import POOL_VARIABLES, read_at_start, start_variables
+from nbddp.errors import StartError
+from nbddp.launch.start_variables import (
+    POOL_VARIABLES,
+    describe_end,
+    read_at_start,
+    start_variables,
+)
 from nbddp.wire.rank_start import (
     CUDA_USED,
     PRELOAD_PARTS,
     PRELOAD_SIGNAL,
     SOCKET_FOLDER_VARIABLE,
+    STDERR_VARIABLE,
     RankStart,
 )
 
@@ -59,6 +68,9 @@ _tempdir_lock = threading.Lock()  # the folder is passed in global state of the 
 
 def run_rank_process(start: RankStart) -> None:
     """Run as a rank until the controller shuts it down; target of each rank's process."""
+    if stderr := os.environ.pop(STDERR_VARIABLE, ""):  # for errors before the log is open
+        os.dup2(int(stderr), 2)
+        os.close(int(stderr))
     importlib.import_module("nbddp.worker.main").run_rank(start)
 
 
@@ -76,11 +88,15 @@ class Forkserver(forkserver.ForkServer):
         rank_pids: the process ids of its ranks, each added before the rank runs any code.
         variables: those of :mod:`nbddp.launch.start_variables`; None until its first start, which
             takes this process's.
+        changed: those that differ from the first forkserver's; an error names them.
+        has_served: whether a process was forked from it.
     """
 
-    def __init__(self, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, variables: Mapping[str, str] | None = None, changed: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__()
-        self.variables = variables
+        self.variables, self.changed, self.has_served = variables, changed or {}, False
         self.set_forkserver_preload(PRELOADED_MODULES)
         self.rank_pids: set[int] = set()
         self._folder = ""
@@ -103,7 +119,8 @@ class Forkserver(forkserver.ForkServer):
         """Start the forkserver if it is not running. Wait until ranks can be forked from it.
 
         Raises:
-            EOFError: the forkserver was closed during the wait, or has ended.
+            EOFError: the forkserver was closed during the wait.
+            StartError: it has ended.
         """
         with self._use_lock:
             self._wait_until_serving()
@@ -111,7 +128,7 @@ class Forkserver(forkserver.ForkServer):
     def preload_more(self) -> None:
         """Make the forkserver import what DDP needs, and wait until it has done so.
 
-        Between two parts of the imports it can start ranks.
+        Between two parts it can start ranks. If it has ended, the next start says so.
         """
         with self._preload_lock:
             for _ in range(0 if self._is_preloaded else PRELOAD_PARTS):
@@ -121,12 +138,8 @@ class Forkserver(forkserver.ForkServer):
                         if self.pid is not None:
                             os.kill(self.pid, PRELOAD_SIGNAL)
                         self._wait_until_serving()
-                    except CudaUsedError:
+                    except (CudaUsedError, StartError, EOFError, OSError):
                         return  # the first rank reports it
-                    except (EOFError, OSError):
-                        if self._is_closing:
-                            return
-                        raise
             self._is_preloaded = True
 
     def fork(self, target: Callable[[Any], None], argument: Any, name: str) -> ForkedProcess:
@@ -134,10 +147,10 @@ class Forkserver(forkserver.ForkServer):
 
         Raises:
             CudaUsedError: a forked process could not use a GPU.
+            StartError: the forkserver has ended.
         """
         with self._use_lock:
-            child = self._new_process(target, argument, name)
-            child.start()
+            child = self._start_process(target, argument, name)
         # nbddp watches and ends ranks itself: no other forked process may poll this one
         process._children.discard(child)  # type: ignore[attr-defined]
         return child
@@ -175,19 +188,44 @@ class Forkserver(forkserver.ForkServer):
             os.kill(self.pid, signal.SIGKILL)
 
     def _wait_until_serving(self) -> None:
-        child = self._new_process(_do_nothing, None, "nbddp-ready")
-        child.start()  # returns after the forkserver has forked
+        child = self._start_process(_do_nothing, None, "nbddp-ready")
         self.wait_for_answer(child.sentinel)
         child.join()
 
-    def _new_process(
+    def _start_process(
         self, target: Callable[[Any], None], argument: Any, name: str
     ) -> ForkedProcess:
+        """Start a process, and return after the forkserver has forked it."""
         self._ensure_folder()
         child = ForkedProcess(self, target, argument, name)
         config: dict[str, Any] = child._config  # type: ignore[attr-defined]
         config["tempdir"] = self._folder  # the rank and its workers inherit it
+        try:
+            child.start()
+        except (EOFError, ConnectionError, FileNotFoundError) as error:  # it has ended
+            self._check_open()
+            raise StartError(describe_end(self._read_output(), self.changed)) from error
+        if not self.has_served:
+            self.has_served = True
+            sys.stderr.write(self._read_output())  # such as warnings of sitecustomize
         return child
+
+    def _read_output(self) -> str:
+        """Return what the forkserver has written to standard error."""
+        with suppress(FileNotFoundError):  # the forkserver has deleted its folder
+            return Path(self._folder, "stderr").read_text(errors="replace")
+        return ""
+
+    def _spawn(self, path: bytes, arguments: list[bytes], passed: Sequence[int]) -> int:
+        """Replace multiprocessing's function: standard error is a file, for error messages."""
+        stderr = os.dup(2)
+        env = {**os.environ, STDERR_VARIABLE: str(stderr)}
+        options: dict[str, Any] = {"executable": path, "env": env, "restore_signals": False}
+        with Path(self._folder, "stderr").open("wb") as file:
+            child = subprocess.Popen(arguments, stderr=file, pass_fds=[*passed, stderr], **options)
+        os.close(stderr)
+        child.returncode = 0  # multiprocessing waits for it
+        return child.pid
 
     def wait_for_answer(self, sentinel: int) -> None:
         """Wait until the forkserver answers or ends. Resume it if it is stopped.
@@ -229,6 +267,7 @@ class Forkserver(forkserver.ForkServer):
             if self.has_ended():  # once: other threads could see the folder and the variables
                 if self.variables is None:
                     self.variables = read_at_start(os.environ)
+                self.has_served = False
                 variables = {**self.variables, **dict.fromkeys(POOL_VARIABLES, "1")}
                 with self._own_socket_folder(), start_variables(variables):
                     super().ensure_running()
@@ -254,9 +293,13 @@ class Forkserver(forkserver.ForkServer):
         with _tempdir_lock:
             before = config.get("tempdir")
             config["tempdir"] = os.environ[SOCKET_FOLDER_VARIABLE] = self._folder
+            # for this module only: other threads may start processes of their own
+            own_util: Any = SimpleNamespace(**{**vars(util), "spawnv_passfds": self._spawn})
+            forkserver.util = own_util  # type: ignore[attr-defined]
             try:
                 yield
             finally:
+                forkserver.util = util  # type: ignore[attr-defined]
                 config["tempdir"] = before
                 del os.environ[SOCKET_FOLDER_VARIABLE]
 

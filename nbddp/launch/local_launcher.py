@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import psutil
 
 from nbddp.child_processes import find_processes, kill_all
+from nbddp.errors import StartError
 from nbddp.launch.file_limit import raise_file_limit
 from nbddp.launch.forkserver import (
     CudaUsedError,
@@ -140,6 +141,13 @@ class Launcher:
     def preload_more(self) -> None:
         """Prepare what the first start does not need, and wait until it is done."""
 
+    def prepare(self, env: Mapping[str, str]) -> None:
+        """Start what a rank with this environment needs, before other ranks are ended.
+
+        Raises:
+            StartError: a rank with this environment cannot start.
+        """
+
     def launch(self, start: RankStart) -> RankHandle:
         """Start one rank."""
         raise NotImplementedError
@@ -190,8 +198,23 @@ class LocalLauncher(Launcher):
         If that fails, the first rank reports it.
         """
         if self.forkserver is not None:
-            with suppress(EOFError, OSError):
+            with suppress(EOFError, OSError, StartError):
                 self.forkserver.wait_until_ready()
+
+    def prepare(self, env: Mapping[str, str]) -> None:
+        """Start a forkserver for this environment, unless it is the first one or has served."""
+        before, server = self.forkserver, self._select_forkserver(read_at_start(env))
+        if server is None or server is self._forkservers[0] or server.has_served:
+            return
+        try:
+            server.wait_until_ready()
+        except EOFError:
+            raise StartError("stopped while it started") from None
+        except StartError:
+            self.forkserver = before
+            raise
+        except CudaUsedError:
+            return  # the first rank reports it
 
     def assign(self, world_size: int) -> None:
         """Allow as many open files as the ranks need."""
@@ -234,9 +257,9 @@ class LocalLauncher(Launcher):
                 for idle in [each for each in servers[1:] if not each.rank_pids]:
                     servers.remove(idle)
                     idle.close()
-                server = Forkserver(variables)
-                servers.append(server)
                 changed = {name for name, _ in variables.items() ^ current.variables.items()}
+                server = Forkserver(variables, {name: variables.get(name, "") for name in changed})
+                servers.append(server)
                 logger.warning(
                     "%s: Python, torch and NumPy read such variables only when they start, so "
                     "ranks start from a new process, which takes seconds once",

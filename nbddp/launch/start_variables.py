@@ -11,6 +11,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from nbddp.formatting import list_some
+
 # The names that getenv and os.environ get during the imports of the forkserver (torch 2.13, NumPy
 # 2.4, Python 3.11), without those that torch reads again later, that a rank applies itself, or
 # that libraries set in the kernel when they are imported (TORCHINDUCTOR_CACHE_DIR).
@@ -23,15 +25,20 @@ _READ_AT_START = re.compile(
 # A rank sets these pools itself. The pools of the forkserver have one thread: NumPy's OpenBLAS
 # starts its threads when it is loaded, and a rank can only add some.
 POOL_VARIABLES = tuple(f"{pool}_NUM_THREADS" for pool in ("OMP", "OPENBLAS", "MKL", "BLIS"))
+_ERROR = re.compile(r"(Fatal )?\w+ error: |(\w+\.)*\w*(Error|Exception|Warning|_alloc)\b")
+MAX_SHOWN_VARIABLES = 4
 _lock = threading.Lock()  # the environment is global state of the process
 
 
 def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a process must have when it starts, for an effect on ranks."""
+    """Return the variables that a process must have when it starts, for an effect on ranks.
+
+    An empty variable counts as not set, as for Python and torch.
+    """
     return {
         name: value
         for name, value in env.items()
-        if _READ_AT_START.match(name) and name not in POOL_VARIABLES
+        if value and _READ_AT_START.match(name) and name not in POOL_VARIABLES
     }
 
 
@@ -50,6 +57,27 @@ def start_variables(variables: Mapping[str, str]) -> Iterator[None]:
             yield
         finally:
             _set(before)
+
+
+def describe_end(output: str, variables: Mapping[str, str]) -> str:
+    r"""Say in one line why the forkserver has ended, and how to remove a wrong variable.
+
+    Args:
+        output: what it has written to standard error.
+        variables: the variables that may be the cause.
+
+    >>> describe_end("Traceback:\n  line 3\nValueError: no such log\nall, dynamo\n", {})
+    'the process from which ranks are forked has ended: ValueError: no such log'
+    """
+    lines = [*filter(None, map(str.rstrip, output.splitlines()))] or ["it wrote no reason"]
+    at = max((number for number, line in enumerate(lines) if _ERROR.match(line)), default=-1)
+    reason = " ".join(lines[at:][: 2 if lines[at].endswith(":") else 1])
+    text = f"the process from which ranks are forked has ended: {reason}"
+    if not variables:
+        return text
+    shown = list_some([f"{name}={value}" for name, value in variables.items()], MAX_SHOWN_VARIABLES)
+    name = next(iter(variables))
+    return f"{text}; it got {shown}: `--env {name}=`, or `%env {name}=`, removes such a variable"
 
 
 def _set(values: Mapping[str, str | None]) -> None:

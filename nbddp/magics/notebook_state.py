@@ -17,7 +17,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
-from nbddp.errors import CellFailedError, NbddpError, RequestError
+from nbddp.errors import CellFailedError, NbddpError, RequestError, StartError
 from nbddp.formatting import format_ranks, plural
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
@@ -110,6 +110,8 @@ class NotebookState:
 
         Fresh ranks continue the run as its next attempt, or, with ``new_run``, start a new run.
         """
+        if fresh:
+            self.group.session.prepare(spec)  # before anything is ended
         self.group.scripts.end_previous(by_force=fresh)
         if not fresh:
             self.group.session.wait_for_pending_start()
@@ -133,7 +135,7 @@ class NotebookState:
                 self.group.restart(is_recovery=is_recovery)
             else:
                 self.group.start()
-        except (RequestError, KeyboardInterrupt):
+        except (RequestError, StartError, KeyboardInterrupt):
             started = self.group.session.spec if self.group.is_live else None
             self.group.spec = started or before
             raise

@@ -18,6 +18,7 @@ URGENT_QUEUE = "news"  # for messages that must not wait behind output
 # ---- the forkserver
 
 SOCKET_FOLDER_VARIABLE = "NBDDP_SOCKETS"  # environment variable with the path of the socket folder
+STDERR_VARIABLE = "NBDDP_STDERR"  # the descriptor of the kernel's standard error
 CUDA_USED = "cuda-used"  # file in that folder: processes forked from the forkserver cannot use CUDA
 PRELOAD_SIGNAL = signal.SIGUSR1  # preload one more part while no rank is starting
 PRELOADED_LATER = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from functools import partial
 from multiprocessing import forkserver
@@ -64,8 +65,11 @@ def preload_on_signal(first: Callable[[], None]) -> None:
     parts += [partial(importlib.import_module, name) for name in PRELOADED_LATER]
 
     def do_next(*_signal: object) -> None:
-        if parts:
-            parts.pop(0)()
+        try:
+            if parts:
+                parts.pop(0)()
+        except Exception:  # noqa: BLE001 - such as a warning under PYTHONWARNINGS=error
+            traceback.print_exc()  # a rank that needs the module gets the error
         # not in each rank: to read all names there would copy the memory pages that hold them
         inherited_modules.update(sys.modules)
         gc.collect()

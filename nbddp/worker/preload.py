@@ -12,17 +12,20 @@ from pathlib import Path
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # is_available() then uses NVML
 
-import torch.distributed as dist
+try:
+    import torch.distributed as dist
 
-from nbddp.child_processes import adopt_orphans
-from nbddp.wire.rank_start import CUDA_USED, SOCKET_FOLDER_VARIABLE
-from nbddp.worker import (
-    lazy_preload,
-    main,  # noqa: F401
-    process_title,
-)
-from nbddp.worker.cell.shell import make_shell, preload_shell
-from nbddp.worker.cuda_probe import has_used_cuda
+    from nbddp.child_processes import adopt_orphans
+    from nbddp.wire.rank_start import CUDA_USED, SOCKET_FOLDER_VARIABLE
+    from nbddp.worker import (
+        lazy_preload,
+        main,  # noqa: F401
+        process_title,
+    )
+    from nbddp.worker.cell.shell import make_shell, preload_shell
+    from nbddp.worker.cuda_probe import has_used_cuda
+except ImportError as error:  # multiprocessing would ignore it, and each rank would fail
+    raise RuntimeError(error) from error
 
 adopt_orphans()
 if register := getattr(dist.Backend, "_ensure_backend_registered", None):  # since torch 2.14

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from drivers.ranks import Ranks, WarmLauncher
+from notebook import Notebook
 
 # variable: its value, an expression on the rank, and the value of the expression
 EFFECTS = {
@@ -19,7 +20,11 @@ EFFECTS = {
     ),
     "TORCHDYNAMO_VERBOSE": ("1", "torch._dynamo.config.verbose", True),
     "TORCHINDUCTOR_MAX_AUTOTUNE": ("1", "torch._inductor.config.max_autotune", True),
-    "PYTHONWARNINGS": ("error::ImportWarning", "sys.warnoptions", ["error::ImportWarning"]),
+    "PYTHONWARNINGS": (
+        "error::PendingDeprecationWarning",  # IPython gives one in the forkserver's preload
+        "sys.warnoptions",
+        ["error::PendingDeprecationWarning"],
+    ),
     "PYTHONOPTIMIZE": ("1", "sys.flags.optimize", 1),
     "PYTHONIOENCODING": (
         "utf-8:replace",
@@ -36,6 +41,11 @@ EFFECTS = {
         "(os.environ['NUMEXPR_NUM_THREADS'], 'numexpr' in sys.modules)",  # it reads them later
         ("5", False),
     ),
+}
+BAD = {  # with the reason why no process can start
+    "%%ddp --fresh --env PYTHONHASHSEED=banana\nx": "Fatal Python error: config_init_hash_seed",
+    "%ddp restart --env PYTHONHOME=/nowhere": "No module named 'encodings'",
+    "%%ddp --fresh --name other --env TORCH_LOGS=banana\nx": "Invalid log settings: banana",
 }
 FUNCTIONS = """
 import logging, os, sys, time
@@ -95,3 +105,21 @@ def test_variables_that_are_read_at_the_start_have_an_effect_on_ranks(
     assert said.count("new process") == 1
     assert said.startswith("MKL_CBWR, PYTHONHASHSEED, PYTHONOPTIMIZE, PYTHONWARNINGS, TORCH")
     assert "TZ" not in said
+
+
+def test_a_bad_variable_is_named_and_ends_no_ranks(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 2\nx = 3")
+    for cell, reason in BAD.items():
+        reply = notebook.run(cell)
+        assert reply.error.startswith("StartError: the process from which ranks are forked has "), (
+            cell
+        )
+        assert reason in reply.error, cell
+        assert "banana" in reply.error or "/nowhere" in reply.error, cell
+        assert reply.error.endswith("removes such a variable"), cell
+        assert "Traceback" not in reply.text, cell
+        assert "Fatal" not in reply.text, cell
+        assert notebook.run("%%ddp\nx").text == "Out [ranks 0-1] 3\n", cell
+    notebook.run("%ddp stop")
+    assert "PYTHONHASHSEED" in notebook.run("%%ddp --env PYTHONHASHSEED=banana\n1").error
+    assert notebook.run("%%ddp\n4").text == "Out [ranks 0-1] 4\n"

@@ -13,7 +13,7 @@ from IPython.display import clear_output
 
 from nbddp.charts.axes import AxisScale
 from nbddp.controller.session import Session
-from nbddp.errors import RequestError
+from nbddp.errors import NbddpError
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.notices import (
     ControllerMessage,
@@ -296,7 +296,7 @@ class PanelView:
         }
         try:
             actions[press]()
-        except RequestError as error:
+        except NbddpError as error:
             self._handle.notice_queue.put(ControllerMessage(str(error)))
 
     # ---- the finished cell

@@ -7,6 +7,7 @@ import atexit
 import itertools
 import mmap
 import sys
+import warnings
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NoReturn
@@ -286,5 +287,6 @@ def preload_shell(shell: RankShell) -> None:
     """Import the modules that the first cell, value and completion need."""
     for source in ("None", "0"):
         shell.run(RunCell(cell=0, source=source))
-    shell.complete(None, "pri", 3)
+    with warnings.catch_warnings(action="ignore"):  # IPython 9's complete() is deprecated
+        shell.complete(None, "pri", 3)
     shell.reset(new_session=True)

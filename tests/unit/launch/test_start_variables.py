@@ -11,7 +11,7 @@ import pytest
 
 from nbddp.launch import local_launcher
 from nbddp.launch.local_launcher import LocalLauncher
-from nbddp.launch.start_variables import read_at_start, start_variables
+from nbddp.launch.start_variables import describe_end, read_at_start, start_variables
 
 NEEDED = (
     *("TORCH_LOGS", "TORCHDYNAMO_VERBOSE", "TORCHINDUCTOR_MAX_AUTOTUNE", "TORCH_CPP_LOG_LEVEL"),
@@ -26,6 +26,25 @@ NOT_NEEDED = (
 
 def test_only_variables_that_are_read_at_the_start_need_another_forkserver() -> None:
     assert [*read_at_start(dict.fromkeys((*NEEDED, *NOT_NEEDED), "1"))] == [*NEEDED]
+    assert read_at_start(dict.fromkeys(NEEDED, "")) == {}
+
+
+def test_the_end_of_a_forkserver_is_told_in_one_line() -> None:
+    outputs = {
+        "": "it wrote no reason",
+        "Fatal Python error: no seed\nPython runtime state\n\n  <no frame>\n": (
+            "Fatal Python error: no seed"
+        ),
+        "OpenBLAS error: no memory\n\n": "OpenBLAS error: no memory",
+        "Traceback\n  line 3\nImportError: x\n\nRuntimeError: y\n": "RuntimeError: y",
+        "killed": "killed",
+    }
+    for output, reason in outputs.items():
+        text = describe_end(output, {"TORCH_LOGS": "x"})
+        assert text.endswith(
+            f"has ended: {reason}; it got TORCH_LOGS=x: `--env TORCH_LOGS=`, or "
+            "`%env TORCH_LOGS=`, removes such a variable"
+        )
 
 
 def test_only_a_process_started_meanwhile_gets_the_variables(
@@ -45,7 +64,7 @@ def test_forkservers_without_ranks_are_closed_except_the_first_and_the_newest(
 ) -> None:
     servers: list[Any] = []
 
-    def create(variables: dict[str, str] | None = None) -> Any:
+    def create(variables: dict[str, str] | None = None, _changed: Any = None) -> Any:
         servers.append(Mock(variables=variables, rank_pids=set()))
         return servers[-1]
 
