@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from nbddp.errors import CellFailedError, CellInterruptedError
-from nbddp.formatting import describe_exit, format_line, format_ranks
+from nbddp.formatting import describe_exit, format_line, format_ranks, ranks_by_text
 from nbddp.wire.messages import CellEnded, Failure
 
 MAX_HEADLINE = 240  # characters of an error's text; the traceback has the full text
@@ -145,6 +145,13 @@ class RankFailure:
         return found is not None and not found.group().startswith(own)
 
     @property
+    def call(self) -> str:
+        """The collective that the rank was in; empty without one."""
+        called = self.failure.collective if self.failure else ""
+        is_private = called.startswith("_") and "#" not in called  # a step of FSDP
+        return "" if is_private else called
+
+    @property
     def exitcode(self) -> int | None:
         """Exit code of the rank's process, if it exited."""
         return self.process_exit.exitcode if self.process_exit else None
@@ -164,9 +171,7 @@ class RankFailure:
             return f"did not come to {self.missed_collective}{where.replace(',', ': it was in', 1)}"
         if self.is_quit:
             return f"left the debugger{where}"
-        called = self.failure.collective
-        is_private = called.startswith("_") and "#" not in called  # a step of FSDP, no collective
-        inside = f" in {called}" if called and not is_private else ""
+        inside = f" in {self.call}" if self.call else ""
         if self.is_interrupted:
             return f"interrupted{inside}{where}"
         lost = self._find_in_torch_error(_PEER_LOST)
@@ -199,6 +204,8 @@ class Verdict:
         is_replay: whether a replay ran the cell.
         lost: the variables that were lost with earlier ranks; see ReplayLog.
         hint: how to get a missing name from the notebook.
+        different_calls: the collective of each rank, if they waited in different ones until a
+            timeout.
     """
 
     first: RankFailure
@@ -212,6 +219,7 @@ class Verdict:
     is_replay: bool = False
     lost: Mapping[str, int] = field(default_factory=dict)
     hint: str = ""
+    different_calls: str = ""
 
     def for_rank(self, rank: int) -> RankFailure | None:
         """Return the failure of a rank, or an equal one of another rank; None if it succeeded."""
@@ -238,11 +246,12 @@ class Verdict:
         headline = first.headline()
         if len(self.causes) > 1 and headline.startswith("was "):
             headline = "were " + headline.removeprefix("was ")
-        return f"{format_ranks(self.causes)}{separator}{headline}"
+        calls = f"{self.different_calls}; " if self.different_calls else ""
+        return f"{calls}{format_ranks(self.causes)}{separator}{headline}"
 
     def report(self, *, advises: bool = True) -> str:
         """Return the report: first cause, traceback, consequences, and what to do next."""
-        is_chain = self.others and not self.is_interrupt and not self.ended_by
+        is_chain = self.others and not (self.is_interrupt or self.ended_by or self.different_calls)
         lines = [("first cause: " if is_chain else "") + self.summary()]
         if self.first.failure is not None and not self.is_interrupt:
             lines += ["", self.first.failure.traceback.strip("\n"), ""]
@@ -338,7 +347,17 @@ def find_first_cause(
         is_interrupt=first.is_interrupted or was_ended_by_user,
         has_survivors=has_other_ranks or set(exits) < set(ranks),
         ended_by=ended_by if was_ended_by_user else "",
+        different_calls=_describe_calls(failures) if first.has_timed_out else "",
     )
+
+
+def _describe_calls(failures: Sequence[RankFailure]) -> str:
+    """Return which ranks failed in which collective; empty if all failed in the same one."""
+    calls = {each.rank: each.call for each in failures if each.call}
+    groups = ranks_by_text(dict(sorted(calls.items())))
+    texts = [f"{format_ranks(ranks)} {call}" for call, ranks in groups.items()]
+    texts[:1] = [f"{format_ranks(ranks)} called {call}" for call, ranks in [*groups.items()][:1]]
+    return ", ".join(texts) if len(texts) > 1 else ""
 
 
 def _mark_missing_ranks(

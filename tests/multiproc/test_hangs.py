@@ -184,6 +184,9 @@ def test_timeout_blames_the_hanging_rank_not_the_waiting_rank(hasty_group: Ranks
     )
     assert "time.sleep(60)" in error.report
     assert "interrupt.py" not in error.report, "the traceback shows the cell alone"
+    error = hasty_group.failure_of("if rank: dist.barrier()\nelse: dist.all_reduce(torch.ones(1))")
+    calls = r"rank 0 called all_reduce #(\d+), rank 1 barrier #\1"
+    assert re.match(rf"{calls}; rank \d: RuntimeError: Timed out waiting", str(error)), error
 
 
 @pytest.mark.full

@@ -209,6 +209,20 @@ def test_only_rank_0_knows_which_rank_did_not_come_to_a_monitored_barrier() -> N
     assert "waited for rank 0" in verdict_on({1: waited, 2: waited}).report()
 
 
+def test_a_timeout_in_different_collectives_names_the_call_of_each_rank() -> None:
+    late = timed_out(at=20.0, collective="barrier #7")
+    waited = {0: late, 1: timed_out(), 2: interrupted("barrier #7", sequence=7)}
+    verdict = verdict_on(waited)
+    calls = "ranks 0,2 called barrier #7, rank 1 all_reduce #7"
+    assert verdict.summary().startswith(f"{calls}; rank 1: RuntimeError: Timed out")
+    assert verdict.report().startswith(verdict.summary())
+    assert verdict_on({0: timed_out(), 1: closed()}).summary().startswith("rank 0: RuntimeError")
+    assert (
+        verdict_on({0: late, 1: ended("ValueError", "no")}).summary()
+        == "rank 1: ValueError: no, line 9"
+    )
+
+
 CALLS = {
     "all_reduce #1 of group [0, 1]": ("RuntimeError", TIMED_OUT, {"[0, 1]": 1}, {}),
     "new_group": ("DistStoreError", STORE, {"new_group": 10001}, {"new_group": 10000}),
