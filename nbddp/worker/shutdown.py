@@ -28,6 +28,12 @@ from nbddp.child_processes import adopt_orphans, find_descendants, kill_all, ter
 from nbddp.worker.open_files import SAVE_TIMEOUT, OpenFiles
 from nbddp.worker.output.log_writer import flush_python_streams
 
+HOOKS_TIMEOUT = 2.0  # seconds; the controller kills a rank that has not ended after --grace
+_HOOKS_RUN = (
+    "nbddp: functions of atexit still run: the open files are flushed, but gzip, xz, bz2 and zip "
+    "files are not saved completely if the rank is killed"
+)
+
 
 def clear_exit_hooks() -> None:
     """Remove inherited exit hooks, so that only hooks of this process and its cells run at exit.
@@ -51,7 +57,13 @@ def exit_process(close: Callable[[], None], *, code: int = 0) -> NoReturn:
         close: sends the remaining output.
         code: the exit code.
     """
-    is_saved, files = threading.Event(), OpenFiles()
+    has_run_hooks, is_saved, files = threading.Event(), threading.Event(), OpenFiles()
+
+    def flush_early() -> None:
+        if not has_run_hooks.wait(HOOKS_TIMEOUT):
+            open_files = OpenFiles()
+            _run_all(open_files.flush, open_files.print_unsaved)
+            print(_HOOKS_RUN, file=sys.stderr, flush=True)  # noqa: T201 - into the log
 
     def end() -> None:
         is_saved.wait(SAVE_TIMEOUT)
@@ -69,7 +81,9 @@ def exit_process(close: Callable[[], None], *, code: int = 0) -> NoReturn:
         run_finalizers = partial(util._run_finalizers, 0)  # type: ignore[attr-defined]
         # torch's exit hook, without which a deleted loader waits for its workers
         run_torch_hook = loader_utils._set_python_exit_flag
-        _run_all(run_finalizers, atexit._run_exitfuncs, run_torch_hook)
+        early = threading.Thread(target=flush_early, daemon=True)  # in case that a hook blocks
+        _run_all(early.start, run_finalizers, atexit._run_exitfuncs, run_torch_hook)
+        has_run_hooks.set()
         ending = threading.Thread(target=end, daemon=True)  # in case that a file blocks this one
         _run_all(ending.start, files.save)
         is_saved.set()

@@ -366,10 +366,18 @@ def test_stopped_rank_runs_exit_handlers(group: Ranks, folder: Path) -> None:
         assert f"goodbye from {rank}" in logs[rank].read_text()
 
 
-def test_rank_that_ignores_stop_is_killed_and_named(make_group: MakeRanks, capsys: Capture) -> None:
+def test_rank_that_ignores_stop_is_killed_and_named_but_its_files_are_flushed(
+    make_group: MakeRanks, folder: Path, capsys: Capture
+) -> None:
     group = make_group(2, grace=4.0)  # rank 0 ends in it, on a slow machine too
-    group.run(f"{IMPORTS}if rank == 1: atexit.register(time.sleep, 600)")
+    group.run(
+        f"{IMPORTS}if rank == 1: _ = atexit.register(time.sleep, 600)\n"
+        "text = open(f'text{rank}', 'w')\n_ = text.write('saved')"
+    )
     group.restart()
+    assert [(folder / f"text{rank}").read_text() for rank in range(2)] == ["saved"] * 2
+    late = ["functions of atexit still run" in group.log(rank).read_text() for rank in range(2)]
+    assert late == [False, True]
     group.run("dist.barrier()")
     assert re.search("^nbddp: rank 1 .* 4 s.*killed$", capsys.readouterr().out, re.MULTILINE)
 
