@@ -17,6 +17,7 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -224,6 +225,7 @@ def start_task(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) 
     task.add_done_callback(tasks.discard)
 
 
+@dataclass(eq=False, repr=False)
 class StoreForwarder:
     """Forwards the store connections of a node's ranks, as long as its control connection lasts.
 
@@ -234,19 +236,14 @@ class StoreForwarder:
         before_send: called before data of a rank is forwarded.
     """
 
-    def __init__(
-        self,
-        control: FrameConnection,
-        number: int,
-        dial: Callable[[], Awaitable[FrameConnection | None]],
-        before_send: Callable[[], None],
-    ) -> None:
-        self._control = control
-        self._number = number
-        self._dial = dial
-        self._before = before_send
-        self._dials = asyncio.Semaphore(MAX_DIALS)
-        self._tasks: set[asyncio.Task[None]] = set()
+    _control: FrameConnection
+    _number: int
+    _dial: Callable[[], Awaitable[FrameConnection | None]]
+    _before_send: Callable[[], None]
+    _dials: asyncio.Semaphore = field(
+        init=False, default_factory=lambda: asyncio.Semaphore(MAX_DIALS)
+    )
+    _tasks: set[asyncio.Task[None]] = field(init=False, default_factory=set)
 
     def serve(self, listener: socket.socket) -> None:
         """Accept connections of ranks on this socket, which stays open."""
@@ -262,7 +259,7 @@ class StoreForwarder:
                 while (remote := await self._dial()) is None:
                     await asyncio.sleep(RETRY_DELAY)
             remote.send(FrameType.STORE, self._number)
-            await forward((reader, writer), remote, self._control, self._before)
+            await forward((reader, writer), remote, self._control, self._before_send)
         finally:
             writer.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from nbddp.errors import RequestError
 from nbddp.launch.local_launcher import Launcher, RankHandle
@@ -29,6 +29,7 @@ class NodeAssignment:
         return range(self.first, self.first + self.nproc)
 
 
+@dataclass(eq=False, repr=False)
 class RemoteLauncher(Launcher):
     """Starts ranks on nodes, in the order of :func:`nbddp.nodes.listener.sort_nodes`.
 
@@ -41,20 +42,12 @@ class RemoteLauncher(Launcher):
 
     is_local = False
 
-    def __init__(
-        self,
-        listener: NodeListener,
-        *,
-        min_nodes: int = 1,
-        max_nodes: int = sys.maxsize,
-        how_to_join: Callable[[], str] = str,
-    ) -> None:
-        self.listener = listener
-        self.min_nodes = min_nodes
-        self.max_nodes = max_nodes
-        self._how_to_join = how_to_join
-        self.assignments: list[NodeAssignment] = []
-        self._capacity = 0  # capacity at the last assignment
+    listener: NodeListener
+    min_nodes: int = 1
+    max_nodes: int = sys.maxsize
+    how_to_join: Callable[[], str] = str
+    assignments: list[NodeAssignment] = field(init=False, default_factory=list)
+    _capacity: int = field(init=False, default=0)  # capacity at the last assignment
 
     @property
     def base_env(self) -> Mapping[str, str]:
@@ -79,7 +72,7 @@ class RemoteLauncher(Launcher):
             are = "has" if 1 in (len(selected), self.min_nodes) else "have"
             nodes = "node" if self.min_nodes == 1 else "nodes"
             raise RequestError(
-                f"{len(selected)} of {self.min_nodes} {nodes} {are} joined; {self._how_to_join()}"
+                f"{len(selected)} of {self.min_nodes} {nodes} {are} joined; {self.how_to_join()}"
             )
         return sum(node.nproc for node in selected)
 
