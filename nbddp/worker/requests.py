@@ -6,7 +6,7 @@ import hashlib
 import io
 import pickle
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from typing import Any
 
@@ -39,6 +39,7 @@ NO_PROCESS_GROUP = (
 CANCELLED = "the request was cancelled"
 
 
+@dataclass(eq=False, repr=False)
 class RequestHandler:
     """Answers requests one after the other, but not cancelled ones.
 
@@ -52,22 +53,14 @@ class RequestHandler:
         heal_handler: answers the requests of a heal.
     """
 
-    def __init__(
-        self,
-        shell: RankShell,
-        store: Store,
-        payload_key: Callable[[str], str],
-        post: Callable[[Answer], None],
-        interrupter: CellInterrupter,
-        heal_handler: HealHandler,
-    ) -> None:
-        self._shell = shell
-        self._store = store
-        self._payload_key = payload_key
-        self._post = post
-        self._interrupter = interrupter
-        self._heal_handler = heal_handler
-        self._cancelled: set[int] = set()  # two threads use it: only add() and discard()
+    _shell: RankShell
+    _store: Store
+    _payload_key: Callable[[str], str]
+    _post: Callable[[Answer], None]
+    _interrupter: CellInterrupter
+    _heal_handler: HealHandler
+    # two threads use it: only add() and discard()
+    _cancelled: set[int] = field(init=False, default_factory=set)
 
     def cancel(self, request: int) -> None:
         """Cancel a request, which may be running or still in the queue."""

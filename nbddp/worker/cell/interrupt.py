@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from traceback import walk_tb
 from types import FrameType
@@ -44,6 +45,7 @@ MESSAGE_TIMEOUT = 1.0  # seconds from a signal of the notebook to its message
 OTHER_WAITS_AFTER = 3
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CellInterrupter:
     """Turn one Interrupt message into one KeyboardInterrupt in the running cell.
 
@@ -56,22 +58,14 @@ class CellInterrupter:
         acknowledge: tells the controller that this rank received the interrupt.
     """
 
-    def __init__(
-        self,
-        *,
-        is_cell_file: Callable[[str], bool],
-        cancel_task: Callable[[], bool],
-        record_wait: Callable[[], None],
-        is_transferring: Callable[[], bool],
-        abort_waits: Callable[..., None],
-        acknowledge: Callable[[int], None],
-    ) -> None:
-        self._is_cell_file = is_cell_file
-        self._cancel_task = cancel_task
-        self._record_wait = record_wait
-        self._is_transferring = is_transferring
-        self._abort_waits = abort_waits
-        self._acknowledge = acknowledge
+    is_cell_file: Callable[[str], bool]
+    cancel_task: Callable[[], bool]
+    record_wait: Callable[[], None]
+    is_transferring: Callable[[], bool]
+    abort_waits: Callable[..., None]
+    acknowledge: Callable[[int], None]
+
+    def __post_init__(self) -> None:
         self._changed = threading.Condition()
         self._cell = 0  # the newest cell that has begun
         self._interrupted_cell = 0  # the newest cell to interrupt
@@ -145,13 +139,13 @@ class CellInterrupter:
             has_begun = cell == self._cell
         if is_over:
             if has_begun:  # its result may be large and still be in transit
-                self._acknowledge(cell)
+                self.acknowledge(cell)
         elif not has_begun:
             self._interrupt_next_cell(cell)
         elif not self._interrupt_running_cell(
             cell, TIMEOUT_AFTER_DEATH if rank_died else SIGNAL_TIMEOUT
         ):
-            self._acknowledge(cell)  # to describe and send the end of the cell may take long
+            self.acknowledge(cell)  # to describe and send the end of the cell may take long
 
     # ---- requests between cells
 
@@ -178,7 +172,7 @@ class CellInterrupter:
 
     def _interrupt_request(self, request: int) -> None:
         timeout = TIMEOUT_AFTER_DEATH
-        self._is_transferring()
+        self.is_transferring()
         deadline = time.monotonic() + TRANSFER_TIMEOUT
         with self._changed:
             if self._request == request:
@@ -190,9 +184,9 @@ class CellInterrupter:
                     return
                 timeout = SIGNAL_TIMEOUT
                 if self._joins_group and (
-                    not self._is_transferring() or time.monotonic() > deadline
+                    not self.is_transferring() or time.monotonic() > deadline
                 ):
-                    self._abort_waits(others_too=False)
+                    self.abort_waits(others_too=False)
 
     # ---- the cell to interrupt
 
@@ -201,19 +195,19 @@ class CellInterrupter:
 
         Abort its process group if the group does not form in time.
         """
-        self._is_transferring()
+        self.is_transferring()
         deadline = time.monotonic() + TRANSFER_TIMEOUT
         cpu_time, has_acknowledged, timeout = main_thread.main_cpu_time(), False, GROUP_TIMEOUT
         with self._changed:
             while not self._changed.wait_for(lambda: self._cell >= cell, timeout):
                 timeout = SIGNAL_TIMEOUT
                 cpu_time, before = main_thread.main_cpu_time(), cpu_time
-                is_transferring = self._is_transferring()
+                is_transferring = self.is_transferring()
                 if not has_acknowledged and (is_transferring or cpu_time - before > BUSY_CPU_TIME):
                     has_acknowledged = True
-                    self._acknowledge(cell)
+                    self.acknowledge(cell)
                 if not is_transferring or time.monotonic() > deadline:
-                    self._abort_waits(others_too=False)
+                    self.abort_waits(others_too=False)
 
     def _interrupt_running_cell(self, cell: int, timeout: float) -> bool:
         """Send the signal until it arrives in the cell. End waits that it does not interrupt.
@@ -227,8 +221,8 @@ class CellInterrupter:
         """
         position, rounds, has_acknowledged = self._position(), 0, False
         began, cpu_time = time.monotonic(), main_thread.main_cpu_time()
-        self._record_wait()
-        self._is_transferring()
+        self.record_wait()
+        self.is_transferring()
         self._requested = self._raised + 1
         while True:
             handled_before = self._signals_handled
@@ -242,11 +236,11 @@ class CellInterrupter:
             cpu_time, before = main_thread.main_cpu_time(), cpu_time
             has_arrived = self._signals_handled > handled_before or not self._is_pending
             seconds = time.monotonic() - began
-            is_transferring = self._is_transferring() and seconds < TRANSFER_TIMEOUT
+            is_transferring = self.is_transferring() and seconds < TRANSFER_TIMEOUT
             is_computing = cpu_time - before > BUSY_CPU_TIME
             if not has_acknowledged and (has_arrived or is_transferring or is_computing):
                 has_acknowledged = True  # the rank responds, so it need not be killed
-                self._acknowledge(cell)
+                self.acknowledge(cell)
             is_handling = has_arrived and not self._importing_since
             if is_handling and seconds > REPEAT_TIMEOUT:
                 return has_acknowledged
@@ -258,18 +252,18 @@ class CellInterrupter:
                 others_too = rounds >= OTHER_WAITS_AFTER and not has_arrived
                 with self._changed:
                     if self._is_in_cell:  # else new connections would be closed
-                        self._abort_waits(others_too=others_too)
+                        self.abort_waits(others_too=others_too)
 
     def _on_sigint(self, _signum: int, frame: FrameType | None) -> None:
         self._signals_handled += 1
         if not self._is_interruptible or self._is_forking or not self._should_act():
             return
-        if main_thread.is_called_from(frame, self._is_cell_file):
+        if main_thread.is_called_from(frame, self.is_cell_file):
             if self._waits_for_import(frame):
                 return
             self._raised += 1
             raise KeyboardInterrupt
-        if self._cancel_task():
+        if self.cancel_task():
             self._raised += 1
 
     def _should_act(self) -> bool:
@@ -288,7 +282,7 @@ class CellInterrupter:
         return self._raised < self._requested
 
     def _waits_for_import(self, frame: FrameType | None) -> bool:
-        if not _imports_library(frame, self._is_cell_file):
+        if not _imports_library(frame, self.is_cell_file):
             self._importing_since = 0.0
             return False
         now = time.monotonic()

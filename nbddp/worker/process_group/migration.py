@@ -14,6 +14,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
 from types import FunctionType
@@ -54,6 +55,7 @@ Objects = dict[str, list[Any]]  # by kind, in order of creation
 NotMoved = tuple[Any, str, str]  # an object that is not moved, the reason, and what to do
 
 
+@dataclass(eq=False, repr=False)
 class Migration:
     """Moves objects of an old default group to the new one, with the same state on all ranks.
 
@@ -76,22 +78,14 @@ class Migration:
         moved_names: the variables that hold them; empty if one of them has no name.
     """
 
-    def __init__(
-        self,
-        bound_objects: BoundObjects,
-        namespace: Mapping[str, Any],
-        *,
-        source: int = 0,
-        is_heal: bool = False,
-    ) -> None:
-        self._bound_objects = bound_objects
-        self._namespace = namespace
-        self._source = source
-        self._is_heal = is_heal
-        self.moved_line = ""
-        self.moved_names: set[str] = set()
-        self._moved: list[Any] = []
-        self._not_moved: list[NotMoved] = []
+    _bound_objects: BoundObjects
+    _namespace: Mapping[str, Any]
+    _source: int
+    _is_heal: bool
+    moved_line: str = field(init=False, default="")
+    moved_names: set[str] = field(init=False, default_factory=set)
+    _moved: list[Any] = field(init=False, default_factory=list)
+    _not_moved: list[NotMoved] = field(init=False, default_factory=list)
 
     def run(self, *, may_migrate: bool = True) -> list[str]:
         """Move the objects. Without ``may_migrate`` on any rank, only report them.

@@ -92,7 +92,7 @@ class Regrouper:
         may_migrate, self._may_migrate = self._may_migrate, True
         try:
             objects, namespace = self._group.bound_objects, self._namespace
-            migration = Migration(objects, namespace, source=source, is_heal=is_heal)
+            migration = Migration(objects, namespace, source, is_heal)
             lines = migration.run(may_migrate=may_migrate)
         except Exception as error:
             self._may_migrate = self._group.is_broken or is_backend_error(error)
