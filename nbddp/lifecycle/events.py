@@ -42,6 +42,13 @@ class AttemptEvent(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankEvent(AttemptEvent):
+    """An event of one rank."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartAsked(Event):
     """Start ``world_size`` ranks, or only those in ``ranks``.
 
@@ -95,7 +102,7 @@ class NamespaceSent(AttemptEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupJoined(AttemptEvent):
+class GroupJoined(RankEvent):
     """A rank has joined a heal's new group, or it could not.
 
     Replacements get their variables in this group.
@@ -107,7 +114,6 @@ class GroupJoined(AttemptEvent):
     """
 
     generation: int
-    rank: int
     reason: str = ""
     is_consequence: bool = False
     not_loaded: tuple[str, ...] = ()
@@ -141,26 +147,22 @@ class StopAsked(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankReady(AttemptEvent):
+class RankReady(RankEvent):
     """A rank is ready: it has its shell and, if asked for, its process group."""
-
-    rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankStartFailed(AttemptEvent):
+class RankStartFailed(RankEvent):
     """A rank could not start; ``details`` is its traceback."""
 
-    rank: int
     reason: str
     details: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankEndedCell(AttemptEvent):
+class RankEndedCell(RankEvent):
     """A rank has ended a cell."""
 
-    rank: int
     cell: int
     is_ok: bool
     in_group: bool
@@ -168,18 +170,16 @@ class RankEndedCell(AttemptEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankAcknowledged(AttemptEvent):
+class RankAcknowledged(RankEvent):
     """The cell of a rank got its KeyboardInterrupt; it may still be cleaning up."""
 
-    rank: int
     cell: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessExited(AttemptEvent):
+class ProcessExited(RankEvent):
     """A rank's process has exited; ``is_reported``: the user knows it already."""
 
-    rank: int
     exitcode: int | None
     is_reported: bool = False
 

@@ -1,6 +1,6 @@
 """Requests to an idle rank, and the answer to any of them.
 
-The session numbers a request when it sends it; the answer has the same number.
+The answer has the number of its request.
 """
 
 from __future__ import annotations
@@ -16,65 +16,64 @@ KEEPS_RANK = "a trainer keeps its rank and its process group"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Push:
-    """Unpickle values and assign them to variables in the rank's namespace."""
+class RankRequest:
+    """A request to a rank; the session numbers it when it sends it."""
 
     request: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push(RankRequest):
+    """Unpickle values and assign them to variables in the rank's namespace."""
+
     payload: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pull:
+class Pull(RankRequest):
     """Evaluate an expression and send its value back."""
 
-    request: int = 0
     expression: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Complete:
+class Complete(RankRequest):
     """List the completions at a position in a piece of code."""
 
-    request: int = 0
     code: str
     cursor: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inspect:
+class Inspect(RankRequest):
     """Describe the name at a position in a piece of code; ``detail`` 1 includes its source."""
 
-    request: int = 0
     code: str
     cursor: int
     detail: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectFacts:
+class CollectFacts(RankRequest):
     """Describe all variables: a :class:`~nbddp.checks.facts.RankFacts`, as a dict."""
-
-    request: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendNamespace:
+class SendNamespace(RankRequest):
     """Pickle all variables except ``exclude``, for the replacements of dead ranks.
 
     ``replacements`` is empty if the user has chosen the donor.
     """
 
-    request: int = 0
     exclude: list[str]
     replacements: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinGroup:
+class JoinGroup(RankRequest):
     """Form a new process group, in which replacements get the donor's variables.
 
     Attributes:
-        request: number of the request.
         generation: number of the new process group.
         donor: the rank whose variables the replacements get.
         replacements: ranks with a new process.
@@ -83,7 +82,6 @@ class JoinGroup:
         own_values: for a replacement, by path, the texts of the donor's value and of its own value.
     """
 
-    request: int = 0
     generation: int
     donor: int
     replacements: list[int]
