@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 
+from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.pending_futures import PendingFutures
 from nbddp.controller.threads import Runtime
 from nbddp.errors import RequestError, StartError
 from nbddp.launch.local_launcher import Launcher
 from nbddp.lifecycle.group_state import Life
 from nbddp.lifecycle.refusals import NO_GROUP
+from nbddp.lifecycle.retries import AttemptFailure
 from nbddp.record.cell import CellHandle, NoticeRouter
 from nbddp.record.event_log import EventLog
 from nbddp.record.rank_monitor import RankMonitor
@@ -18,10 +19,6 @@ from nbddp.record.replay_log import ReplayLog
 from nbddp.sigint import Future
 from nbddp.wire.messages import InputReply, Ready
 from nbddp.wire.request_messages import Answer, Request
-
-if TYPE_CHECKING:
-    from nbddp.controller.group_spec import GroupSpec
-    from nbddp.lifecycle.retries import AttemptFailure
 
 
 class ControllerState:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from nbddp.controller.controller_state import ControllerState
 from nbddp.controller.rank_processes import FailedRanks, try_each
 from nbddp.lifecycle import events as ev
+from nbddp.lifecycle.group_state import HealLife
 from nbddp.record.heal.heal_report import MAX_SHOWN_PLACES, MAX_SHOWN_VALUES, Healed
+from nbddp.record.heal.rank_values import OwnValues
 from nbddp.record.replay_log import cell_that_assigned, root_name
 from nbddp.sigint import Future
 from nbddp.wire.messages import CancelRequest
 from nbddp.wire.request_messages import Answer, JoinGroup, SendNamespace
-
-if TYPE_CHECKING:
-    from nbddp.lifecycle.group_state import HealLife
-    from nbddp.record.heal.rank_values import OwnValues
 
 
 class HealRequests:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from nbddp.controller.controller_state import ControllerState
 from nbddp.controller.rank_processes import RankProcesses, short_error
@@ -18,11 +17,9 @@ from nbddp.lifecycle import refusals
 from nbddp.record.notices import InputClosed, InputRequest, RichOutput
 from nbddp.sigint import Future
 from nbddp.wire import messages as msg
+from nbddp.wire.envelope import Envelope
 from nbddp.wire.request_messages import Answer
 from nbddp.wire.timing_messages import CollectiveArrivals
-
-if TYPE_CHECKING:
-    from nbddp.wire.envelope import Envelope
 
 
 class MessageHandler:

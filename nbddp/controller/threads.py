@@ -15,10 +15,10 @@ from nbddp.errors import RequestError
 from nbddp.launch.local_launcher import RankHandle
 from nbddp.lifecycle.refusals import NO_GROUP
 from nbddp.sigint import Future, wait_for_result
+from nbddp.wire.envelope import Envelope
 
 if TYPE_CHECKING:
     from nbddp.controller.store_link import StoreLink  # imports torch: only when needed
-    from nbddp.wire.envelope import Envelope
 
 logger = logging.getLogger(__name__)
 

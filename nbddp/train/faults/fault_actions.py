@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,10 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.train import this_rank
 from nbddp.train.checkpoint.checkpoint import checkpoints
+from nbddp.train.faults.kinds import Fault
 from nbddp.train.prepare import prepared
-
-if TYPE_CHECKING:
-    from nbddp.train.faults.kinds import Fault
 
 EXIT_CODE = 3
 IMPOSSIBLE_BYTES = 1 << 56  # more than a process can address, so no memory is really allocated
