@@ -6,14 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from nbddp.checks.checker import (
-    RULES_FOR_ALL_RANKS,
-    check_facts,
-    check_source,
-    checked,
-    needs_check,
-    sort_findings,
-)
+from nbddp.checks import checker
 from nbddp.checks.facts import GroupFacts, RankFacts, kinds_by_name
 from nbddp.checks.registry import Finding
 from nbddp.checks.source import CellSource
@@ -38,7 +31,7 @@ def check_script(name: str) -> list[Finding]:
         raise RequestError(f"{name} is not checked as a script: {instead}")
     file = Path(name).expanduser()
     with script_text(file, name) as text:
-        return check_source(CellSource(text, is_cell=False))
+        return checker.check_source(CellSource(text, is_cell=False))
 
 
 def check_cell(
@@ -76,12 +69,12 @@ def check_cell(
     is_for_all = request.ranks is None or set(request.ranks) == set(range(world_size))
     found = [
         each
-        for each in [*check_source(source), *check_facts(facts)]
-        if (is_for_all and world_size != 1) or each.rule not in RULES_FOR_ALL_RANKS
+        for each in [*checker.check_source(source), *checker.check_facts(facts)]
+        if (is_for_all and world_size != 1) or each.rule not in checker.RULES_FOR_ALL_RANKS
     ]
     if is_asked and request.script is not None and request.script.path:
         found += check_script(request.script.path)
-    return sort_findings(each for each in found if is_asked or not each.is_fact)
+    return checker.sort_findings(each for each in found if is_asked or not each.is_fact)
 
 
 def find_new(session: Session, handle: CellHandle) -> list[Finding]:
@@ -94,12 +87,12 @@ def find_new(session: Session, handle: CellHandle) -> list[Finding]:
         return []
     ranks = {rank: RankFacts.from_json(each.facts) for rank, each in result.reports.items()}
     has_things = any(each.objects for each in ranks.values())
-    if not has_things and not needs_check(handle.request.source):
+    if not has_things and not checker.needs_check(handle.request.source):
         return []
     world_size, is_ok = len(session.life.ranks), result.is_ok
     check = partial(check_cell, handle.request, ranks, world_size=world_size, is_ok=is_ok)
     new, reported = [], session.reported_findings
-    for each in checked(partial(check, is_asked=False)):
+    for each in checker.checked(partial(check, is_asked=False)):
         key = handle.attempt, each.rule, each.text
         if each.rule.startswith("ND1") or key not in reported:  # ND1: the code of the cell
             new.append(each)

@@ -15,15 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.private_files import is_private_folder
+from nbddp.record import run_folder
 from nbddp.record.log_reader import log_name, read_end
-from nbddp.record.run_folder import (
-    RunJson,
-    create_run_folder,
-    facts_of_start,
-    open_events,
-    read_facts,
-    write_atomic,
-)
 
 TRIAL_ENDED = "trial ended"  # the user ended a run of a sweep or a scaling before its cell ended
 OWN_KINDS = frozenset(
@@ -100,7 +93,7 @@ class EventLog:
     def __init__(self, notify: Callable[[str], None]) -> None:
         self.folder: Path | None = None
         self.path: Path | None = None
-        self.run_json = RunJson()
+        self.run_json = run_folder.RunJson()
         self.notify = notify
         self._file = -1  # the descriptor of ``events.jsonl``
         self._has_reported = self._line_is_torn = False
@@ -120,8 +113,8 @@ class EventLog:
         if self.folder is not None and not is_private_folder(self.folder):
             self.close()
         if self.folder is None:
-            path, file = create_run_folder(base, name, self.notify)
-            self._begin(path, file, facts_of_start())
+            path, file = run_folder.create_run_folder(base, name, self.notify)
+            self._begin(path, file, run_folder.facts_of_start())
             self.add_facts(facts)
             return path
         return self.folder
@@ -130,11 +123,11 @@ class EventLog:
         """Continue in the run folder of another notebook, if it exists and is private."""
         if is_private_folder(path):
             self.close()
-            self._begin(path, open_events(path), read_facts(path))
+            self._begin(path, run_folder.open_events(path), run_folder.read_facts(path))
 
     def _begin(self, path: Path, file: int, facts: Mapping[str, Any]) -> None:
         self.folder = self.path = path
-        self._file, self.run_json = file, RunJson(facts)
+        self._file, self.run_json = file, run_folder.RunJson(facts)
         self._has_reported = self._line_is_torn = False
 
     def close(self) -> None:
@@ -178,7 +171,7 @@ class EventLog:
         self.run_json.facts |= facts
         self._written_at = time.monotonic()
         try:
-            write_atomic(self.folder / "run.json", self.run_json.text())
+            run_folder.write_atomic(self.folder / "run.json", self.run_json.text())
         except OSError as error:
             self._report_error(error)
 

@@ -15,17 +15,11 @@ from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip
 from nbddp.ui.chart_html import metrics_text
 from nbddp.ui.log_lines import LogLine, log_html, log_text, scroll_box
+from nbddp.ui.report import status
 from nbddp.ui.report.blocks import Block, Card, Cell, Details, Dot, Markup, Report, Text, note
 from nbddp.ui.report.findings import findings_below_cell
 from nbddp.ui.report.rank_table import MAX_DETAILED_RANKS, DrawCurve, rank_blocks
 from nbddp.ui.report.render import render_html, text_lines, title_html
-from nbddp.ui.report.status import (
-    alarm_blocks,
-    charts_block,
-    events_block,
-    state_title,
-    straggler_block,
-)
 from nbddp.ui.wording import describe_group, format_seconds
 
 
@@ -82,14 +76,14 @@ def record_html(record: CellReport) -> str:
     verdict = record.result.verdict if record.result else None
     state = [
         *([Card(verdict.report(), is_error=not verdict.is_interrupt)] if verdict else []),
-        *alarm_blocks(snapshot),
+        *status.alarm_blocks(snapshot),
         *rank_blocks(snapshot.ranks, curves=record.curves),
-        events_block(snapshot),
+        status.events_block(snapshot),
     ]
     is_open = record.result is not None and not record.result.is_ok
     blocks = [
         Details(replace(title, html=title_html(title, role="status")), state, is_open=is_open),
-        straggler_block(snapshot),
+        status.straggler_block(snapshot),
         *_attempts(record.attempts),
         *findings_below_cell(record.findings),
         *_numbers(record),
@@ -117,13 +111,13 @@ def _numbers(record: CellReport) -> list[Block]:
     if record.metrics is None:
         return notes
     text = "\n".join(metrics_text(record.metrics))
-    return [charts_block(record.metrics, record.scale, text), *notes]
+    return [status.charts_block(record.metrics, record.scale, text), *notes]
 
 
 def _title(record: CellReport) -> Cell:
     result, snapshot = record.result, record.snapshot
     if result is None:
-        return state_title(snapshot)
+        return status.state_title(snapshot)
     dot, outcome = _outcome(result)
     seconds = result.seconds
     if record.attempts:

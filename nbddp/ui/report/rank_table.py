@@ -12,18 +12,10 @@ from nbddp.charts.sparkline import sparkline
 from nbddp.formatting import format_bytes, format_line, format_number_ranges, plural
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot
+from nbddp.ui import wording
 from nbddp.ui.html_pieces import escape, text_color
 from nbddp.ui.report.blocks import Block, Cell, Markup, Mood, Table, Text, note
 from nbddp.ui.report.render import blocks_html, text_lines
-from nbddp.ui.wording import (
-    describe_lag,
-    format_cpu,
-    format_gpu_facts,
-    format_progress_bar,
-    format_seconds,
-    format_step,
-    gpu_facts,
-)
 
 MAX_DETAILED_RANKS = 8  # with a row for each rank; more ranks get a summary and a grid
 MAX_ROWS = 32  # in a table
@@ -103,7 +95,7 @@ def _row(
         html = f"{curve} {cell.html or escape(cell.text)}" if curve else cell.html
         cell = replace(cell, html=html)
         if is_old and cell.mood is Mood.PLAIN:
-            age = f"reported {format_seconds(rank.age)} ago"
+            age = f"reported {wording.format_seconds(rank.age)} ago"
             cell = replace(cell, mood=Mood.DIM, title=" · ".join(filter(None, [cell.title, age])))
         cells.append(cell)
     return cells
@@ -112,7 +104,7 @@ def _row(
 def _rank(rank: RankSnapshot) -> Cell:
     if rank.lag is None:
         return Cell(str(rank.rank), rank=rank.rank)
-    why = escape(describe_lag(rank.lag))
+    why = escape(wording.describe_lag(rank.lag))
     slow = (
         f'<span class="nbddp-waits" style="{text_color("warn")}" role="img" title="{why}"'
         f' aria-label="{why}">↓ slow</span>'
@@ -132,7 +124,7 @@ def _state(rank: RankSnapshot) -> Cell:
 def _line(rank: RankSnapshot) -> Cell:
     if not rank.line:
         return Cell("")
-    duration = format_seconds(rank.seconds) if rank.seconds else ""
+    duration = wording.format_seconds(rank.seconds) if rank.seconds else ""
     muted = f'<span class="nbddp-muted">{duration}</span> ' if duration else ""
     code = f"<code>{escape(rank.code)}</code>" if rank.code else ""
     style = ' style="max-width:12em"' if rank.progress_bars else ""
@@ -152,12 +144,12 @@ def _collective(rank: RankSnapshot) -> Cell:
 def _progress(rank: RankSnapshot) -> Cell:
     texts, html = [], ""
     for bar in rank.progress_bars:
-        texts.append(format_progress_bar(bar, is_short=True, is_active=rank.is_active))
+        texts.append(wording.format_progress_bar(bar, is_short=True, is_active=rank.is_active))
         text = escape(texts[-1])
         if rank.is_active and bar.seconds_left:
             text, _, left = text.rpartition(" · ")
             text += f'<span class="nbddp-left"> · {left}</span>'
-        title = escape(format_progress_bar(bar, is_active=rank.is_active))
+        title = escape(wording.format_progress_bar(bar, is_active=rank.is_active))
         filled = _filled(bar, rank) if bar.total else ""
         html += f'<div class="nbddp-clip" title="{title}">{filled}{text}</div>'
     return Cell(", ".join(texts), html=html)
@@ -185,11 +177,13 @@ COLUMNS: _Columns = {
     "state": _state,
     "line": _line,
     "collective": _collective,
-    "step": lambda rank: Cell(format_step(rank)),
+    "step": lambda rank: Cell(wording.format_step(rank)),
     "progress": _progress,
-    "CPU": lambda rank: Cell(format_cpu(rank)),
+    "CPU": lambda rank: Cell(wording.format_cpu(rank)),
     "memory": lambda rank: Cell(_memory(rank.memory)),
-    "GPU": lambda rank: Cell(" · ".join(gpu_facts(rank)), title=format_gpu_facts(rank)),
+    "GPU": lambda rank: Cell(
+        " · ".join(wording.gpu_facts(rank)), title=wording.format_gpu_facts(rank)
+    ),
 }
 
 
@@ -287,7 +281,7 @@ def overview(ranks: Sequence[RankSnapshot]) -> str:
     if slow is not None:
         parts.append(f"rank {slow} is the slowest")
     if left:
-        parts.append(f"{format_seconds(left)} left in {_outermost_loop(ranks)}")
+        parts.append(f"{wording.format_seconds(left)} left in {_outermost_loop(ranks)}")
     return " · ".join(parts)
 
 
@@ -323,9 +317,9 @@ def _grid_field(rank: RankSnapshot) -> str:
     is_odd = not rank.is_healthy or rank.state == "waiting" or rank.lag is not None
     kind = "nbddp-wrong" if rank.is_first_cause else "nbddp-waits" if is_odd else ""
     bar = next((bar for bar in rank.progress_bars if bar.total), None)
-    step, on_node = format_step(rank), f" on {rank.node}" if rank.node else ""
+    step, on_node = wording.format_step(rank), f" on {rank.node}" if rank.node else ""
     facts = [f"rank {rank.rank}{on_node}: {rank.state}", f"step {step}" if step else ""]
-    facts += [_memory(rank.memory), describe_lag(rank.lag) if rank.lag else ""]
+    facts += [_memory(rank.memory), wording.describe_lag(rank.lag) if rank.lag else ""]
     title = escape(" · ".join(filter(None, facts)))
     return (
         f'<span class="nbddp-field {kind}" role="listitem" title="{title}">'

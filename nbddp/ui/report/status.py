@@ -10,18 +10,11 @@ from nbddp.lifecycle.group_state import GroupState
 from nbddp.lifecycle.refusals import NO_GROUP
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
+from nbddp.ui import wording
 from nbddp.ui.html_pieces import event_log
 from nbddp.ui.log_lines import LogLine, log_html, scroll_box
 from nbddp.ui.report.blocks import Block, Card, Cell, Dot, Markup, Mood, Report, Text, note
 from nbddp.ui.report.rank_table import rank_blocks
-from nbddp.ui.wording import (
-    describe_events,
-    describe_group,
-    describe_refused,
-    describe_straggler,
-    format_seconds,
-    relative_path,
-)
 
 SHOWN_EVENTS = 8
 _DOTS = {
@@ -48,7 +41,7 @@ def status_report(
             straggler_block(snapshot),
             *([charts_block(metrics)] if metrics else []),
             *([Markup(lambda: scroll_box(log_html(lines)))] if lines else []),
-            note(f"logs in {relative_path(snapshot.folder)}" if snapshot.folder else ""),
+            note(f"logs in {wording.relative_path(snapshot.folder)}" if snapshot.folder else ""),
         ],
     )
 
@@ -57,10 +50,10 @@ def state_title(snapshot: Snapshot) -> Cell:
     """Return a title with the state of the group, its duration, and facts about the group."""
     activity, elapsed = snapshot.state.value, ""
     if snapshot.state.is_busy:
-        elapsed = format_seconds(snapshot.seconds)
+        elapsed = wording.format_seconds(snapshot.seconds)
         if snapshot.script:
             activity = f"{activity.split()[0]} {snapshot.script}"
-    facts = [activity, elapsed, *describe_group(snapshot), snapshot.run]
+    facts = [activity, elapsed, *wording.describe_group(snapshot), snapshot.run]
     return Cell(" · ".join(filter(None, facts)), dot=_DOTS.get(snapshot.state, Dot.BUSY))
 
 
@@ -68,18 +61,20 @@ def alarm_blocks(snapshot: Snapshot) -> list[Block]:
     """Return the hang card, and a note if forged messages were refused."""
     return [
         Card(snapshot.alarm, is_error=False),
-        note(describe_refused(snapshot.rejected_messages)),
+        note(wording.describe_refused(snapshot.rejected_messages)),
     ]
 
 
 def straggler_block(snapshot: Snapshot) -> Text:
     """Return a warning about the rank that the others wait for."""
-    return Text(describe_straggler(snapshot.straggler) if snapshot.straggler else "", Mood.WARN)
+    return Text(
+        wording.describe_straggler(snapshot.straggler) if snapshot.straggler else "", Mood.WARN
+    )
 
 
 def events_block(snapshot: Snapshot) -> Markup:
     """Return the events as an event line; as text, only the newest events."""
-    text = [f"{at} after the start: {text}" for _, at, text in describe_events(snapshot)]
+    text = [f"{at} after the start: {text}" for _, at, text in wording.describe_events(snapshot)]
     return Markup(partial(event_log, snapshot), "\n".join(text[-SHOWN_EVENTS:]))
 
 
