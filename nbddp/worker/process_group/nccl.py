@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 # Variables as in ProcessGroupNCCL.hpp and distributed_c10d.py. Only the controller ends a rank,
 # after it has shown the reason. An error of NCCL is the failure of a cell, and the rank lives on.
+# torch 2.15's new backend reads only the first one and TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC.
 ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # CleanUpOnly: abort the group, not the process
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # no monitor that kills if the watchdog is delayed
