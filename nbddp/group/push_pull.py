@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from keyword import iskeyword
 from typing import Any
 
 from nbddp.controller.rank_requests import ask_all, resolve_ranks
 from nbddp.controller.session import Session
-from nbddp.errors import RequestError
+from nbddp.errors import ArgumentError, RequestError
 from nbddp.record.push_store import PushRecord, pickle_values
+from nbddp.record.replay_log import SET_IN_EACH_RANK
 from nbddp.ui.frontend import StreamTarget
 from nbddp.wire.request_messages import Pull, Push
 
@@ -18,15 +20,32 @@ def push(session: Session, values: Mapping[str, Any], ranks: Sequence[int] | Non
     """Send values to ranks, or to all if none are named, and keep them for a replay.
 
     Raises:
-        ArgumentError: a rank does not exist.
+        ArgumentError: a rank does not exist, or a name is refused.
         RequestError: a value cannot be pickled, or the ranks are not idle.
     """
+    check_names(values)
     # before pickling, so that the death of a rank from here on is an error
     chosen = resolve_ranks(session, ranks)
     if not session.life.state.is_ready:
         raise RequestError(f"the ranks are {session.life.state.value}")
     data = pickle_values(values, prompt_numbers())
     _send(session, session.store_push(tuple(values), ranks, data), data, chosen)
+
+
+def check_names(names: Iterable[Any]) -> None:
+    """Refuse names that no variable can have, and names that nbddp sets on each rank.
+
+    Raises:
+        ArgumentError: a name is refused.
+    """
+    for name in names:
+        if not isinstance(name, str) or not name.isidentifier() or iskeyword(name):
+            raise ArgumentError(f"cannot push {name!r}: it is no name of a variable")
+        if name in SET_IN_EACH_RANK:
+            raise ArgumentError(
+                f"{name} is set by nbddp in each rank, and a push would overwrite it on all of "
+                "them: push it under another name"
+            )
 
 
 def repeat_push(session: Session, pushed: PushRecord) -> None:

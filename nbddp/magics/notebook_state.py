@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import replace
@@ -19,6 +19,7 @@ from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError, NbddpError, RequestError, StartError
 from nbddp.formatting import format_ranks, plural
+from nbddp.group.push_pull import check_names
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
 from nbddp.group.trace import collect_trace
@@ -32,7 +33,6 @@ from nbddp.magics.presenter import NotebookDisplay, Presenter
 from nbddp.magics.publishing import LivePublishing
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.heal.heal_report import Healed
-from nbddp.record.replay_log import SET_IN_EACH_RANK
 from nbddp.record.run_folder import folder_name
 from nbddp.record.trace import Trace
 from nbddp.record.verdict import Verdict
@@ -386,18 +386,15 @@ class NotebookState:
         if failed is not None:
             failed.raise_for_failure()
 
-    def notebook_values(self, names: Iterable[str]) -> dict[str, Any]:
+    def notebook_values(self, names: Sequence[str]) -> dict[str, Any]:
         """Return variables of the notebook with their values.
 
         Raises:
-            UsageError: a name does not exist, or nbddp sets it on each rank.
+            UsageError: a name does not exist.
+            ArgumentError: a name is refused.
         """
+        check_names(names)
         for name in names:
-            if name in SET_IN_EACH_RANK:
-                raise UsageError(
-                    f"{name} is set by nbddp in each rank, and a push would overwrite it on all of "
-                    "them: push it under another name"
-                )
             if name not in self.shell.user_ns:
                 raise UsageError(f"there is no {name!r} in the notebook to push")
         self.export_log.record_store_ports(self.shell.user_ns)

@@ -10,7 +10,7 @@ from drivers.ranks import Capture, MakeRanks, Ranks
 from notebook import Notebook
 from torch import nn
 
-from nbddp import CellFailedError, RequestError
+from nbddp import ArgumentError, CellFailedError, RequestError
 
 SHARES_KERNEL = True
 
@@ -85,6 +85,22 @@ def test_failed_pull_on_one_rank_leaves_no_values_in_the_store(group: Ranks) -> 
     assert group.pull("rank") == [0, 1]
     group.push({"x": 1})
     assert kept_in_store(group) == 2
+
+
+REFUSED = {
+    "rank": "set by nbddp",
+    "dist": "set by nbddp",
+    1: "no name",
+    "a b": "no name",
+    "for": "no name",
+}
+
+
+def test_a_push_overwrites_no_name_of_nbddp_and_needs_names(shared_group: Ranks) -> None:
+    for name, words in REFUSED.items():
+        with pytest.raises(ArgumentError, match=words):
+            shared_group.push({"fine": 1, name: 5})  # type: ignore[dict-item]
+    assert shared_group.pull("'fine' in globals()") == [False, False]
 
 
 class Counted:
