@@ -60,9 +60,14 @@ _ADVICE = {
         "/dev/shm is full: use fewer loader workers or smaller batches, or a container with a "
         "larger one, as by `docker run --shm-size=8g`"
     ),
-    re.compile("not compiled with CUDA enabled|No CUDA GPUs are|Found no NVIDIA driver"): (
-        "this rank has no CUDA: use `.to(device)`, which works with and without a GPU"
+    re.compile("no attribute '_cuda_setDevice'"): (
+        "this rank has no CUDA: leave out this line; `device` is the device of each rank"
     ),
+    # of torch.cuda without CUDA, such as device(), Stream() and Event() (torch 2.13.0)
+    re.compile(
+        "not compiled with CUDA enabled|No CUDA GPUs are|Found no NVIDIA driver|'_cuda_|"
+        "requires CUDA support|compiled without CUDA|dummy base class (Event|CUDAGraph)|NVTX func"
+    ): ("this rank has no CUDA: use `.to(device)`, which works with and without a GPU"),
 }
 # of torch.distributed, for a group that was destroyed (torch 2.13.0)
 _OLD_GROUP = re.compile(r"(Process group|Group) <.*> is not (registered|initialized in the world)")
