@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import platform
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ def _began(facts: Mapping[str, Any]) -> float:
     if "began" in facts:
         return float(facts["began"])
     with suppress(ValueError, TypeError):
-        return time.mktime(time.strptime(facts["started"][:19], "%Y-%m-%dT%H:%M:%S"))
+        return datetime.fromisoformat(facts["started"]).timestamp()
     return 0.0
 
 

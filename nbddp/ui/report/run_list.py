@@ -27,6 +27,7 @@ def run_list_report(listing: Listing, *, most: int = SHOWN_RUNS) -> Report:
     if not listing.total:
         title = "no runs here yet: a `%%ddp` cell makes one"
     shown = listing.runs[:most]
+    time.tzset()  # after `%env TZ=...`; else strftime() does it, after the first row
     names = short_names([run.name for run in shown])
     rows = [_row(listing, run, name) for run, name in zip(shown, names, strict=True)]
     head = ["run", "when", "started by", "ranks", *map(shorten, listing.titles)]

@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -50,6 +51,18 @@ def names(listing: Listing) -> str:
 
 
 # ---- a run in a line
+
+
+def test_all_runs_are_listed_in_the_current_time_zone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(folder, "20270115-080000-ended")
+    live = make_run(folder, "20270115-080000-live", is_stopped=False)
+    monkeypatch.setenv("TZ", "Asia/Tokyo")  # as %env does
+    shown = text_of(list_runs(folder, current=live))
+    monkeypatch.undo()
+    time.tzset()
+    assert shown.count("  01-15 17:00  ") == 2
 
 
 def test_a_run_is_listed_with_its_samples_per_second_and_the_time_lost(folder: Path) -> None:
