@@ -27,7 +27,7 @@ from nbddp.record.heal.rerun import cells_to_rerun, entries_to_rerun, trainer_ro
 from nbddp.record.notices import HangReport, InputRequest
 from nbddp.record.push_store import PushRecord
 from nbddp.record.replay_log import describe_entries, names_set_by
-from nbddp.record.verdict import REPLAY_WAY_OUT, Verdict
+from nbddp.record.verdict import REPLAY_WAY_OUT
 from nbddp.ui.frontend import View
 from nbddp.wire.messages import DEBUGGER, InputReply
 
@@ -120,7 +120,13 @@ class Recovery:
                 grows = result.is_outgrown and not self._end_requested
                 failed = self._restart_and_replay() if grows else result
             else:
-                failures.append(self._describe_failure(verdict))
+                failure = AttemptFailure(
+                    what=verdict.summary(),
+                    at=verdict.first.at,
+                    step=self._session.rank_monitor.last_step,
+                    is_death=bool(self._session.life.gone),
+                )
+                failures.append(failure)
                 failed = self._prepare_next_attempt(result, request, failures, retries)
             if failed is not None:
                 return failed
@@ -129,14 +135,6 @@ class Recovery:
             methods = [each.method for each in failures]
             self._display.print_line(f"done {describe_recoveries(methods, self._seconds_lost)}")
         return result
-
-    def _describe_failure(self, verdict: Verdict) -> AttemptFailure:
-        return AttemptFailure(
-            what=verdict.summary(),
-            at=verdict.first.at,
-            step=self._session.rank_monitor.last_step,
-            is_death=bool(self._session.life.gone),
-        )
 
     def _prepare_next_attempt(
         self,

@@ -45,7 +45,9 @@ class NbddpCallback:
             return
         self._step = step
         metrics = self._metrics(trainer, "batch")
-        if step % trainer.log_every_n_steps and any(map(_is_on_device, metrics.values())):
+        if step % trainer.log_every_n_steps and any(
+            each.device.type != "cpu" for each in metrics.values()
+        ):
             metrics = {}  # to read them would make the rank wait for the GPU
         rates = [group["lr"] for each in trainer.optimizers for group in each.param_groups]
         rate = {"learning_rate": rates[0]} if rates else {}
@@ -80,10 +82,6 @@ class NbddpCallback:
         for name in metrics:
             self._moments.setdefault(name, moment)
         return {name: value for name, value in metrics.items() if self._moments[name] == moment}
-
-
-def _is_on_device(value: Any) -> bool:
-    return bool(value.device.type != "cpu")
 
 
 def lightning_callbacks() -> list[Any]:

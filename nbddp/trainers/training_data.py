@@ -30,17 +30,13 @@ def data_facts(loader: Any) -> dict[str, Any]:
     may then have different data. No code of the user runs, except for the data set's length.
     """
     try:
-        if not _gives_shares(loader):
+        # Accelerate, and so Transformers, divides the data by rank, and so does Lightning
+        is_accelerates = type(loader.batch_sampler).__name__ == "BatchSamplerShard"
+        if not is_accelerates and not isinstance(loader.sampler, data.DistributedSampler):
             return {}
         return {"samples": len(loader.dataset), "columns": column_checksums(loader.dataset)}
     except Exception:  # noqa: BLE001 - a user's class may raise anything; then there are no facts
         return {}
-
-
-def _gives_shares(loader: Any) -> bool:
-    """Return whether Accelerate, and so Transformers, or Lightning divides the data by rank."""
-    is_accelerates = type(loader.batch_sampler).__name__ == "BatchSamplerShard"
-    return is_accelerates or isinstance(loader.sampler, data.DistributedSampler)
 
 
 def column_checksums(dataset: Any) -> dict[str, int]:

@@ -75,7 +75,10 @@ def run(script: Script, files: UserFiles) -> None:
         BaseException: the error that ended the script, such as SystemExit.
     """
     files.set_script(script)
-    _reset_process()
+    for name in ("__IPYTHON__", "display"):  # by which code detects a notebook
+        vars(builtins).pop(name, None)
+    # a .pyc stores its time in seconds, so it may hide an edit within the same second
+    sys.dont_write_bytecode = True
     with exiting_as_program():
         sys.path[:] = [script.folder, *filter(None, sys.path)]  # "" means the working folder
         main = ModuleType(_MAIN)
@@ -100,14 +103,6 @@ def run_in_namespace(namespace: dict[str, Any], script: Script, files: UserFiles
         with suppress(ValueError):  # the script removed it
             sys.path.remove(script.folder)
         sys.argv[:] = arguments
-
-
-def _reset_process() -> None:
-    """Remove the state by which a forked rank differs from a new process."""
-    for name in ("__IPYTHON__", "display"):  # by which code detects a notebook
-        vars(builtins).pop(name, None)
-    # a .pyc stores its time in seconds, so it may hide an edit within the same second
-    sys.dont_write_bytecode = True
 
 
 def _load(script: Script) -> tuple[CodeType, dict[str, Any]]:

@@ -93,16 +93,13 @@ class GroupReleaser:
         self._pid = os.getpid()
         self._groups: list[Any] = []
         self._ended: deque[list[Any]] = deque(([] for _ in range(CELLS_KEPT)), maxlen=CELLS_KEPT)
-        self._watch_destroy()
+        # free groups when a cell destroys them; close their sockets once all are destroyed
+        self.destroy = wrap(dist.distributed_c10d, "destroy_process_group", self._destroy_and_free)
+        dist.destroy_process_group = dist.distributed_c10d.destroy_process_group
 
     def keep_alive(self, group: dist.ProcessGroup) -> None:
         """Keep a reference to a new group."""
         self._groups.append(group)
-
-    def _watch_destroy(self) -> None:
-        """Free groups when a cell destroys them; close their sockets once all are destroyed."""
-        self.destroy = wrap(dist.distributed_c10d, "destroy_process_group", self._destroy_and_free)
-        dist.destroy_process_group = dist.distributed_c10d.destroy_process_group
 
     def _destroy_and_free(
         self, destroy: Callable[..., None], group: dist.ProcessGroup | None = None

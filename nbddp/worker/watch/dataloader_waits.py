@@ -57,17 +57,14 @@ def install_hooks() -> None:
         try:
             return original(self)
         finally:
-            _add_wait(started_at, time.time())
+            is_main = threading.current_thread() is threading.main_thread()
+            if is_main and time.time() - started_at >= SHORTEST_WAIT:
+                _waits.append((started_at, time.time()))
 
     wrap(dataloader._MultiProcessingDataLoaderIter, "_reset", reset)
     wrap(dataloader._BaseDataLoaderIter, "__next__", timed_next)
     wrap(DistributedSampler, "__iter__", iterate)
     wrap(RandomSampler, "__iter__", iterate)
-
-
-def _add_wait(start: float, end: float) -> None:
-    if end - start >= SHORTEST_WAIT and threading.current_thread() is threading.main_thread():
-        _waits.append((start, end))
 
 
 def begin_cell() -> None:
