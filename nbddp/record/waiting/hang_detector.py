@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nbddp.formatting import format_line, format_ranks, ranks_by_text
 from nbddp.wire.collective import Collective
@@ -26,6 +26,7 @@ class Heartbeat:
     at: float
 
 
+@dataclass(eq=False, repr=False)
 class HangDetector:
     """Keeps the last heartbeat of each rank, and reports each hang once.
 
@@ -41,18 +42,13 @@ class HangDetector:
         likely_causes: returns sentences about mistakes in the code of the cell that end in a hang.
     """
 
-    def __init__(
-        self,
-        is_stopped: Callable[[int], bool],
-        is_working: Callable[[int], bool] = lambda _rank: False,
-    ) -> None:
-        self.is_stopped = is_stopped
-        self._is_working = is_working
-        self.hang_after = HANG_AFTER
-        self.heartbeats: dict[int, Heartbeat] = {}
-        self._reported: set[object] = set()
-        self.problem_text = ""
-        self.likely_causes: Callable[[], Sequence[str]] = tuple
+    is_stopped: Callable[[int], bool]
+    is_working: Callable[[int], bool] = lambda _rank: False
+    hang_after: float = field(init=False, default=HANG_AFTER)
+    heartbeats: dict[int, Heartbeat] = field(init=False, default_factory=dict)
+    problem_text: str = field(init=False, default="")
+    likely_causes: Callable[[], Sequence[str]] = field(init=False, default=tuple)
+    _reported: set[object] = field(init=False, default_factory=set)
 
     def memory_used(self) -> int:
         """Return the bytes that all ranks together used at their last heartbeat."""
@@ -90,7 +86,7 @@ class HangDetector:
         """
         running = sorted(waiting)
         late = [rank for rank in running if now - self.heartbeats[rank].at > SILENT_AFTER]
-        silent = [rank for rank in late if not self._is_working(rank)]
+        silent = [rank for rank in late if not self.is_working(rank)]
         text = (
             self._describe_silent(silent)
             if silent

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -50,6 +51,7 @@ MAX_REASON = 300  # characters of the reason
 T = TypeVar("T")
 
 
+@dataclass(eq=False, repr=False)
 class HealHandler:
     """Answers the requests of a heal.
 
@@ -62,22 +64,16 @@ class HealHandler:
         payload_key: returns the store key for a name.
     """
 
-    def __init__(
-        self,
-        shell: RankShell,
-        group: ProcessGroup,
-        regrouper: Regrouper,
-        store: dist.Store,
-        payload_key: Callable[[str], str],
-    ) -> None:
-        self._namespace = shell.user_ns
-        self._preset_names = {*shell.user_ns}
+    _shell: RankShell
+    _group: ProcessGroup
+    _regrouper: Regrouper
+    _store: dist.Store
+    _payload_key: Callable[[str], str]
+
+    def __post_init__(self) -> None:
+        self._namespace = self._shell.user_ns
+        self._preset_names = {*self._namespace}
         self._environment = ProcessEnvironment()
-        self._shell = shell
-        self._group = group
-        self._regrouper = regrouper
-        self._store = store
-        self._payload_key = payload_key
         self._storages: Sequence[UntypedStorage] = ()
         self._report: JsonDict = {}
 

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from types import FrameType
 
@@ -39,6 +39,7 @@ MIN_CHANGE = 2.0  # percent of a core or of memory; smaller changes are not sent
 MAX_CODE = 100  # characters of a line to show
 
 
+@dataclass(eq=False, repr=False)
 class Sampler:
     """Send a RankStatus once a second while a cell runs, and less often between cells.
 
@@ -51,28 +52,21 @@ class Sampler:
         stdin: shows whether the cell waits for the user.
     """
 
-    def __init__(
-        self,
-        post: Callable[[RankStatus | CollectiveArrivals], None],
-        shell: RankShell,
-        usage: UsageSampler,
-        log: LogWriter,
-        metric_sink: MetricSink,
-        stdin: StdinProxy,
-    ) -> None:
-        self._post = post
-        self._shell = shell
-        self._usage = usage
-        self._log = log
-        self._metric_sink = metric_sink
-        self._stdin = stdin
+    _post: Callable[[RankStatus | CollectiveArrivals], None]
+    _shell: RankShell
+    _usage: UsageSampler
+    _log: LogWriter
+    _metric_sink: MetricSink
+    _stdin: StdinProxy
+
+    def __post_init__(self) -> None:
         self._stall_detector = StallDetector()
         self._cell = self._last_cell = 0
         self._began_at = 0.0
         self._has_sampled = False
         self._spans_cell = True  # whether the next CPU value covers a part of a cell
         self._last_sent: RankStatus | None = None
-        self._arrivals = ArrivalRecorder(post, shell)
+        self._arrivals = ArrivalRecorder(self._post, self._shell)
         self._cell_started = threading.Event()
 
     def start(self) -> None:
