@@ -118,10 +118,8 @@ class MetricSeries:
             return
         self._totals[-1] += value
         self._counts[-1] += 1
-        if value < self._lows[-1]:
-            self._lows[-1] = value
-        if value > self._highs[-1]:
-            self._highs[-1] = value
+        self._lows[-1] = min(self._lows[-1], value)
+        self._highs[-1] = max(self._highs[-1], value)
 
     def fill(self, times: Sequence[float], steps: Sequence[float], values: Sequence[float]) -> None:
         """Add the first values, if :func:`_can_fill`: a whole run in a tenth of the time."""

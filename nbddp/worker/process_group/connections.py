@@ -13,7 +13,7 @@ import socket
 import stat
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
 MAX_DESCRIPTORS = 65_536  # file descriptors that are tried if they cannot be listed
@@ -172,13 +172,9 @@ def check_free_descriptors(count: int) -> None:
     Raises:
         OSError: there are too many open files.
     """
-    opened: list[int] = []
-    try:
+    with ExitStack() as opened:
         for _ in range(count):
-            opened.append(os.dup(2))
-    finally:
-        for fd in opened:
-            os.close(fd)
+            opened.callback(os.close, os.dup(2))
 
 
 def _ends(connection: socket.socket) -> Ends:
