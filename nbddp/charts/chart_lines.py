@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nbddp.charts.axes import AxisScale, format_number, wants_log
 from nbddp.charts.palette import INK, rank_color
 from nbddp.formatting import plural
-from nbddp.record.metrics import Curve
+from nbddp.record.metrics import MAX_FINITE, Curve
 
 Numbers = NDArray[np.float64]
 
@@ -186,7 +186,7 @@ class Chart:
             facts.append("log scale, zeros left out" if has_zeros else "log scale")
         if self.nonfinite:
             whose = [each.label for each in self.lines if each.is_strong and each.nonfinite.any()]
-            count = f"{plural(self.nonfinite, 'value')} not finite"
+            count = f"{plural(self.nonfinite, 'value')} {self.why_not_drawn}"
             facts.append(f"{count} ({', '.join(whose)})" if whose and not self.legend else count)
         return facts
 
@@ -194,6 +194,13 @@ class Chart:
     def nonfinite(self) -> int:
         """The number of values that are not finite."""
         return sum(int(line.nonfinite.sum()) for line in self.lines)
+
+    @property
+    def why_not_drawn(self) -> str:
+        """Why values are not drawn: they are not finite, or as the newest values too large."""
+        last = [line.last for line in self.lines if line.nonfinite.any()]
+        is_large = last and all(isfinite(each) and abs(each) >= MAX_FINITE for each in last)
+        return "too large to draw" if is_large else "not finite"
 
     @property
     def text(self) -> str:
@@ -257,12 +264,16 @@ def rank_lines(curves: Mapping[int, Curve]) -> list[ChartLine]:
 
 
 def is_log(lines: Sequence[ChartLine], scale: AxisScale) -> bool:
-    """Return whether the value axis is logarithmic: as asked for if possible, else if it helps."""
+    """Return whether the value axis is logarithmic: as asked for if possible, else if it helps.
+
+    A log axis leaves out zeros. It must be asked for: a metric of a cell that ran twice has more
+    values in a bucket, and would otherwise get another scale than in the panel.
+    """
     numbers = _finite(end for line in lines for end in (line.low, line.high))
     if scale is AxisScale.LINEAR or not (numbers > 0).any() or (numbers < 0).any():
         return False
     values = (_finite([line.values]).tolist() for line in lines)
-    return scale is AxisScale.LOG or any(map(wants_log, values))
+    return scale is AxisScale.LOG or bool(numbers.all() and any(map(wants_log, values)))
 
 
 def mean_line(lines: Sequence[ChartLine]) -> ChartLine:

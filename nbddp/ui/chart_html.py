@@ -165,21 +165,26 @@ def tooltips_of(chart: Chart, frame: Frame) -> Iterator[Tooltip]:
         here = [(line, values[at]) for line, values in values_by_line]
         present = [(line, value) for line, value in here if value is not None]
         at_step = f"{format_number(step)} s" if unit == "s" else f"{unit} {step:.0f}"
-        text = "\n".join([at_step, *_rows(present)])
+        text = "\n".join([at_step, *_rows(present, chart.why_not_drawn)])
         left, width = edges[at], edges[at + 1] - edges[at]
         yield Tooltip(float(left), float(width), float(pixels[at] - left), text)
 
 
-def _rows(values: Sequence[tuple[ChartLine, float]]) -> Iterator[str]:
-    """Yield a row for the mean and for each line; of many lines, only the lowest and highest."""
+def _rows(values: Sequence[tuple[ChartLine, float]], why_not: str) -> Iterator[str]:
+    """Yield a row for the mean and for each line; of many lines, only the lowest and highest.
+
+    Args:
+        values: the lines and their values.
+        why_not: what to say about a value that is not drawn.
+    """
     lines = [(line, value) for line, value in values if line.color is not None]
     for line, value in values:
         if line.color is None or len(lines) <= MANY_RANKS:
-            yield f"{line.label}  {_format_value(value)}"
+            yield f"{line.label}  {format_number(value) if isfinite(value) else why_not}"
     numbers = sorted((value, line.label) for line, value in lines if isfinite(value))
     if numbers and len(lines) > MANY_RANKS:
         for name, (value, label) in (("lowest", numbers[0]), ("highest", numbers[-1])):
-            yield f"{name}  {_format_value(value)} ({label})"
+            yield f"{name}  {format_number(value)} ({label})"
 
 
 def _values(line: ChartLine, steps: Numbers, near: float) -> list[float | None]:
@@ -188,7 +193,3 @@ def _values(line: ChartLine, steps: Numbers, near: float) -> list[float | None]:
     is_near = np.abs(line.steps[at] - steps) <= near
     pairs = zip(line.values[at].tolist(), is_near.tolist(), strict=True)
     return [value if is_close else None for value, is_close in pairs]
-
-
-def _format_value(value: float) -> str:
-    return format_number(value) if isfinite(value) else "not finite"

@@ -15,6 +15,7 @@ from nbddp.charts.axes import AxisScale, format_number, format_ticks, log_ticks,
 from nbddp.charts.chart_lines import Chart, rank_chart
 from nbddp.charts.svg import Frame, draw
 from nbddp.record.metrics import Curve, MetricStore
+from nbddp.ui.chart_html import tooltips_of
 
 
 def chart_of(value: Callable[[int, int], float], **how: int) -> Chart:
@@ -122,8 +123,29 @@ def test_the_requested_axis_scale_is_used_if_the_values_allow_it(
     assert rank_chart("loss", losses(value), scale).is_log == is_log
 
 
+def from_zero(_rank: int, step: int) -> float:
+    return step % 700 / 700
+
+
+@pytest.mark.parametrize("steps", [700, 1400, 2800])  # above 1,000 a bucket has several values
+def test_a_metric_with_a_zero_gets_no_log_axis_however_often_its_cell_ran(steps: int) -> None:
+    curves = losses(from_zero, steps=steps)
+    assert not rank_chart("accuracy", curves).is_log
+    assert rank_chart("accuracy", curves, AxisScale.LOG).is_log
+
+
+@pytest.mark.parametrize(
+    ("last", "why"), [(1e301, "too large to draw"), (math.inf, "not finite"), (1.0, "not finite")]
+)
+def test_values_that_are_finite_but_too_large_are_called_so(last: float, why: str) -> None:
+    chart = chart_of(lambda _rank, step: 2e300 if step < 99 else last)
+    assert chart.facts[0].endswith(f" values {why}")
+    assert f"rank 0  {why}" in next(tooltips_of(chart, Frame(chart))).text
+
+
 def test_a_log_axis_omits_a_zero_value() -> None:
-    chart = chart_of(lambda rank, step: 0.0 if step == 99 else steep(rank, step))
+    zero_last = losses(lambda rank, step: 0.0 if step == 99 else steep(rank, step))
+    chart = rank_chart("loss", zero_last, AxisScale.LOG)
     assert chart.is_log
     assert chart.facts == ["log scale, zeros left out"]
     assert chart.limits == (pytest.approx(10 ** (-98 / 20)), 1.0)
