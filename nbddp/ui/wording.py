@@ -18,6 +18,7 @@ from nbddp.record.waiting.stragglers import StragglerLag
 
 MAX_NAMED = 20  # metrics that are not shown
 MAX_NOT_CARRIED = 8  # variables in the event of a heal
+MAX_SETTING = 40  # characters of a value there
 MAX_SETTINGS = 8  # in the event of a configuration; `run.json` has all
 
 
@@ -228,12 +229,17 @@ def relative_path(path: str) -> str:
     return path
 
 
+def _cut(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= MAX_SETTING else f"{text[: MAX_SETTING - 1]}…"
+
+
 _DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
     "start": lambda facts: (
         f"{'restart' if facts['attempt'] > 1 else 'start'}: attempt {facts['attempt']}"
     ),
     "config": lambda facts: (
-        f"config: {list_some([f'{n} {v}' for n, v in facts['values'].items()], MAX_SETTINGS)}"
+        f"config: {list_some([f'{n} {_cut(v)}' for n, v in facts['values'].items()], MAX_SETTINGS)}"
     ),
     "healed": lambda facts: (
         f"{format_ranks(facts['ranks'])} healed with the variables of rank {facts['donor']}: "

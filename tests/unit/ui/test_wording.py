@@ -62,7 +62,7 @@ RECORDED: list[tuple[str, dict[str, Any]]] = [
     ("stopped", {"attempt": 1}),
 ]
 TOLD_BY_RANKS: list[tuple[str, dict[str, Any]]] = [
-    ("config", {"rank": 0, "values": {"lr": 0.1, "depth": 3}}),
+    ("config", {"rank": 0, "values": {"lr": 0.1, "depth": 3, "path": "x" * 120}}),
     ("fault", {"rank": 1, "fault": "kill@rank=1,step=30", "at_step": 30}),
     ("checkpoint", {"rank": 1, "step": 3, "seconds": 0.5}),
     ("checkpoint", {"rank": 1, "step": 3, "seconds": "x"}),
