@@ -16,10 +16,42 @@ from nbddp.magics.completion import Completion
 from nbddp.magics.line_magic import HELP, run_command
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.parser import CELL
+from nbddp.record.event_log import CONFIG
 from nbddp.record.waiting.collective_timeline import Timeline
+from nbddp.train.log_and_track import Sink, set_sink
 
 ATTRIBUTE = "_nbddp"  # attribute of a shell: the extension that nbddp added
 _RANK_NAMES = ("nbddp", "rank", "local_rank", "world_size", "device", "dist")
+
+
+class _KernelSink(Sink):
+    """The sink of a kernel: it says once that no rank runs a call, which then records nothing.
+
+    Args:
+        print_line: prints a line for the user.
+    """
+
+    def __init__(self, print_line: Callable[[str], None]) -> None:
+        self._print_line: Callable[[str], None] | None = print_line
+
+    def log(self, step: int | None, values: dict[str, float]) -> None:
+        """Send the numbers to the logger."""
+        super().log(step, values)
+        self._explain("nbddp.log")
+
+    def record_event(self, kind: str, facts: dict[str, Any]) -> None:
+        """Send an event to the logger."""
+        super().record_event(kind, facts)
+        if kind == CONFIG:
+            self._explain("nbddp.config")
+
+    def _explain(self, function: str) -> None:
+        print_line, self._print_line = self._print_line, None
+        if print_line is not None:
+            print_line(
+                f"nbddp: `{function}` records nothing in a plain cell, because no rank runs it: "
+                "use it in a `%%ddp` cell"
+            )
 
 
 class _Extension:
@@ -32,6 +64,7 @@ class _Extension:
 
     def __init__(self, shell: InteractiveShell) -> None:
         self.notebook = NotebookState(shell)
+        set_sink(_KernelSink(self.notebook.presenter.print_line))
         self._magics: dict[tuple[str, str], Callable[..., object]] = {
             ("line", "ddp"): self._run_command,
             ("cell", "ddp"): self._run_on_ranks,
@@ -89,6 +122,7 @@ class _Extension:
         for kind, name in self._magics:
             shell.magics_manager.magics[kind].pop(name, None)
         shell.magics_manager.register_function(self._load_ext, "line", "load_ext")
+        set_sink(Sink())
         self.notebook.group.close()
 
     def _warm_up(self, *_result: object) -> None:

@@ -37,7 +37,7 @@ def config(values: Any = None, /, **named: Any) -> None:
 
     Raises:
         TypeError: a name is not a string, or ``values`` has no names.
-        ArgumentError: there are more than 500 settings, or a name is given twice.
+        ArgumentError: there are more than 500 settings, or a name is empty or given twice.
 
     >>> config(lr=0.1, model="resnet18")
     >>> config({"optim": {"lr": 0.1, "betas": (0.9, 0.95)}}, seed=1)
@@ -79,6 +79,8 @@ def _flatten(values: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str,
     for name, value in values.items():
         if not isinstance(name, str):
             raise TypeError(f"nbddp.config: a name must be a string, got {name!r}")
+        if not name.strip():
+            raise ArgumentError("nbddp.config: a name is empty: name each setting")
         full_name, inner = before + name, _as_mapping(value)
         if inner is None:
             yield full_name[:MAX_TEXT], _as_setting(value)

@@ -125,7 +125,7 @@ def log(
 
     Raises:
         TypeError: a value is not a number, or a name is not a string; nothing is reported.
-        ArgumentError: a name is reserved for nbddp's own fields, or is given twice.
+        ArgumentError: a name is empty, is reserved for nbddp's own fields, or is given twice.
 
     >>> log(step=3, loss=0.25, accuracy=0.9)
     >>> log(loss=0.25)
@@ -161,6 +161,8 @@ def _merge_names(values: Mapping[str, Any] | None, named: dict[str, Any]) -> dic
     for name in [*values, *named]:
         if not isinstance(name, str):
             raise TypeError(f"nbddp.log: a name must be a string, got {name!r}")
+        if not name.strip():
+            raise ArgumentError("nbddp.log: a name is empty: name each number")
         if name in RESERVED:
             raise ArgumentError(
                 f"nbddp.log: choose another name for {name!r}: nbddp uses that name itself"

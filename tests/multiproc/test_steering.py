@@ -37,6 +37,13 @@ def test_bad_input_gets_a_one_line_error_and_starts_no_ranks(notebook: Notebook)
     assert "no ranks" in notebook.run("%ddp status").text
 
 
+def test_metrics_in_a_plain_cell_are_explained_once(notebook: Notebook) -> None:
+    plain = "import nbddp\nnbddp.config(lr=1)\nnbddp.log(loss=1)"
+    said = "nbddp: `nbddp.config` records nothing in a plain cell, because no rank runs it: "
+    assert notebook.run(plain).text == f"{said}use it in a `%%ddp` cell\n"
+    assert notebook.run(plain).text == ""
+
+
 def test_changed_options_do_not_discard_names(notebook: Notebook) -> None:
     notebook.run("%%ddp --nproc 2\nkept = 1")
     text = notebook.run("%%ddp --nproc 3\npass").text

@@ -83,6 +83,7 @@ def test_invalid_settings_are_refused_and_no_settings_report_nothing(
         *(refusal(TypeError, nbddp.config, wrong) for wrong in (0.1, Settings, {1: 2})),
         refusal(ArgumentError, nbddp.config, {"lr": 1}, lr=2),
         refusal(ArgumentError, nbddp.config, many),
+        refusal(ArgumentError, nbddp.config, {"": 1}),
     ] == snapshot
     assert recorder.calls == []
     nbddp.config()

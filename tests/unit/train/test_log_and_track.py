@@ -101,6 +101,7 @@ REFUSED: dict[str, tuple[type[Exception], tuple[Any, ...], dict[str, Any]]] = {
     "step": (ArgumentError, ({"step": 1},), {"step": 3}),
     "twice": (ArgumentError, ({"loss": 1},), {"step": 3, "loss": 2.0}),
     "no name": (TypeError, ({3: 1},), {"step": 3}),
+    "an empty name": (ArgumentError, ({"": 1},), {"step": 3}),
     "no names": (TypeError, (torch.tensor(0.5),), {"step": 3}),
 }
 
