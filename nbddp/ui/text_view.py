@@ -12,26 +12,12 @@ from io import StringIO
 from nbddp.charts.axes import format_number
 from nbddp.controller.session import Session
 from nbddp.formatting import format_ranks
+from nbddp.record import notices
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.log_reader import MAX_PANEL_LINE, LineAssembler, log_name
-from nbddp.record.notices import (
-    ControllerMessage,
-    InputClosed,
-    InputRequest,
-    Notice,
-    OutputText,
-    RichOutput,
-)
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.sigint import import_interruptibly
-from nbddp.ui.frontend import (
-    COALESCE_SECONDS,
-    Check,
-    ErrorBoundary,
-    StreamTarget,
-    View,
-    is_plain_text,
-)
+from nbddp.ui import frontend
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import InputBackend, InputQueue
 from nbddp.ui.log_lines import RepeatedWarnings, split_text_and_rich
@@ -81,15 +67,15 @@ class TextView:
 
     def __init__(
         self,
-        screen: StreamTarget,
+        screen: frontend.StreamTarget,
         *,
         is_quiet: bool = False,
         progress: ProgressLine | None = None,
         input_queue: InputQueue | None = None,
-        check: Check | None = None,
+        check: frontend.Check | None = None,
     ) -> None:
         self._screen = screen
-        self._errors = ErrorBoundary(screen)
+        self._errors = frontend.ErrorBoundary(screen)
         self._input_queue = input_queue or InputQueue(InputBackend(), lambda *_: None)
         self._check = check
         self._progress = progress
@@ -103,7 +89,7 @@ class TextView:
         self._pauses_end = 0.0  # when the pauses for all flushes until now end
         self._next_flush = 0.0
 
-    def continue_from(self, before: View) -> None:
+    def continue_from(self, before: frontend.View) -> None:
         """Do nothing: the output goes below the output of the earlier attempt."""
 
     def show_status(self, text: str) -> None:
@@ -146,7 +132,7 @@ class TextView:
             with self._errors.logging_errors():
                 self._update(handle, notice)
 
-    def _update(self, handle: CellHandle, notice: Notice | None) -> None:
+    def _update(self, handle: CellHandle, notice: notices.Notice | None) -> None:
         """Show a notice, and everything that is due now."""
         if notice is not None:
             self._show_notice(notice)
@@ -177,7 +163,7 @@ class TextView:
         now, pace = time.monotonic(), self._screen.pace
         self._caught_up_at = max(self._caught_up_at, now - BURST_SIZE / pace) + len(text) / pace
         self._pauses_end = max(self._pauses_end, now - PAUSE_ALLOWANCE) + pause
-        self._next_flush = max(self._pauses_end, now + COALESCE_SECONDS)
+        self._next_flush = max(self._pauses_end, now + frontend.COALESCE_SECONDS)
 
     def _write_below(self, text: str) -> None:
         self._pending.write(self._unfinished.end_open_line() + text)
@@ -205,26 +191,26 @@ class TextView:
         if self._progress is not None:
             self._progress.show_charts(self._screen)
 
-    def _show_notice(self, notice: Notice) -> None:
+    def _show_notice(self, notice: notices.Notice) -> None:
         match notice:
-            case ControllerMessage(text=text):
+            case notices.ControllerMessage(text=text):
                 self._write_below(f"nbddp: {text}\n")
-            case OutputText(rank=rank, text=text) if not self._is_quiet:
+            case notices.OutputText(rank=rank, text=text) if not self._is_quiet:
                 lines = self._assembler_of(rank)
                 self._write_lines(rank, lines.add(text))
                 self._pending.write(
                     self._unfinished.update(rank, text, lines.partial, time.monotonic())
                 )
-            case RichOutput(rank=rank, message=message) if not self._is_quiet:
+            case notices.RichOutput(rank=rank, message=message) if not self._is_quiet:
                 self._show_display(rank, message)
-            case InputRequest() | InputClosed():
+            case notices.InputRequest() | notices.InputClosed():
                 self._end_line()
                 self._input_queue.handle_notice(notice)
 
     def _show_display(self, rank: int, message: Display) -> None:
         self._write_lines(rank, self._assembler_of(rank).flush())  # printed before the display
         self._unfinished.discard(rank)
-        if is_plain_text(message):
+        if frontend.is_plain_text(message):
             self._write_lines(rank, str(message.data["text/plain"]).split("\n"))
         else:
             self._end_line()
@@ -261,7 +247,7 @@ class ProgressLine:
         self._is_on_line = False
 
     def update(
-        self, screen: StreamTarget, handle: CellHandle, end_line: Callable[[], object]
+        self, screen: frontend.StreamTarget, handle: CellHandle, end_line: Callable[[], object]
     ) -> None:
         """Print the progress if an update is due and the progress has changed.
 
@@ -286,13 +272,13 @@ class ProgressLine:
             screen.write(f"{line}\n")
         screen.flush()
 
-    def clear(self, screen: StreamTarget) -> None:
+    def clear(self, screen: frontend.StreamTarget) -> None:
         """Erase the progress line in a terminal, before other output."""
         if self._is_on_line:
             self._is_on_line = False
             screen.write(_ERASE)
 
-    def show_charts(self, screen: StreamTarget) -> None:
+    def show_charts(self, screen: frontend.StreamTarget) -> None:
         """Show the charts of the metrics with more than one point, as one picture, if possible.
 
         Print the newest values if no metric has more than one, as after an evaluation.

@@ -14,26 +14,12 @@ from IPython.display import clear_output
 from nbddp.charts.axes import AxisScale
 from nbddp.controller.session import Session
 from nbddp.errors import NbddpError
+from nbddp.record import notices
 from nbddp.record.cell import CellHandle, CellResult
-from nbddp.record.notices import (
-    ControllerMessage,
-    InputClosed,
-    InputRequest,
-    Notice,
-    OutputText,
-    RichOutput,
-)
 from nbddp.record.snapshot import Snapshot
+from nbddp.ui import frontend
 from nbddp.ui.comms.dispatcher import CommDispatcher, ServedWidgets
 from nbddp.ui.comms.kernel_stream import DispatchMode
-from nbddp.ui.frontend import (
-    COALESCE_SECONDS,
-    Check,
-    ErrorBoundary,
-    StreamTarget,
-    View,
-    is_plain_text,
-)
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import InputQueue
 from nbddp.ui.log_lines import LogBuffer, LogLine, split_text_and_rich
@@ -78,10 +64,10 @@ class PanelView:
         self,
         session: Session,
         comms: CommDispatcher,
-        screen: StreamTarget,
+        screen: frontend.StreamTarget,
         *,
         input_queue: InputQueue,
-        check: Check,
+        check: frontend.Check,
         slot: OutputSlot | None = None,
     ) -> None:
         self.log_buffer = LogBuffer(max_merged=MAX_ROWS)
@@ -89,7 +75,7 @@ class PanelView:
         self.session = session
         self._comms = comms
         self._screen = screen
-        self._errors = ErrorBoundary(screen)
+        self._errors = frontend.ErrorBoundary(screen)
         self._widgets: PanelWidgets | None = None
         self._serving = ExitStack()
         self._served: ServedWidgets | None = None
@@ -104,7 +90,7 @@ class PanelView:
         self._chart_pacer = RedrawPacer(0.015, least=0.5, most=5.0)  # charts change slowly
         self._next_draw = 0.0
 
-    def continue_from(self, before: View) -> None:
+    def continue_from(self, before: frontend.View) -> None:
         """Replace the panel of an earlier attempt, and take over its log and its output slot."""
         if isinstance(before, PanelView):
             is_healed = before._handle.attempt == self.session.life.attempt
@@ -143,7 +129,9 @@ class PanelView:
                 with self._errors.logging_errors():
                     if time.monotonic() >= self._next_draw:
                         if notice is not None:
-                            self._handle_burst(timeout=0.0 if can_batch else COALESCE_SECONDS)
+                            self._handle_burst(
+                                timeout=0.0 if can_batch else frontend.COALESCE_SECONDS
+                            )
                         self._draw()
             if handle.result is None:
                 raise RuntimeError("the cell's notices ended before the cell did")
@@ -189,23 +177,23 @@ class PanelView:
 
     def _handle_burst(self, *, timeout: float) -> None:
         """Handle all notices that arrive together, so that they are drawn together."""
-        deadline, queue = time.monotonic() + COALESCE_SECONDS, self._handle.notice_queue
+        deadline, queue = time.monotonic() + frontend.COALESCE_SECONDS, self._handle.notice_queue
         while (left := deadline - time.monotonic()) > 0 and not queue.is_drained:
             notice = queue.get(min(left, timeout))
             if notice is None:
                 return
             self._handle_notice(notice)
 
-    def _handle_notice(self, notice: Notice | None) -> None:
+    def _handle_notice(self, notice: notices.Notice | None) -> None:
         match notice:
-            case OutputText(rank=rank, text=text):
+            case notices.OutputText(rank=rank, text=text):
                 self.log_buffer.write(rank, text)
-            case ControllerMessage(text=text):
+            case notices.ControllerMessage(text=text):
                 if not self._is_shown(text):
                     self.log_buffer.write_notice(text)
-            case RichOutput(rank=rank, message=message):
+            case notices.RichOutput(rank=rank, message=message):
                 self._show_display(rank, message)
-            case InputRequest() | InputClosed():
+            case notices.InputRequest() | notices.InputClosed():
                 self._opens_at = 0.0  # open the panel, so that the user sees which rank asks
                 self._input_queue.handle_notice(notice)
 
@@ -217,7 +205,7 @@ class PanelView:
 
     def _show_display(self, rank: int, message: Display) -> None:
         self.log_buffer.flush(rank)  # printed before the display
-        if is_plain_text(message):
+        if frontend.is_plain_text(message):
             self.log_buffer.write(rank, f"{message.data['text/plain']}\n")
             return
         if not self.slot.is_published:  # else the record would be below the display
@@ -297,7 +285,7 @@ class PanelView:
         try:
             actions[press]()
         except NbddpError as error:
-            self._handle.notice_queue.put(ControllerMessage(str(error)))
+            self._handle.notice_queue.put(notices.ControllerMessage(str(error)))
 
     # ---- the finished cell
 
