@@ -141,7 +141,28 @@ class Display:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankStatus:
+class ResourceUsage:
+    """The resources that a process uses.
+
+    Attributes:
+        cpu: percent of one core; negative while it is not known.
+        memory: bytes.
+        gpu: UUID of the GPU that the cells have used; empty without one.
+        gpu_name: name of that GPU.
+        gpu_memory: bytes of tensors on it.
+        gpu_reserved: bytes that torch has reserved on it.
+    """
+
+    cpu: float = 0.0
+    memory: int = 0
+    gpu: str = ""
+    gpu_name: str = ""
+    gpu_memory: int = 0
+    gpu_reserved: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStatus(ResourceUsage):
     """Where the main thread is and which resources the process uses, sent once a second.
 
     Attributes:
@@ -156,12 +177,6 @@ class RankStatus:
         last: the newest collective of ``last_cell``.
         last_cell: the running cell or, between cells, the previous one.
         seconds: how long nothing has moved in the rank.
-        cpu: percent of one core; negative while it is not known.
-        memory: bytes.
-        gpu: UUID of the GPU that the cells have used; empty without one.
-        gpu_name: name of that GPU.
-        gpu_memory: bytes of tensors on it.
-        gpu_reserved: bytes that torch has reserved on it.
         asks: what the rank waits for the user to enter; empty if it does not wait.
         importing: the module that the line imports; empty if it imports none.
         steps: the last reported step of each loop, by the first name that the loop reports.
@@ -177,12 +192,6 @@ class RankStatus:
     last: Collective | None = None
     last_cell: int = 0
     seconds: float = 0.0
-    cpu: float = 0.0
-    memory: int = 0
-    gpu: str = ""
-    gpu_name: str = ""
-    gpu_memory: int = 0
-    gpu_reserved: int = 0
     asks: str = ""
     importing: str = ""
     steps: JsonDict = field(default_factory=dict)

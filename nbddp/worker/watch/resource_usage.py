@@ -7,33 +7,18 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import torch
 
 from nbddp.child_processes import find_descendants
+from nbddp.wire.messages import ResourceUsage
 from nbddp.worker.watch.stall_detector import ProcessSample
 
 # seconds of CPU measurement; over less, the clock ticks of the system distort the result
 MIN_INTERVAL = 0.2
 _RUNNABLE = re.compile(r"^State:\s+R.*^voluntary_ctxt_switches:\s+(\d+)", re.MULTILINE | re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class ResourceUsage:
-    """CPU in percent of one core, negative while unknown; resident memory in bytes.
-
-    ``gpu`` is the UUID of the GPU, or "" without one.
-    """
-
-    cpu: float
-    memory: int
-    gpu: str = ""
-    gpu_name: str = ""
-    gpu_memory: int = 0
-    gpu_reserved: int = 0
 
 
 class UsageSampler:
@@ -56,14 +41,15 @@ class UsageSampler:
             self._memory = self._process.memory_info().rss
         cpu, memory = self._cpu, self._memory
         if self._device.type != "cuda" or not torch.cuda.is_initialized():
-            return ResourceUsage(cpu, memory)
+            return ResourceUsage(cpu=cpu, memory=memory)
         if self._gpu is None:
             found = torch.cuda.get_device_properties(self._device)
             self._gpu = str(getattr(found, "uuid", "")), str(found.name)
         return ResourceUsage(
-            cpu,
-            memory,
-            *self._gpu,
+            cpu=cpu,
+            memory=memory,
+            gpu=self._gpu[0],
+            gpu_name=self._gpu[1],
             gpu_memory=torch.cuda.memory_allocated(self._device),
             gpu_reserved=torch.cuda.memory_reserved(self._device),
         )

@@ -16,7 +16,7 @@ from types import FrameType
 
 from nbddp.formatting import format_line
 from nbddp.wire.collective import Collective
-from nbddp.wire.messages import JsonDict, RankStatus
+from nbddp.wire.messages import JsonDict, RankStatus, ResourceUsage
 from nbddp.wire.timing_messages import CollectiveArrivals
 from nbddp.worker.cell.shell import RankShell
 from nbddp.worker.cell.stdin import StdinProxy
@@ -25,7 +25,7 @@ from nbddp.worker.output.metric_sink import MetricSink
 from nbddp.worker.watch import main_thread
 from nbddp.worker.watch.collective_arrivals import ArrivalRecorder
 from nbddp.worker.watch.flight_recorder import RecordedCollective, newest_of
-from nbddp.worker.watch.resource_usage import ResourceUsage, UsageSampler, sample_process
+from nbddp.worker.watch.resource_usage import UsageSampler, sample_process
 from nbddp.worker.watch.stall_detector import BlockingCall, StallDetector, ThreadSample
 
 logger = logging.getLogger(__name__)

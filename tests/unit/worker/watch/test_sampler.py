@@ -7,9 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from nbddp.wire.messages import RankStatus
+from nbddp.wire.messages import RankStatus, ResourceUsage
 from nbddp.wire.timing_messages import CollectiveArrivals
-from nbddp.worker.watch.resource_usage import ResourceUsage
 from nbddp.worker.watch.sampler import Sampler
 
 
