@@ -30,6 +30,7 @@ from nbddp.record.cell import CellHandle, CellRequest, ReplayEntry
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.push_store import PushRecord, PushStore
 from nbddp.record.snapshot import Snapshot, build_snapshot
+from nbddp.record.verdict import RESTART_WITH_REPLAY
 from nbddp.sigint import (
     Future,
     InterruptCount,
@@ -230,7 +231,7 @@ class Session(Executor):
         if not is_recovery:
             self.fired_faults.clear()
         if isinstance(event, ev.RestartAsked):  # a start is refused while a cell runs
-            self._mark_cell_ended("restart")
+            self._mark_cell_ended("restart", is_recovery=is_recovery)
         is_new = self.event_log.folder is None
         try:
             self._submit_event(event)
@@ -249,10 +250,10 @@ class Session(Executor):
         if refusal:
             raise RequestError(refusal)
 
-    def _mark_cell_ended(self, how: str) -> None:
+    def _mark_cell_ended(self, how: str, *, is_recovery: bool = False) -> None:
         """Mark the running cell as ended by the user, so that its ranks do not count as failed."""
         if self.cell is not None and self.life.state.is_busy:
-            self.cell.set_ended_by(how)
+            self.cell.set_ended_by(RESTART_WITH_REPLAY if is_recovery else how)
             self.event_log.record(f"{how} asked")
 
     @contextmanager

@@ -175,7 +175,7 @@ class CellHandle:
         has_other_ranks: whether ranks that do not run the cell are alive.
         lost: the variables that were lost with earlier ranks; see ReplayLog.
         describe_name: says how a name that a rank misses gets to the ranks.
-        ended_by: how the user ended the cell and its ranks: a "restart" or a "stop".
+        ended_by: how the user ended the cell and its ranks; see :func:`find_first_cause`.
         result: the result; None until all ranks have ended the cell.
     """
 
@@ -240,7 +240,7 @@ class CellHandle:
         }
 
     def set_ended_by(self, how: str) -> None:
-        """Record that the user ended the cell and its ranks, by a "restart" or a "stop"."""
+        """Record that the user ended the cell and its ranks, as a noun."""
         self.ended_by, self._ended_at = how, time.time()
 
     def set_killed_by_user(self, rank: int) -> None:

@@ -39,6 +39,7 @@ SIZE_MISMATCH = (
     "the ranks passed tensors of different sizes or dtypes to one collective, and Gloo aborts "
     "the process in that case: pass tensors of the same size and dtype on all ranks"
 )
+RESTART_WITH_REPLAY = "restart with a replay"  # as the end of a cell
 RESTART_AND_REPLAY = (
     "`%ddp restart --replay` restarts all ranks and runs the successful cells again."
 )
@@ -199,7 +200,8 @@ class Verdict:
         exited_ranks: the ranks that exited.
         is_interrupt: whether the user interrupted or ended the cell.
         has_survivors: whether other ranks are alive.
-        ended_by: how the user ended the ranks, "restart" or "stop"; empty if they did not.
+        ended_by: how the user ended the ranks: "restart", "stop" or RESTART_WITH_REPLAY; empty if
+            they did not.
         is_script: whether the ranks ran only a script.
         is_replay: whether a replay ran the cell.
         lost: the variables that were lost with earlier ranks; see ReplayLog.
@@ -267,6 +269,11 @@ class Verdict:
     def _way_out(self) -> str:
         if self.is_script:
             return self._way_out_of_script()
+        if self.ended_by == RESTART_WITH_REPLAY:
+            return (
+                "The variables of this cell are lost with the ranks. The replay makes those of "
+                "earlier cells again."
+            )
         if self.ended_by:
             next_cell = "runs on the" if self.ended_by == "restart" else "starts"
             return f"All variables are lost with the ranks. The next cell {next_cell} new ranks."
@@ -319,9 +326,9 @@ def find_first_cause(
 ) -> Verdict | None:
     """Find the first cause among the reports and exits of ranks; None if all succeeded.
 
-    ``ended_by``: the user ended the ranks by a "restart" or a "stop", at ``ended_at``. That is the
-    cause, unless a rank failed or died before. ``has_other_ranks``: ranks that did not run the cell
-    are alive.
+    ``ended_by``: the user ended the ranks by a "restart", a "stop" or RESTART_WITH_REPLAY, at
+    ``ended_at``. That is the cause, unless a rank failed or died before. ``has_other_ranks``: ranks
+    that did not run the cell are alive.
 
     The first cause is not always the first report: the controller notices the exit of a rank later
     than other ranks notice the closed connection. A rank that waited for a failed rank until an

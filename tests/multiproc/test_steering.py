@@ -61,10 +61,13 @@ def test_changed_options_do_not_discard_names(notebook: Notebook) -> None:
 def test_kill_stop_and_auto_say_in_one_line_what_they_did(notebook: Notebook) -> None:
     notebook.run("%%ddp --nproc 2\nprint('kept')\nimport time")
     notebook.run("%%ddp --no-wait\ntime.sleep(60)")
+    notebook.run("%ddp restart --replay")
+    assert "The replay makes those of earlier cells again." in notebook.run("%ddp show").text
+    notebook.run("%%ddp --no-wait\ntime.sleep(60)")
     assert notebook.run("%ddp kill 1").text.startswith("nbddp: rank 1 was killed; `%ddp heal`")
     assert notebook.run("%ddp wait").error == "CellFailedError: rank 1 was killed by you"
     assert notebook.run("%ddp stop").text.startswith("nbddp: all ranks are stopped and")
-    assert notebook.run("%ddp logs 1").text == "kept\n"
+    assert notebook.run("%ddp logs 1").text == "kept\nkept\n"  # once more by the replay
     assert notebook.run("%ddp stop").text == "nbddp: there were no ranks to stop\n"
     for switch, words in {"on": "cells run on the ranks", "off": "cells run in the kernel"}.items():
         assert words in notebook.run(f"%ddp auto {switch}").text

@@ -371,7 +371,8 @@ def test_the_summaries_and_reports_of_verdicts(snapshot: SnapshotAssertion) -> N
     said = {name: verdict_on(ranks).summary() for name, ranks in ONE_LINE.items()}
     assert said == snapshot(name="in one line")
     said = {name: verdict_on(ranks).report() for name, ranks in IN_FULL.items()}
-    said["the user restarts"] = verdict_on({0: KILLED}, ended_by="restart").report()
+    for how in ("restart", "restart with a replay"):
+        said[f"the user's {how}"] = verdict_on({0: KILLED}, ended_by=how).report()
     assert said == snapshot(name="in full")
 
 
