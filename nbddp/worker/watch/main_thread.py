@@ -67,16 +67,19 @@ def _without_collection(read: Callable[..., T], *args: object) -> T:
     other thread run, whose frame ends: Python writes to freed memory, and the rank is killed by
     SIGSEGV. Since 3.12, Python collects garbage only between instructions.
     """
-    if sys.version_info >= (3, 12) or not gc.isenabled():
+    if sys.version_info >= (3, 12):
         return read(*args)
+    found: list[Any] = []
     calls: list[Any] = [partial(gc.disable), partial(read, *args), partial(gc.enable)]
+    steps: list[Any] = [partial(gc.isenabled), partial(found.extend, map(partial.__call__, calls))]
     try:
-        # map() makes the calls in C, so that no other thread runs between them: the user's code
-        # neither sees the collector disabled nor loses its own gc.disable()
-        return cast(T, [*map(partial.__call__, calls)][1])
+        # all() and map() make the calls in C, so that no other thread runs between them: the user's
+        # code neither sees the collector disabled nor loses its own gc.disable()
+        all(map(partial.__call__, steps))
     except BaseException:
         gc.enable()
         raise
+    return cast(T, found[1]) if found else read(*args)
 
 
 def _current_frames() -> dict[int, FrameType]:
