@@ -11,17 +11,9 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from nbddp.wire import messages as msg
 from nbddp.wire import payloads
 from nbddp.wire.envelope import CONTROLLER, Envelope
-from nbddp.wire.messages import (
-    CancelRequest,
-    InputReply,
-    Interrupt,
-    JsonDict,
-    MessageToRank,
-    Shutdown,
-    encode,
-)
 from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.rank_start import RANKS_QUEUE, URGENT_QUEUE, command_queue, control_queue
 from nbddp.wire.store_connections import connect, hide_torch_warnings
@@ -64,7 +56,7 @@ class StoreLink:
         self._numbers = itertools.count()
         self._reader = QueueReader(inbox, RANKS_QUEUE, secret=self.secret)
         self._urgent = QueueReader(urgent, URGENT_QUEUE, secret=self.secret)
-        self._last_command: MessageToRank | None = None
+        self._last_command: msg.MessageToRank | None = None
         self._encoded = b""
         self._queues: dict[int, _RankQueues] = {}
         # rank, attempt and incarnation of the processes of this attempt and of the one before
@@ -132,12 +124,12 @@ class StoreLink:
             self._sender, queue, secret=self.secret, sender=CONTROLLER, attempt=attempt
         )
 
-    def send(self, rank: int, command: MessageToRank) -> None:
+    def send(self, rank: int, command: msg.MessageToRank) -> None:
         """Send a message to a rank. Interrupts, cancellations and input replies skip the queue."""
-        is_urgent = isinstance(command, Interrupt | CancelRequest | InputReply)
+        is_urgent = isinstance(command, msg.Interrupt | msg.CancelRequest | msg.InputReply)
         queue = self._queues[rank].control if is_urgent else self._queues[rank].command
         if command is not self._last_command:  # the same message goes to many ranks
-            self._last_command, self._encoded = command, encode(command)
+            self._last_command, self._encoded = command, msg.encode(command)
         queue.put_encoded(self._encoded)
 
     def get(self, *, is_urgent: bool = False) -> Envelope | None:
@@ -145,12 +137,12 @@ class StoreLink:
         envelope = (self._urgent if is_urgent else self._reader).get()
         return None if envelope.sender == CONTROLLER else envelope
 
-    def store_payload(self, data: bytes) -> JsonDict:
+    def store_payload(self, data: bytes) -> msg.JsonDict:
         """Store a pickled value for the ranks."""
         with self._payload_lock:
             return payloads.put(self._payload_store, f"push/{next(self._numbers)}", data)
 
-    def load_payload(self, payload: JsonDict) -> Any:
+    def load_payload(self, payload: msg.JsonDict) -> Any:
         """Load a rank's value from the store, and delete it there.
 
         Raises:
@@ -163,7 +155,7 @@ class StoreLink:
                 payloads.discard(self._payload_store, payload)
         return payloads.unpickle(data)  # safe to unpickle: the rank signed the message
 
-    def discard_payload(self, payload: JsonDict) -> None:
+    def discard_payload(self, payload: msg.JsonDict) -> None:
         """Delete a value that is not needed any more."""
         with self._payload_lock:
             payloads.discard(self._payload_store, payload)
@@ -171,7 +163,7 @@ class StoreLink:
     def close(self) -> None:
         """Wake the threads that wait for messages, and release the reserved port."""
         for queue in (RANKS_QUEUE, URGENT_QUEUE):
-            self._writer(queue, attempt=0).put(Shutdown())
+            self._writer(queue, attempt=0).put(msg.Shutdown())
         self._reserved.close()
 
 

@@ -17,18 +17,11 @@ from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.log_reader import MAX_PANEL_LINE, LineAssembler, log_name
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.sigint import import_interruptibly
-from nbddp.ui import frontend
+from nbddp.ui import frontend, wording
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import InputBackend, InputQueue
 from nbddp.ui.log_lines import RepeatedWarnings, split_text_and_rich
 from nbddp.ui.report.findings import findings_text
-from nbddp.ui.wording import (
-    describe_straggler,
-    format_progress_bar,
-    format_seconds,
-    format_step,
-    note_hidden_metrics,
-)
 from nbddp.wire.messages import Display
 
 logger = logging.getLogger(__name__)
@@ -264,7 +257,7 @@ class ProgressLine:
             return
         self._last_text = text
         end_line()
-        line = f"nbddp: {format_seconds(seconds)} · {text}"
+        line = f"nbddp: {wording.format_seconds(seconds)} · {text}"
         if self._is_terminal:
             self._is_on_line = True
             screen.write(f"{_ERASE}{line[: shutil.get_terminal_size().columns - 1]}")
@@ -307,7 +300,7 @@ class ProgressLine:
             screen.write(f"nbddp: the charts could not be drawn: {type(error).__name__}: {error}\n")
             return
         screen.show_picture(*picture, text=values)
-        for note in note_hidden_metrics(metrics.hidden_names, metrics.hidden):
+        for note in wording.note_hidden_metrics(metrics.hidden_names, metrics.hidden):
             screen.write(f"nbddp: {note}\n")
 
     def _describe(self, handle: CellHandle) -> str:
@@ -316,9 +309,9 @@ class ProgressLine:
         progress: list[str] = []
         if ranks:
             slowest = min(ranks, key=_progress_key)
-            bars = [*map(format_progress_bar, slowest.progress_bars)]
-            progress = bars or [f"step {format_step(slowest)}"]
-        straggler = [describe_straggler(snapshot.straggler)] if snapshot.straggler else []
+            bars = [*map(wording.format_progress_bar, slowest.progress_bars)]
+            progress = bars or [f"step {wording.format_step(slowest)}"]
+        straggler = [wording.describe_straggler(snapshot.straggler)] if snapshot.straggler else []
         return " · ".join([*progress, *self._values(), *straggler, *_imports(snapshot.ranks)])
 
     def _values(self) -> Iterator[str]:

@@ -18,18 +18,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nbddp.errors import ReplayError, RequestError, WireError
+from nbddp.wire import messages as msg
 from nbddp.wire import payloads
 from nbddp.wire.dns import without_dns
 from nbddp.wire.envelope import HEADER, Envelope, sign, verify
-from nbddp.wire.messages import (
-    JsonDict,
-    LargeMessage,
-    Message,
-    MessageBatch,
-    MessageFromRank,
-    decode,
-    encode,
-)
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -62,25 +54,25 @@ class QueueWriter:
         self._incarnation_key = attempt, incarnation
         self._sequence = itertools.count(1)
         self._lock = threading.Lock()
-        self._unread_large: list[JsonDict] = []  # references of unread large messages
+        self._unread_large: list[msg.JsonDict] = []  # references of unread large messages
 
-    def put_batch(self, reports: Sequence[MessageFromRank]) -> None:
+    def put_batch(self, reports: Sequence[msg.MessageFromRank]) -> None:
         """Put messages of the same moment into the queue, as one envelope.
 
         Raises:
             WireError: a message cannot be encoded; nothing was sent.
             RuntimeError: from torch: the store is gone. It may have received the envelope.
         """
-        message = reports[0] if len(reports) == 1 else MessageBatch(messages=list(reports))
+        message = reports[0] if len(reports) == 1 else msg.MessageBatch(messages=list(reports))
         try:
-            body = encode(message)
+            body = msg.encode(message)
         except Exception as error:
             raise WireError("a message cannot be encoded") from error
         self.put_encoded(body)
 
-    def put(self, message: Message) -> None:
+    def put(self, message: msg.Message) -> None:
         """Put a message into the queue. The messages of one writer stay in order."""
-        self.put_encoded(encode(message))
+        self.put_encoded(msg.encode(message))
 
     def put_encoded(self, body: bytes) -> None:
         """Put an encoded message into the queue; used to send one message to many queues."""
@@ -107,7 +99,7 @@ class QueueWriter:
             payload = payloads.put(self._store, key, body)
             self._drop_read()
             self._unread_large.append(payload)
-            body = encode(LargeMessage(payload=payload))
+            body = msg.encode(msg.LargeMessage(payload=payload))
         body = HEADER.pack(self._sender, *self._incarnation_key, sequence) + body
         self._store.queue_push(self._name, sign(body, self._queue, self._secret) + body)
 
@@ -204,18 +196,18 @@ class QueueReader:
         stream = envelope.sender, (envelope.attempt, envelope.incarnation)
         last = self._last_sequence.get(stream, 0)
         if envelope.sequence <= last:
-            if isinstance(envelope.message, LargeMessage):  # sent again after a lost connection
+            if isinstance(envelope.message, msg.LargeMessage):  # sent again after a lost connection
                 payloads.discard(self._store, envelope.message.payload)
             raise ReplayError(
                 f"message {envelope.sequence} of rank {envelope.sender} was received twice"
             )
-        if isinstance(envelope.message, LargeMessage):
+        if isinstance(envelope.message, msg.LargeMessage):
             envelope = replace(envelope, message=self._load(envelope.message.payload))
         self._last_sequence[stream] = envelope.sequence
         # a writer that had another reader before does not begin with 1
         return replace(envelope, missing=envelope.sequence - last - 1 if last else 0)
 
-    def _load(self, payload: JsonDict) -> Message:
+    def _load(self, payload: msg.JsonDict) -> msg.Message:
         try:
             try:
                 body = payloads.get(self._store, payload)
@@ -223,7 +215,7 @@ class QueueReader:
                 payloads.discard(self._store, payload)
         except (RequestError, RuntimeError) as error:  # torch: the connection is closed
             raise WireError(f"a piece of a message in queue {self._queue!r} is gone") from error
-        return decode(body)
+        return msg.decode(body)
 
     def discard_unfinished(
         self, store: Store, sender: int, attempt: int, incarnation: int = 0
