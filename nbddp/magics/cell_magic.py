@@ -110,6 +110,7 @@ def _run_trials(
     else:
         trials = sweep_points(args.sweep or (), args.repeat or 0)
         study = Sweep(runner, trials, start_over=args.start_over)
+    group.session.prepare(spec)
     if not group.is_live:
         group.spec = spec
     cell = f"cell [{notebook.prompt_number}]"

@@ -164,13 +164,13 @@ class NotebookState:
         """
         spec = self.requested_spec(args)
         session = self.group.scripts.open()
-        if not self.group.is_live:
-            self.group.spec = replace(spec, name=self.group.spec.name)
         number = spec.nproc if args.ranks is None else len(args.ranks)
         text = f"starting {plural(number, 'rank')} ..."
         with self.presenter.showing_start(text, session, quiet=args.quiet):
-            spec = replace(spec, ranks=args.ranks, name=args.name or "")
-            self.group.scripts.start(spec, request.script)
+            of_script = replace(spec, ranks=args.ranks, name=args.name or "")
+            self.group.scripts.start(of_script, request.script)
+            if not self.group.is_live:  # not after a failed start: a variable may be the reason
+                self.group.spec = replace(spec, name=self.group.spec.name)
             self.run(request, args, session)
 
     def check_ranks(self, args: Namespace) -> None:

@@ -121,5 +121,12 @@ def test_a_bad_variable_is_named_and_ends_no_ranks(notebook: Notebook) -> None:
         assert "Fatal" not in reply.text, cell
         assert notebook.run("%%ddp\nx").text == "Out [ranks 0-1] 3\n", cell
     notebook.run("%ddp stop")
-    assert "PYTHONHASHSEED" in notebook.run("%%ddp --env PYTHONHASHSEED=banana\n1").error
+    (notebook.folder / "empty.py").write_text("")
+    for line, end in (
+        ("%%ddp", "\n1"),
+        ("%%ddp --sweep lr=1,2", "\nlr"),
+        ("%ddp run", " empty.py"),
+    ):
+        reply = notebook.run(f"{line} --env PYTHONHASHSEED=banana{end}")
+        assert reply.error.startswith("StartError: "), line
     assert notebook.run("%%ddp\n4").text == "Out [ranks 0-1] 4\n"
