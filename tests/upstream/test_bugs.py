@@ -1,6 +1,6 @@
-"""Faults of other packages for which nbddp has a workaround.
+"""Bugs of other packages for which nbddp has a workaround.
 
-Each test fails when a release has mended its fault: then remove the workaround, or limit it to the
+Each test fails when a release has fixed its bug: then remove the workaround, or limit it to the
 older versions, and delete the test. docs/development/private_names.md lists the workarounds.
 """
 
@@ -88,7 +88,7 @@ def test_restoring_a_ddp_model_registers_no_communication_hook(
     assert len(calls) == 1
 
 
-@pytest.mark.skipif(torch.__version__ >= "2.14", reason="mended in torch 2.14")
+@pytest.mark.skipif(torch.__version__ >= "2.14", reason="fixed in torch 2.14")
 def test_under_torchrun_a_tcp_address_has_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     with pytest.raises(dist.DistNetworkError):
@@ -118,7 +118,7 @@ def test_a_loader_counts_the_replies_of_an_interrupted_reset() -> None:
     iterator._shutdown_workers()
 
 
-@pytest.mark.skipif(torch.__version__ >= "2.13", reason="mended in torch 2.13")
+@pytest.mark.skipif(torch.__version__ >= "2.13", reason="fixed in torch 2.13")
 def test_a_failed_checkpointed_call_is_repeated_by_each_backward() -> None:
     def fail(_: torch.Tensor) -> None:
         raise ZeroDivisionError
