@@ -4,7 +4,7 @@ When a process ends, Linux gives its children to the nearest ancestor that asked
 ask for them, and so does the forkserver that forks the ranks. A daemon that left its session and
 its parent is therefore still found as a descendant of its rank.
 
-Two kinds of process are spared, because they free the shared memory of others when those have
+Two kinds of processes are not ended, because they free the shared memory of processes that have
 ended: multiprocessing's resource tracker, and torch's manager of shared memory (2 s later).
 """
 
@@ -115,7 +115,7 @@ def _signal(processes: Iterable[psutil.Process], number: int) -> None:
 
 
 def _to_kill(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Return the living processes, without those that free the memory of others at their end."""
+    """Return the living processes, without those that free the shared memory of others."""
     found = []
     for process in _living(processes):
         with suppress(psutil.Error):  # it has ended

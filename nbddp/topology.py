@@ -141,7 +141,7 @@ class Topology:
 def visible_gpus(names: str) -> list[str]:
     """Return the numbers, UUIDs and MIG devices in a value of ``CUDA_VISIBLE_DEVICES``.
 
-    CUDA hides all GPUs from the first other name on. SLURM writes ``NoDevFiles`` for no GPU.
+    CUDA ignores the first other name and all after it. SLURM writes ``NoDevFiles`` for no GPU.
 
     >>> visible_gpus("0, GPU-8f2a,-1,2"), visible_gpus("NoDevFiles")
     (['0', 'GPU-8f2a'], [])

@@ -197,7 +197,7 @@ class Chart:
 
     @property
     def why_not_drawn(self) -> str:
-        """Why values are not drawn: they are not finite, or as the newest values too large."""
+        """Why values are not drawn: the newest of them are too large, or they are not finite."""
         last = [line.last for line in self.lines if line.nonfinite.any()]
         is_large = last and all(isfinite(each) and abs(each) >= MAX_FINITE for each in last)
         return "too large to draw" if is_large else "not finite"
@@ -264,10 +264,10 @@ def rank_lines(curves: Mapping[int, Curve]) -> list[ChartLine]:
 
 
 def is_log(lines: Sequence[ChartLine], scale: AxisScale) -> bool:
-    """Return whether the value axis is logarithmic: as asked for if possible, else if it helps.
+    """Return whether the value axis is logarithmic: as the user chose, else if that helps.
 
-    A log axis leaves out zeros. It must be asked for: a metric of a cell that ran twice has more
-    values in a bucket, and would otherwise get another scale than in the panel.
+    A log axis leaves out zeros, so lines with zeros get one only by the user's choice. Otherwise a
+    cell that ran twice, with more values in a bucket, would get another scale than in the panel.
     """
     numbers = _finite(end for line in lines for end in (line.low, line.high))
     if scale is AxisScale.LINEAR or not (numbers > 0).any() or (numbers < 0).any():

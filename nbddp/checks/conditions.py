@@ -24,7 +24,8 @@ _MAIN = re.compile(r"(?i)(?:main|master|primary|chief|rank_?(?:zero|0)|leader)")
 _IS_MAIN = re.compile(r"(?:is_)?(?:main|master|primary|chief)(?:_process|_rank|_node)?")
 _RANKS_OF_WORLD = frozenset({"rank", "local_rank", "global_rank", "get_rank", "RANK", "is_rank0"})
 _WORLD_SIZE_IS_ONE = re.compile(r"(?:.*\.)?_?(?:get_)?world_size(?:\(\))? (?:== 1|<= 1|< 2)")
-# calls in values such as int(os.environ.get("RANK", 0)), and syntax that is in none of them
+# calls that may be in the rank's value, as in int(os.environ.get("RANK", 0)), and syntax
+# that such a value does not have
 _KEEPS_RANK = frozenset({"int", "bool", "get", "getenv", "environ", "is_initialized"})
 _HOLDS_MORE = (ast.Dict, ast.List, ast.Tuple, ast.Set, ast.JoinedStr, ast.Lambda, ast.comprehension)
 _EXITS = (ast.Return, ast.Break, ast.Continue)
@@ -65,12 +66,13 @@ def with_ranks(
 ) -> ast.expr:
     """Return an expression in which the value of the rank replaces each name that holds it.
 
-    A name that is like a rank's, but holds an item of a list, is replaced by another name.
+    A name such as ``rank`` that holds an item of a list is replaced by the name ``item``.
 
     Args:
         source: the code.
         test: the expression.
-        may_guess: whether one value of a name is enough; else all must be the rank or constants.
+        may_guess: whether it is enough that one value of a name is the rank; else all its values
+            must be the rank or constants.
         depth: the number of names to follow, one after the other.
     """
     names = [each for each in ast.walk(test) if isinstance(each, ast.Name | ast.Attribute)]
@@ -92,7 +94,7 @@ class _Replacement(ast.NodeTransformer):
 def _held(
     source: CellSource, test: ast.expr, name: ast.expr, *, may_guess: bool, depth: int
 ) -> ast.expr | None:
-    """Return the rank's value that a name holds; None if it holds none, or already says so."""
+    """Return what replaces a name that holds the rank, or seems to; None to keep the name."""
     values = bindings(source, name, source.function(test))
     if _is_rank(name) or _is_main(name):
         others = [last_name(e.func) for e in values if isinstance(e, ast.Call)]

@@ -139,7 +139,7 @@ def _unequal_batches(facts: GroupFacts) -> Iterator[Hit]:
 def _different_parameters(facts: GroupFacts) -> Iterator[Hit]:
     if re.search(r"no_sync|comm_hook|LocalSGD|PeriodicModelAverager", facts.source.text):
         return  # the parameters may differ on purpose
-    by_hand = any(  # in a group of some ranks, other ranks may have other stages of a pipeline
+    by_hand = any(  # in a subgroup, the ranks may have different stages of a pipeline
         collective_name(facts.source, each) and re.search(r"\.grad\b", ast.unparse(each))
         for each in facts.source.calls_of("all_reduce")
     )

@@ -54,7 +54,7 @@ class Session(Executor):
 
     Attributes:
         last_healed: the result of the last heal.
-        describe_name: says how a name that a rank misses gets to the ranks.
+        describe_name: says how to get a name that the ranks do not have from the notebook.
         reported_findings: the findings below cells so far: attempt, rule and text of each.
     """
 
@@ -70,7 +70,7 @@ class Session(Executor):
         self._make_runtime = make_runtime
         self._owns_launcher = owns_launcher
         self._opening = threading.Lock()
-        self._end_requests: list[None] = []  # append() cannot be divided by a signal handler
+        self._end_requests: list[None] = []  # append() is atomic, also for signal handlers
         self.describe_name: Callable[[str], str] = lambda _name: ""
         self.last_healed: Healed | None = None
         self.reported_findings: set[tuple[int, str, str]] = set()
@@ -209,7 +209,7 @@ class Session(Executor):
             spec.check_gpus()
 
     def prepare(self, spec: GroupSpec) -> None:
-        """Start what ranks of this spec need. Nothing has been ended or started for them yet.
+        """Start the processes that ranks of this spec need. Call it before other ranks are ended.
 
         Raises:
             StartError: a rank with these variables cannot start.

@@ -40,7 +40,7 @@ def check_names(names: Iterable[Any]) -> None:
     """
     for name in names:
         if not isinstance(name, str) or not name.isidentifier() or iskeyword(name):
-            raise ArgumentError(f"cannot push {name!r}: it is no name of a variable")
+            raise ArgumentError(f"cannot push {name!r}: it is not a valid name of a variable")
         if name in SET_IN_EACH_RANK:
             raise ArgumentError(
                 f"{name} is set by nbddp in each rank, and a push would overwrite it on all of "

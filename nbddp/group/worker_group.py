@@ -411,7 +411,7 @@ class WorkerGroup:
             ranks: the ranks that get them; None for all.
 
         Raises:
-            ArgumentError: a rank does not exist, a name is no name of a variable, or nbddp sets
+            ArgumentError: a rank does not exist, a name is not valid for a variable, or nbddp sets
                 it on each rank, such as ``rank``.
             RequestError: a value cannot be pickled, or the ranks are not idle.
         """

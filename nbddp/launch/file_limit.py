@@ -13,12 +13,12 @@ SPARE_FILES = 64  # for the forkserver, the store, and the files of a cell
 
 
 def raise_file_limit(ranks: int, forkserver: int | None = None) -> None:
-    """Raise the limit of open files for so many ranks, here and for the ranks.
+    """Raise the limit of open files, in this process and in the ranks, as far as ranks need.
 
     At the limit, the store and the forkserver accept no connection and stop answering.
 
     Args:
-        ranks: the ranks that are about to start.
+        ranks: the number of ranks that are about to start.
         forkserver: the process id of the forkserver; its ranks inherit its limit.
 
     Raises:

@@ -86,9 +86,9 @@ class Forkserver(forkserver.ForkServer):
 
     Attributes:
         rank_pids: the process ids of its ranks, each added before the rank runs any code.
-        variables: those of :mod:`nbddp.launch.start_variables`; None until its first start, which
-            takes this process's.
-        changed: those that differ from the first forkserver's; an error names them.
+        variables: its variables of :mod:`nbddp.launch.start_variables`; None until its first start,
+            which takes those of this process.
+        changed: the variables that differ from the first forkserver's; an error names them.
         has_served: whether a process was forked from it.
     """
 
@@ -217,7 +217,7 @@ class Forkserver(forkserver.ForkServer):
         return ""
 
     def _spawn(self, path: bytes, arguments: list[bytes], passed: Sequence[int]) -> int:
-        """Replace multiprocessing's function: standard error is a file, for error messages."""
+        """Start a process for multiprocessing. Its standard error is a file, for error messages."""
         stderr = os.dup(2)
         env = {**os.environ, STDERR_VARIABLE: str(stderr)}
         options: dict[str, Any] = {"executable": path, "env": env, "restore_signals": False}
@@ -352,17 +352,17 @@ class ForkedProcess(LocalRank):
 
     @property
     def exit_reason(self) -> str:  # type: ignore[override]
-        """Say that the forkserver has ended, without which no exit code is known."""
+        """Why the exit code is unknown: the forkserver has ended; "" if the code is known."""
         popen: Any = self._popen  # type: ignore[attr-defined]
         return FORKSERVER_ENDED if self.exitcode is not None and popen.has_lost_server else ""
 
     def terminate(self) -> None:
-        """Send SIGTERM, and see that the exit is reported."""
+        """Send SIGTERM. Resume the forkserver, which reports the exit."""
         super().terminate()
         self._resume_server()
 
     def kill(self) -> None:
-        """Send SIGKILL, and see that the exit is reported."""
+        """Send SIGKILL. Resume the forkserver, which reports the exit."""
         super().kill()
         self._resume_server()
 

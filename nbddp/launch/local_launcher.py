@@ -142,7 +142,7 @@ class Launcher:
         """Prepare what the first start does not need, and wait until it is done."""
 
     def prepare(self, env: Mapping[str, str]) -> None:
-        """Start what a rank with this environment needs, before other ranks are ended.
+        """Start the processes that a rank with this environment needs, before others are ended.
 
         Raises:
             StartError: a rank with this environment cannot start.
@@ -202,7 +202,7 @@ class LocalLauncher(Launcher):
                 self.forkserver.wait_until_ready()
 
     def prepare(self, env: Mapping[str, str]) -> None:
-        """Start a forkserver for this environment, unless it is the first one or has served."""
+        """Start a forkserver for this environment, unless it is the first or ranks were forked."""
         before, server = self.forkserver, self._select_forkserver(read_at_start(env))
         if server is None or server is self._forkservers[0] or server.has_served:
             return

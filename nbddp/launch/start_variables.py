@@ -1,6 +1,6 @@
 """Environment variables that only take effect if a process has them when it starts.
 
-Ranks are forked from a process that has already started. It must have these variables itself.
+Ranks are forked from a process that has already started. So this process must have them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _READ_AT_START = re.compile(
     r"|PYTHON(?!BREAKPOINT|IOENCODING|PATH|STARTUP|UNBUFFERED)"
     r"|(OMP|GOMP|MKL|OPENBLAS|BLIS|ATEN|DNNL|ONEDNN|NPY|LD|MALLOC)_|GLIBC_TUNABLES"
 )
-# A rank sets these pools itself. The pools of the forkserver have one thread: NumPy's OpenBLAS
+# A rank sets the threads of these libraries. In the forkserver they have one: NumPy's OpenBLAS
 # starts its threads when it is loaded, and a rank can only add some.
 POOL_VARIABLES = tuple(f"{pool}_NUM_THREADS" for pool in ("OMP", "OPENBLAS", "MKL", "BLIS"))
 _ERROR = re.compile(r"(Fatal )?\w+ error: |(\w+\.)*\w*(Error|Exception|Warning|_alloc)\b")
@@ -44,10 +44,10 @@ def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def start_variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Give these variables to a process that is started in this context, and no other such ones.
+    """Let a process that is started in the block have exactly these start variables.
 
-    multiprocessing passes no environment to a process that it starts: the process inherits this
-    one.
+    multiprocessing passes no environment to a process that it starts. The process inherits the
+    environment of this process.
     """
     with _lock:
         names = {*read_at_start(os.environ), *variables}
@@ -69,7 +69,7 @@ def describe_end(output: str, variables: Mapping[str, str]) -> str:
     >>> describe_end("Traceback:\n  line 3\nValueError: no such log\nall, dynamo\n", {})
     'the process from which ranks are forked has ended: ValueError: no such log'
     """
-    lines = [*filter(None, map(str.rstrip, output.splitlines()))] or ["it wrote no reason"]
+    lines = [*filter(None, map(str.rstrip, output.splitlines()))] or ["it wrote no error message"]
     at = max((number for number, line in enumerate(lines) if _ERROR.match(line)), default=-1)
     reason = " ".join(lines[at:][: 2 if lines[at].endswith(":") else 1])
     text = f"the process from which ranks are forked has ended: {reason}"
@@ -77,7 +77,7 @@ def describe_end(output: str, variables: Mapping[str, str]) -> str:
         return text
     shown = list_some([f"{name}={value}" for name, value in variables.items()], MAX_SHOWN_VARIABLES)
     name = next(iter(variables))
-    return f"{text}; it got {shown}: `--env {name}=`, or `%env {name}=`, removes such a variable"
+    return f"{text}; it had {shown}: `--env {name}=`, or `%env {name}=`, removes such a variable"
 
 
 def _set(values: Mapping[str, str | None]) -> None:

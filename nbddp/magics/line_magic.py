@@ -38,7 +38,7 @@ SCRIPT_RANKS_DIED = (
 STOPPED = "all ranks are stopped and their variables are lost; the next cell starts new ranks"
 NOTHING_TO_STOP = "there were no ranks to stop"
 AUTO_ON = (
-    "later cells run on the ranks; `%%local` keeps a cell in the kernel, `%ddp auto off` ends this"
+    "later cells run on the ranks; `%%local` runs a cell in the kernel, `%ddp auto off` ends this"
 )
 AUTO_OFF = "later cells run in the kernel; `%%ddp` runs a cell on the ranks"
 

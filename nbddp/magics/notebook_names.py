@@ -1,4 +1,4 @@
-"""Say how a name of the notebook gets to the ranks, for a cell that misses it."""
+"""Say how to get a name from the notebook to the ranks, for a cell that does not find it."""
 
 from __future__ import annotations
 

@@ -118,11 +118,11 @@ class StepAggregator:
         return self._cell, 0 if is_first else last[1], count
 
     def _continued(self, name: str, again: int, step: int) -> int:
-        """Return the number of a step; a series that moves back continues the earlier ones."""
+        """Return the number of a step. A series that begins again continues the earlier ones."""
         series = name, self._cell, again
         if series not in self._offsets:
             end, offset, stride = self._ends.get(name, (step, 0, 1))
-            # after a failure, steps are repeated; later steps could not be told from second ones
+            # steps that are repeated after a failure keep their numbers
             is_retry = not again and not offset and self._is_again_at(self._cell)
             if step + offset < end and not is_retry:
                 offset = end + stride - step

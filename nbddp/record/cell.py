@@ -174,7 +174,7 @@ class CellHandle:
     Attributes:
         has_other_ranks: whether ranks that do not run the cell are alive.
         lost: the variables that were lost with earlier ranks; see ReplayLog.
-        describe_name: says how a name that a rank misses gets to the ranks.
+        describe_name: says how to get a name that the ranks do not have from the notebook.
         ended_by: how the user ended the cell and its ranks; see :func:`find_first_cause`.
         result: the result; None until all ranks have ended the cell.
     """

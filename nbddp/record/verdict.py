@@ -271,7 +271,7 @@ class Verdict:
             return self._way_out_of_script()
         if self.ended_by == RESTART_WITH_REPLAY:
             return (
-                "The variables of this cell are lost with the ranks. The replay makes those of "
+                "The variables of this cell are lost with the ranks. The replay sets those of "
                 "earlier cells again."
             )
         if self.ended_by:
@@ -310,8 +310,8 @@ class Verdict:
                 "Cells keep their variables: no `%ddp heal` is needed, `%ddp run` starts new ranks."
             )
         return (
-            "Cells keep their variables. `%ddp debug` works until the next cell or script. Only "
-            "then are archives complete that the script left open, such as gzip and zip files."
+            "Cells keep their variables. `%ddp debug` works until the next cell or script. Until "
+            "then, archives that the script left open, such as gzip and zip files, are incomplete."
         )
 
 

@@ -90,7 +90,7 @@ OnStep = Callable[[int, str], None]
 
 _sink: Sink = Sink()
 _on_step: list[OnStep] = []
-# numbers for values without a step, by name; a signal handler cannot divide their next()
+# counts for values without a step, by name; next() is atomic, also for signal handlers
 _counts: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 

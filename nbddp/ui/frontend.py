@@ -65,7 +65,7 @@ class ErrorBoundary:
 
     @contextmanager
     def logging_errors(self) -> Iterator[None]:
-        """Log and tell an error of the block, and continue after the block."""
+        """Log an error in the block, tell the user, and continue after the block."""
         try:
             yield
         except BrokenPipeError:

@@ -117,7 +117,7 @@ class QueueWriter:
     def is_read(self) -> bool:
         """Return whether the reader has read all envelopes of all writers of this queue.
 
-        Without the lock: a signal handler may ask while the main thread does.
+        It takes no lock: a signal handler may call it while the main thread holds the lock.
         """
         return self._store.queue_len(self._name) == 0
 

@@ -39,7 +39,7 @@ def connect(port: int, listener: socket.socket | None = None) -> dist.TCPStore:
 
 
 def hide_torch_warnings() -> Callable[[], None]:
-    """Hide the warnings of torch's C++ code in this process. Return a function that undoes it.
+    """Hide the warnings of torch's C++ code in this process. Return a function that ends this.
 
     The store's server writes a C++ stack for each client that sends garbage, and its clients warn
     about the name of the server. ipykernel would show both below the user's cell. Python warnings

@@ -47,7 +47,7 @@ _MAY_DIFFER = re.compile(
     r"(?i)rank|world|shard|node|replica|split|partition|islice|dist|rand|shuffle|seed|rng|generator"
     r"|time|environ|socket|pid|uuid|input|stdin|queue|request"
 )
-# names in the code of datasets that draw random numbers, and of those that may seed them
+# names in the code of datasets that draw random numbers, and names that may set their seed
 _RANDOM = re.compile(r"(?i)\brand|_rand|jitter|augment|noise|uniform")
 _OWN_SEED = re.compile(r"(?i)rank|seed|generator|rng|worker_info|getpid")
 _TRAINER_LIBRARIES = ("transformers.", "lightning.", "pytorch_lightning.")
@@ -346,7 +346,7 @@ def loader_facts(loader: data.DataLoader[Any]) -> facts.LoaderFacts:
 def _worker_draws(loader: data.DataLoader[Any]) -> str:
     """Return a checksum of the state that seeds the workers, if their dataset is random.
 
-    The dataset's class, or a transform of it, must use random numbers, and no seed of its own.
+    The code of the dataset's class or of a transform must draw random numbers, and set no seed.
     """
     dataset: Any = loader.dataset
     while type(dataset) is data.Subset:

@@ -70,7 +70,7 @@ def preload_on_signal(first: Callable[[], None]) -> None:
                 parts.pop(0)()
         except Exception:  # noqa: BLE001 - such as a warning under PYTHONWARNINGS=error
             traceback.print_exc()  # a rank that needs the module gets the error
-        # not in each rank: to read all names there would copy the memory pages that hold them
+        # here, because reading all names in a rank would copy the memory pages that hold them
         inherited_modules.update(sys.modules)
         gc.collect()
         gc.freeze()  # the ranks' garbage collectors then leave shared memory pages unchanged

@@ -19,9 +19,10 @@ def become_main_process() -> None:
 
 
 def leave_resource_tracker() -> None:
-    """Leave the kernel's resource tracker, so that this process starts one when it needs one.
+    """Close the connection to the kernel's resource tracker: this process starts its own if needed.
 
-    A tracker frees shared memory when all its users have ended: the kernel's, when the kernel ends.
+    A tracker frees shared memory only when all its users have ended. The kernel uses its tracker
+    until it ends.
     """
     tracker: Any = resource_tracker._resource_tracker
     if tracker._fd is not None:

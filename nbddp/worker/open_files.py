@@ -1,4 +1,4 @@
-"""Save what code of the user has left in open files, as Python does at its end.
+"""Save files that the user's code has left open, as Python does when it exits.
 
 A rank ends by ``os._exit``, which saves nothing. Flushing is not enough for gzip, xz, bz2 and zip
 files: their objects write the end of the file when they are closed or deleted. Deleting objects is
@@ -33,10 +33,10 @@ class OpenFiles:
         self._call_each("flush", lambda kind: issubclass(kind, io.IOBase))
 
     def save(self) -> None:
-        """Flush the files, delete the user's objects, and flush the files that are left.
+        """Flush the files, delete the user's objects, and flush the remaining files.
 
-        Archives are closed before garbage is collected: of a cycle that has an archive, Python may
-        close first the file into which the archive has to write its end.
+        Archives are closed before garbage is collected. Otherwise, in a reference cycle, Python may
+        close the file below an archive before the archive has written its last bytes.
         """
         self.flush()
         self._pending[:] = ["archives"]
@@ -74,12 +74,12 @@ def _name(file: Any) -> str:
 
 
 def _is_archive(kind: type) -> bool:
-    """Return whether it is a class of files in Python, such as gzip's, not one of C."""
+    """Return whether a class is a file that is written in Python, such as gzip's."""
     return issubclass(kind, io.BufferedIOBase) and kind.__module__ != "_io"
 
 
 def _delete_names() -> None:
-    """Set the names of the user's modules to None, as Python does at its end."""
+    """Set the names of the user's modules to None, as Python does when it exits."""
     threading.excepthook = lambda _: None  # Python stops daemon threads before this
     loaded = list(sys.modules.items())  # other threads may import
     imported = [module for name, module in loaded if name not in inherited_modules]

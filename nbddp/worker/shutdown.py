@@ -31,7 +31,7 @@ from nbddp.worker.output.log_writer import flush_python_streams
 HOOKS_TIMEOUT = 2.0  # seconds; the controller kills a rank that has not ended after --grace
 _HOOKS_RUN = (
     "nbddp: functions of atexit still run: the open files are flushed, but gzip, xz, bz2 and zip "
-    "files are not saved completely if the rank is killed"
+    "files are incomplete if the rank is killed before these functions return"
 )
 
 

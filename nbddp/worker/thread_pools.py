@@ -10,13 +10,13 @@ _POOLS = ("openblas", "mkl", "blis")
 
 
 def set_pool_threads(threads: int) -> None:
-    """Give the loaded pools as many threads as a process that starts with the environment.
+    """Set the threads of the loaded pools as in a process that starts with this environment.
 
     Pools that were loaded before the fork have one thread. Libraries that are loaded later read the
-    variables: their own, else ``OMP_NUM_THREADS``.
+    variables by themselves.
 
     Args:
-        threads: the threads of a pool without a variable of its own.
+        threads: the threads of a pool whose variable, such as ``MKL_NUM_THREADS``, is not set.
     """
     values = {pool: os.environ.get(f"{pool.upper()}_NUM_THREADS", "") for pool in _POOLS}
     if threads == 1 and not any(values.values()):

@@ -168,7 +168,7 @@ def test_objects_that_cannot_move_to_the_new_group_are_named(
         with pytest.raises(CellFailedError, match=r"^ranks 0-1: ValueError") as failed:
             group.run("parts[1](torch.ones(1, 4)).sum().backward()")
         advice = failed.value.report.splitlines()[-1]
-        assert advice == "`parts[1]` is on the old process group: make it again."
+        assert advice == "`parts[1]` is on the old process group: create it again."
 
 
 def test_failed_migration_is_reported_once_and_the_next_cell_runs(

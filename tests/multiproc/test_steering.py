@@ -62,7 +62,7 @@ def test_kill_stop_and_auto_say_in_one_line_what_they_did(notebook: Notebook) ->
     notebook.run("%%ddp --nproc 2\nprint('kept')\nimport time")
     notebook.run("%%ddp --no-wait\ntime.sleep(60)")
     notebook.run("%ddp restart --replay")
-    assert "The replay makes those of earlier cells again." in notebook.run("%ddp show").text
+    assert "The replay sets those of earlier cells again." in notebook.run("%ddp show").text
     notebook.run("%%ddp --no-wait\ntime.sleep(60)")
     assert notebook.run("%ddp kill 1").text.startswith("nbddp: rank 1 was killed; `%ddp heal`")
     assert notebook.run("%ddp wait").error == "CellFailedError: rank 1 was killed by you"

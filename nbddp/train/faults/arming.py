@@ -108,7 +108,7 @@ def end_cell() -> list[str]:
     Return a notice for the user about each.
     """
     return [
-        f"the fault {fault} is disarmed: in this cell, nothing followed that it could change"
+        f"the fault {fault} is disarmed: the cell ended before the fault could change anything"
         for fault in _injector.end_cell()
     ]
 

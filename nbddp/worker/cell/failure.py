@@ -169,7 +169,7 @@ def _remote_traceback(error: BaseException) -> str:
 
 
 def _unwrap_remote(error: BaseException) -> tuple[str, str, str]:
-    """Return name and text of an error, of a loader's error those that its worker has raised.
+    """Return the name and text of an error. A loader's error has those of its worker's error.
 
     The third value is the place of the worker's error, or advice for some errors of torch.
     """
@@ -198,7 +198,7 @@ def _name_on_old_group(text: str, scopes: Iterable[Names], names: Names) -> str:
     found = paths_of(used, names)
     paths = (found.get(id(each), "._") for each in used)
     public = (f"`{path}`" for path in paths if "._" not in path)  # not a group inside of a mesh
-    return f"{next(public, 'A model or a group')} is on the old process group: make it again."
+    return f"{next(public, 'A model or a group')} is on the old process group: create it again."
 
 
 def _torch_text(error: BaseException) -> str:

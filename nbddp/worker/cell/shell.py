@@ -190,7 +190,8 @@ class RankShell(InteractiveShell):
         Raises:
             BaseException: the error, where IPython would show it and continue, as in %run.
         """
-        if self._reserve and isinstance(sys.exc_info()[1], MemoryError):  # first: it fills the rest
+        # first, because the cell has filled all other memory
+        if self._reserve and isinstance(sys.exc_info()[1], MemoryError):
             self._reserve.close()
             self._reserve = None
         caller, error = sys._getframe(1), sys.exc_info()[1]
@@ -263,7 +264,7 @@ def make_shell() -> RankShell:
     config.HistoryManager.enabled = False
     config.Completer.use_jedi = False  # takes a second to load
     shell: RankShell = RankShell.instance(config=config)
-    # it deletes all names, before the rank has flushed their files; for a spawned rank
+    # in a spawned rank it would delete all names before the rank has flushed their files
     atexit.unregister(shell.atexit_operations)
     change_when_imported("tqdm.notebook", _use_text_bars)
     return shell

@@ -318,7 +318,7 @@ def _why_not_movable(obj: Any) -> str:
 
 
 def _is_mapped(obj: Any) -> bool:
-    """Return whether the memory of an array or a tensor is that of a file or of other processes."""
+    """Return whether an array or a tensor is in a mapped file or in shared memory."""
     if type(obj) in (torch.Tensor, nn.Parameter):
         return obj.layout is torch.strided and obj.untyped_storage().filename is not None
     while isinstance(obj, np.ndarray | memoryview):

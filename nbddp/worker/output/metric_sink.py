@@ -4,8 +4,8 @@ What a loop reports in each step, metrics and a changed progress bar, waits for 
 outbox, 0.05 s at most: the reader of the messages often shares the cores with the ranks.
 
 There is no lock. A signal handler of the user may report inside another report, and may wait for
-a thread that reports, such as the writer of a checkpoint. So a report changes each shared object in
-one step that neither a handler nor another thread can divide.
+a thread that reports, such as the writer of a checkpoint. So a report changes each shared object
+with one atomic operation.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ position in the file is sent.
 
 There is no lock, because a signal handler of the user may print, log or save a checkpoint inside a
 call of the outbox, and an interrupt may end that call anywhere. ``SimpleQueue.put`` and the methods
-of a deque are written in C, so that no handler divides them.
+of a deque are atomic, because they are written in C.
 """
 
 from __future__ import annotations

@@ -398,8 +398,8 @@ def _clear_mesh_caches() -> None:
 @cache
 def _warn_of_missing_cache(error: str) -> None:  # once: the caches are cleared after each heal
     logger.warning(
-        "DTensor on a new mesh may use a destroyed group: torch %s has another cache (%s); "
-        "if an operation then fails, run %%ddp restart",
+        "DTensor on a new mesh may use a destroyed group, because torch %s has another "
+        "cache (%s): if an operation fails, run %%ddp restart",
         torch.__version__,
         error,
     )

@@ -31,7 +31,7 @@ def test_only_variables_that_are_read_at_the_start_need_another_forkserver() -> 
 
 def test_the_end_of_a_forkserver_is_told_in_one_line() -> None:
     outputs = {
-        "": "it wrote no reason",
+        "": "it wrote no error message",
         "Fatal Python error: no seed\nPython runtime state\n\n  <no frame>\n": (
             "Fatal Python error: no seed"
         ),
@@ -42,7 +42,7 @@ def test_the_end_of_a_forkserver_is_told_in_one_line() -> None:
     for output, reason in outputs.items():
         text = describe_end(output, {"TORCH_LOGS": "x"})
         assert text.endswith(
-            f"has ended: {reason}; it got TORCH_LOGS=x: `--env TORCH_LOGS=`, or "
+            f"has ended: {reason}; it had TORCH_LOGS=x: `--env TORCH_LOGS=`, or "
             "`%env TORCH_LOGS=`, removes such a variable"
         )
 

@@ -257,10 +257,10 @@ def test_the_model_of_a_destroyed_group_is_named(fail: Fail) -> None:
     shell = Mock(is_cell_file=is_cell, name_of_file=name_of, user_ns={"kept": [model]})
     shell.format_error.return_value = "shown"
     hint = describe_failure(error, shell, stuck_in=None, at=1.0).hint
-    assert hint == "`kept[0]` is on the old process group: make it again."
+    assert hint == "`kept[0]` is on the old process group: create it again."
     shell.user_ns = {}
     hint = describe_failure(error, shell, stuck_in=None, at=1.0).hint
-    assert hint == "A model or a group is on the old process group: make it again."
+    assert hint == "A model or a group is on the old process group: create it again."
 
 
 NO_CUDA = ["Torch not compiled with CUDA enabled", "No CUDA GPUs are available"]
