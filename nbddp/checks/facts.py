@@ -139,8 +139,8 @@ class RankFacts:
         ddp_ranks: the numbers of ranks among which its DDP models share gradients.
         aliases: the full names of torch's and nbddp's modules, classes and functions, by name; also
             ``transformers.Trainer`` and the like for a trainer of all ranks.
-        kinds: ``rank`` for a name whose value tells the rank, ``set`` for a set of other items than
-            numbers.
+        kinds: ``rank`` for a name whose value tells the rank, ``set`` for a set whose items are not
+            all numbers.
         batches: the batch sizes of the training kit's loaders that shuffle, by name.
         host, cores, gpus, threads: its machine, the cores and the number of GPUs that it may use,
             and torch's threads.

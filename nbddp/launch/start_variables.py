@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from nbddp.formatting import list_some
 
 # The names that getenv and os.environ get during the imports of the forkserver (torch 2.13, NumPy
-# 2.4, Python 3.11), without those that torch reads again later, that a rank applies itself, or
+# 2.4, Python 3.11), except those that torch reads again later, that a rank applies itself, or
 # that libraries set in the kernel when they are imported (TORCHINDUCTOR_CACHE_DIR).
 _READ_AT_START = re.compile(
     r"TORCH(?!ELASTIC_|INDUCTOR_CACHE_DIR|_NCCL_|_FR_|_DISTRIBUTED_DEBUG|_HOME|_EXTENSIONS_)"

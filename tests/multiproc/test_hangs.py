@@ -105,7 +105,7 @@ def test_hang_card_shows_where_a_rank_waits(group: Ranks, capsys: Capture, name:
 
 def test_hang_card_names_the_ranks_outside_of_the_cell(group: Ranks, capsys: Capture) -> None:
     text = output_of_hang(group, "dist.barrier()", capsys, ranks=[0])
-    assert re.search("^  rank 1 outside of the cell", text, re.MULTILINE), text
+    assert re.search("^  rank 1 not in this cell", text, re.MULTILINE), text
     group.assert_works()
 
 

@@ -160,7 +160,7 @@ def _destroy_groups(pid: int) -> None:
 
 
 def _save_files(pid: int) -> None:
-    """Flush the files: this process may wait for a debugger. A forked child ends now."""
+    """Flush the files of this process, which may wait for a debugger; save those of a child."""
     files = OpenFiles()
     if os.getpid() == pid:
         thread = threading.Thread(target=files.flush, daemon=True)  # a full pipe would block it
