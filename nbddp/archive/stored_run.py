@@ -43,6 +43,8 @@ class StoredCell:
         ended_at: end in ``time.time()``; None if the end was not recorded.
         outcome: ``ok``, or the reason of the end in one line; empty without a recorded end.
         report: the full report of a failure.
+        failures: how the cell failed on a rank, and whether that was a consequence of another
+            failure or of the user's request. Older records have none.
         is_interrupted: whether the cell was interrupted and did not fail.
         is_again: whether nbddp ran the cell again, in a recovery or a replay.
         is_replay: whether this was a replay. Its metrics are not stored again.
@@ -57,6 +59,7 @@ class StoredCell:
     ended_at: float | None = None
     outcome: str = ""
     report: str = ""
+    failures: Mapping[int, tuple[str, bool]] = field(default_factory=dict)
     is_interrupted: bool = False
     is_again: bool = False
     is_replay: bool = False
@@ -227,7 +230,7 @@ class StoredRun:
             folder=str(self.path),
             run=self.name,
             ranks=tuple(
-                _rank(rank, events, metrics.step_rate(rank))
+                _rank(rank, events, metrics.step_rate(rank), cell)
                 for rank in (cell.ranks if cell else self.ranks)
             ),
             events=merge_equal_failures(events),
@@ -293,6 +296,11 @@ def _cell(started: RunEvent, ended: RunEvent | None) -> StoredCell:
         ended_at=ended.at if ended else None,
         outcome=ended.facts["outcome"] if ended else "",
         report=ended.facts.get("report", "") if ended else "",
+        failures={
+            rank: (failure["what"], failure["consequence"])
+            for failure in (ended.facts.get("failures", ()) if ended else ())
+            for rank in failure["ranks"]
+        },
         is_interrupted=bool(ended and ended.facts.get("interrupted")),
         is_again=facts.get("again", False),
         is_replay=facts.get("replay", False),
@@ -304,19 +312,26 @@ def _is_in(cell: StoredCell, at: float) -> bool:
     return cell.began_at <= at and (cell.ended_at is None or at <= cell.ended_at + EVENT_TIME_ERROR)
 
 
-def _rank(rank: int, events: tuple[RunEvent, ...], rate: StepRate | None) -> RankSnapshot:
+def _rank(
+    rank: int, events: tuple[RunEvent, ...], rate: StepRate | None, cell: StoredCell | None
+) -> RankSnapshot:
     exits = [event.facts for event in events if event.kind == "exit"]
     failures = [event.facts for event in events if event.kind == "failure"]
     own = [facts["what"] for facts in failures if facts.get("rank") == rank]
     of_others = {facts["what"] for facts in failures if facts.get("rank") != rank}
     problems = [facts["how"] for facts in exits if facts.get("rank") == rank]
     problems += ("failed" if what in of_others else what for what in own)
+    is_first_cause = bool(own)
+    if cell is not None and rank in cell.failures:
+        what, is_consequence = cell.failures[rank]
+        problems, is_first_cause = [what], not is_consequence
+    ended = "done" if cell is None or cell.is_over else "its end is not recorded"
     return RankSnapshot(
         rank=rank,
-        state=problems[-1] if problems else "done",
+        state=problems[-1] if problems else ended,
         step=rate.step if rate else None,
         steps_per_second=rate.per_second if rate else 0.0,
         is_alive=False,
         is_healthy=not problems,
-        is_first_cause=bool(own),
+        is_first_cause=is_first_cause,
     )

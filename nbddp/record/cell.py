@@ -134,7 +134,8 @@ class CellResult:
             return {**numbers, "outcome": "ok"}
         summary, report = self.verdict.summary(), self.verdict.report()
         more = {"interrupted": True} if self.verdict.is_interrupt else {}
-        return {**numbers, "outcome": summary, "report": report, **more}
+        failures = self.verdict.facts()
+        return {**numbers, "outcome": summary, "report": report, "failures": failures, **more}
 
     def values(self) -> list[Any]:
         """Return the value of the last expression of every rank, in rank order.

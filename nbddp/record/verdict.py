@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nbddp.errors import CellFailedError, CellInterruptedError
 from nbddp.formatting import describe_exit, format_line, format_ranks, ranks_by_text
@@ -228,6 +228,18 @@ class Verdict:
         if rank in self.causes:
             return self.first
         return next((failure for ranks, failure in self.others if rank in ranks), None)
+
+    def facts(self) -> list[dict[str, Any]]:
+        """Return the failures with their ranks, for the event log."""
+        how = f"ended by the {self.ended_by}" if self.ended_by else ""
+        return [
+            {
+                "ranks": ranks,
+                "what": how or failure.headline(),
+                "consequence": bool(how) or failure.is_consequence,
+            }
+            for ranks, failure in ((self.causes, self.first), *self.others)
+        ]
 
     def is_error_of(self, rank: int) -> bool:
         """Return whether the first cause is an error that this rank raised."""

@@ -42,7 +42,10 @@ def test_run_json_has_the_facts_of_the_run(make_group: MakeRanks) -> None:
     group.run(TRAIN)
     group.run("test = nbddp.loader(data.test, batch_size=50)\nfor x, y in test: pass")
     with pytest.raises(CellFailedError):
-        group.run("assert rank == 0, 'not so'")
+        group.run("assert rank == 0, 'not so'\ndist.barrier()")
+    run = StoredRun(group.run_folder)
+    states = [each.state for each in run.snapshot(run.cells[-1]).ranks]
+    assert states == ["interrupted in barrier #1, line 2", "AssertionError: not so, line 1"]
     facts = facts_at_end(group)
     assert (facts["world_size"], facts["nproc"]) == (2, 2)
     assert (facts["backend"], facts["backend_used"]) == ("auto", "gloo")

@@ -154,8 +154,9 @@ def test_the_charts_of_a_run_have_the_requested_scale(
 def test_the_report_of_a_cell_without_an_end_says_not_recorded(tmp_path: Path) -> None:
     run = StoredRun(failed_run(tmp_path, events=UNENDED))
     text = render_text(run_report(run, run.cell(7)))
-    assert "not recorded" in text
+    assert text.count("not recorded") == 2, "in the title, and for the rank without a failure"
     assert "ranks 0-1" in text
+    assert "done" not in text
 
 
 # ---- metrics beyond the default number, and damaged files

@@ -80,7 +80,8 @@ def test_the_facts_of_a_cell_have_its_outcome() -> None:
     result = finished(well(), badly())
     assert result.verdict is not None
     failed = {"outcome": "rank 1: ValueError: no", "report": result.verdict.report()}
-    assert result.facts() == {"number": 8, "id": 7, **failed}
+    failures = [{"ranks": (1,), "what": "ValueError: no", "consequence": False}]
+    assert result.facts() == {"number": 8, "id": 7, "failures": failures, **failed}
     stopped = CellEnded(cell=7, in_group=True, failure=badly().failure, is_interrupted=True)
     assert finished(stopped).facts()["interrupted"] is True
 
