@@ -111,8 +111,6 @@ def _run_trials(
         trials = sweep_points(args.sweep or (), args.repeat or 0)
         study = Sweep(runner, trials, start_over=args.start_over)
     group.session.prepare(spec)
-    if not group.is_live:
-        group.spec = spec
     cell = f"cell [{notebook.prompt_number}]"
     notebook.export_log.add(Omitted(cell, "it ran several times, on its own ranks"))
     study.run()

@@ -157,7 +157,7 @@ class NotebookState:
             yield
 
     def run_script(self, request: CellRequest, args: Namespace) -> None:
-        """Run a script on its own ranks. The options apply to the group too, if it is not running.
+        """Run a script on its own ranks. Its options do not apply to later scripts or cells.
 
         Raises:
             RequestError: a cell or another script is running, or the ranks cannot be started.
@@ -167,10 +167,8 @@ class NotebookState:
         number = spec.nproc if args.ranks is None else len(args.ranks)
         text = f"starting {plural(number, 'rank')} ..."
         with self.presenter.showing_start(text, session, quiet=args.quiet):
-            of_script = replace(spec, ranks=args.ranks, name=args.name or "")
-            self.group.scripts.start(of_script, request.script)
-            if not self.group.is_live:  # not after a failed start: a variable may be the reason
-                self.group.spec = replace(spec, name=self.group.spec.name)
+            spec = replace(spec, ranks=args.ranks, name=args.name or "")
+            self.group.scripts.start(spec, request.script)
             self.run(request, args, session)
 
     def check_ranks(self, args: Namespace) -> None:

@@ -332,7 +332,7 @@ def test_run_expands_notebook_variables_and_accepts_ranks(notebook: Notebook, wr
     reply = notebook.run("%ddp run --nproc 3 --quiet work/script.py")
     assert (reply.status, reply.text) == ("ok", "")
     reply = notebook.run("%ddp run --ranks 1 work/script.py --nproc 7 --lr {rate} -m 'a b'")
-    assert reply.lines(1) == ["['--nproc', '7', '--lr', '0.5', '-m', 'a b'] 3"]
+    assert reply.lines(1) == ["['--nproc', '7', '--lr', '0.5', '-m', 'a b'] 2"]
     assert "rank 3" in notebook.run("%ddp run --ranks 3 work/script.py").text
 
 

@@ -234,15 +234,19 @@ def test_stop_ends_the_running_script(waits: Notebook) -> None:
 def test_script_without_a_worker_group_records_its_own_run(
     notebook: Notebook, write: Write, folder: Path
 ) -> None:
-    write("print('here')", "script.py")
+    write("import os\nprint(os.getenv('MINE'), os.environ['WORLD_SIZE'])", "script.py")
     notebook.run(f"%cd -q {folder}")
-    assert notebook.run("%ddp run --nproc 3 --name tried script.py").lines(2) == ["here"]
+    options = "--nproc 3 --env MINE=1 --name tried"
+    assert notebook.run(f"%ddp run {options} script.py").lines(2) == ["1 3"]
     assert "there are no ranks" in notebook.run("%ddp status").text
-    assert notebook.run("%ddp logs 2").text == "here\n"
+    assert notebook.run("%ddp logs 2").text == "1 3\n"
     assert "script.py" in notebook.run("%ddp show").text
-    assert notebook.run("%ddp run script.py").lines(2) == ["here"]
+    assert notebook.run("%ddp run script.py").lines(1) == ["None 2"]  # no option of the first
     assert len(list((folder / ".nbddp" / "runs").glob("*-tried"))) == 1
     assert len(list((folder / ".nbddp" / "runs").glob("*"))) == 2
+    assert notebook.run("%%ddp --nproc 1 --env MINE=1 --repeat 1\n1").status == "ok"
+    reply = notebook.run("%%ddp\nimport os\nprint(os.getenv('MINE'), world_size)")
+    assert reply.lines(1) == ["None 2"]  # nor of the sweep
 
 
 # ---- on nodes
