@@ -6,6 +6,7 @@ import codecs
 import importlib
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -27,6 +28,25 @@ def _is_error_handler(name: str) -> bool:
         return not name or codecs.lookup_error(name) is not None
     except LookupError:
         return False
+
+
+def check_variables(env: Mapping[str, str], *, is_local: bool) -> None:
+    """Refuse values of variables with which torch fails in each rank.
+
+    Raises:
+        ArgumentError: torch refuses a value, or this machine does not have an interface.
+    """
+    level = env.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
+    if level.upper() not in ("OFF", "INFO", "DETAIL"):
+        raise ArgumentError(f"TORCH_DISTRIBUTED_DEBUG must be OFF, INFO or DETAIL, got {level!r}")
+    if is_local and (asked := env.get("GLOO_SOCKET_IFNAME")):
+        names = ["", *(name for _, name in socket.if_nameindex())]  # torch skips empty ones
+        for name in asked.split(","):
+            if name.partition(":")[0] not in names:  # eth0:1 is another address of eth0
+                raise ArgumentError(
+                    f"GLOO_SOCKET_IFNAME={asked}: this machine has no interface {name!r}, "
+                    f"only {', '.join(names[1:])}"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

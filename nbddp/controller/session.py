@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from nbddp.controller.executor import Executor
 from nbddp.controller.gpu_monitor import GpuMonitor
-from nbddp.controller.group_spec import GroupSpec
+from nbddp.controller.group_spec import GroupSpec, check_variables
 from nbddp.controller.rank_processes import short_error
 from nbddp.controller.run_facts import start_git_query
 from nbddp.controller.threads import Runtime, on_thread, open_runtime
@@ -212,15 +212,17 @@ class Session(Executor):
         """Start the processes that ranks of this spec need. Call it before other ranks are ended.
 
         Raises:
+            RequestError: there is no GPU for NCCL, or torch refuses a variable.
             StartError: a rank with these variables cannot start.
         """
+        self.check_gpus(spec)
         env = spec.environment(base=self.launcher.base_env)
+        check_variables(env, is_local=self.launcher.is_local)
         wait_for_result(run_in_thread("nbddp-prepare", partial(self.launcher.prepare, env)))
 
     def _request_start(
         self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool = False
     ) -> Future[None]:
-        self.check_gpus(spec)
         self.prepare(spec)
         self._ensure_runtime()
         return self._submit_start(spec, event, is_recovery=is_recovery)

@@ -47,6 +47,11 @@ BAD = {  # with the reason why no process can start
     "%ddp restart --env PYTHONHOME=/nowhere": "No module named 'encodings'",
     "%%ddp --fresh --name other --env TORCH_LOGS=banana\nx": "Invalid log settings: banana",
 }
+REFUSED = {
+    "%%ddp --fresh --env TORCH_DISTRIBUTED_DEBUG=WRONG\nx": "TORCH_DISTRIBUTED_DEBUG must be OFF",
+    "%%ddp --fresh --name other --env GLOO_SOCKET_IFNAME=eth9\nx": "GLOO_SOCKET_IFNAME=eth9: this",
+    "%ddp restart --env GLOO_SOCKET_IFNAME=lo,eth9": "GLOO_SOCKET_IFNAME=lo,eth9: this machine has",
+}
 FUNCTIONS = """
 import logging, os, sys, time
 import torch._dynamo.config, torch._inductor.config
@@ -120,6 +125,13 @@ def test_a_bad_variable_is_named_and_ends_no_ranks(notebook: Notebook) -> None:
         assert "Traceback" not in reply.text, cell
         assert "Fatal" not in reply.text, cell
         assert notebook.run("%%ddp\nx").text == "Out [ranks 0-1] 3\n", cell
+    for cell, reason in REFUSED.items():
+        assert notebook.run(cell).text.startswith(f"UsageError: {reason}"), cell
+        assert notebook.run("%%ddp\nx").text == "Out [ranks 0-1] 3\n", cell
+    notebook.run("import os; os.environ['TORCH_DISTRIBUTED_DEBUG'] = '1'")  # as %env does
+    assert "OFF, INFO or DETAIL, got '1'" in notebook.run("%ddp restart").text
+    notebook.run("del os.environ['TORCH_DISTRIBUTED_DEBUG']")
+    assert notebook.run("%%ddp\nx").text == "Out [ranks 0-1] 3\n"
     notebook.run("%ddp stop")
     (notebook.folder / "empty.py").write_text("")
     for line, end in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import sys
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -18,7 +19,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.archive.find import runs_below
 from nbddp.controller import group_spec as room
-from nbddp.controller.group_spec import GroupSpec
+from nbddp.controller.group_spec import GroupSpec, check_variables
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.wire.rank_start import RankStart
 
@@ -42,6 +43,23 @@ def test_invalid_group_options_are_refused_with_their_limits(snapshot: SnapshotA
     assert said == snapshot
 
 
+def test_variables_that_torch_refuses_are_named(
+    monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+) -> None:
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    debug, interface = "TORCH_DISTRIBUTED_DEBUG", "GLOO_SOCKET_IFNAME"
+    accepted = [{debug: value} for value in ("OFF", "info", "Detail")]
+    accepted += [{interface: value} for value in ("", "lo", "lo,eth0", "eth0:1", "lo,")]
+    for env in ({}, *accepted):
+        check_variables(env, is_local=True)
+    refused = [{debug: value} for value in ("ON", "1", "WRONG", "", " INFO")]
+    refused += [{interface: value} for value in ("eth9", "lo,eth9", "lo, eth0", "et")]
+    for env in refused[-4:]:
+        check_variables(env, is_local=False)  # nodes have other interfaces
+    said = [refusal(ArgumentError, check_variables, env, is_local=True) for env in refused]
+    assert said == snapshot
+
+
 def pretend_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     cuda = SimpleNamespace(device_count=lambda: count)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
@@ -53,7 +71,8 @@ def test_only_nccl_needs_a_gpu(
     pretend_gpus(monkeypatch, 1)
     GroupSpec(nproc=2, backend="nccl").check_gpus()  # ranks may share a GPU
     pretend_gpus(monkeypatch, 0)
-    assert refusal(RequestError, GroupSpec(nproc=1, backend="nccl").check_gpus) == snapshot
+    prepare = fake_session(FakeLauncher(), FakeLink()).prepare  # before other ranks are ended
+    assert refusal(RequestError, prepare, GroupSpec(nproc=1, backend="nccl")) == snapshot
     monkeypatch.setitem(sys.modules, "torch", None)  # importing it would fail
     for backend in ("auto", "gloo"):
         GroupSpec(nproc=100, backend=backend).check_gpus()
