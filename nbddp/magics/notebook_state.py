@@ -426,18 +426,22 @@ def check_unchanged(asked: GroupSpec, current: GroupSpec, *, gone: Sequence[int]
     names = [name for name in _START_OPTIONS if name != "name"]
     changed = [name for name in names if getattr(asked, name) != getattr(current, name)]
     if changed:
-        options = ", ".join(f"{name} {_format_value(getattr(current, name))}" for name in changed)
+        values = {name: getattr(current, name) for name in changed}
+        options = ", ".join(
+            f"with {name} {_format_value(value)}" if value else f"without --{name}"
+            for name, value in values.items()
+        )
         flags = " ".join(f"--{name} {_format_value(getattr(asked, name))}" for name in changed)
         first = f"{format_ranks(gone)} of the group died; " if gone else ""
         raise RequestError(
-            f"{first}the ranks run with {options}; `%ddp restart {flags}` restarts them with "
+            f"{first}the ranks run {options}; `%ddp restart {flags}` restarts them with "
             "the new options (their variables are lost), and so does --fresh in the cell"
         )
 
 
 def _format_value(value: Any) -> str:
     if isinstance(value, dict):
-        return " --env ".join(shlex.quote(f"{key}={text}") for key, text in value.items()) or "none"
+        return " --env ".join(shlex.quote(f"{key}={text}") for key, text in value.items())
     if isinstance(value, tuple):
         return ",".join(str(item) for item in value)
-    return shlex.quote(str(value)) if value not in (None, "") else "none"
+    return shlex.quote(str(value))

@@ -204,3 +204,5 @@ def test_options_of_a_new_start_are_refused_with_its_command(snapshot: SnapshotA
         offered = said[line].split("`%ddp restart ")[1].split("`")[0]
         assert requested_spec(command(f"restart {offered}"), current) == asked
     assert said == snapshot
+    said_of_none = refusal(RequestError, check_unchanged, GroupSpec(threads=9), GroupSpec())
+    assert said_of_none.startswith("the ranks run without --threads; ")
