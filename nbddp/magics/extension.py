@@ -123,7 +123,14 @@ class _Extension:
             shell.magics_manager.magics[kind].pop(name, None)
         shell.magics_manager.register_function(self._load_ext, "line", "load_ext")
         set_sink(Sink())
-        self.notebook.group.close()
+        group = self.notebook.group
+        nproc = group.spec.nproc if group.is_live else None
+        group.close()
+        if nproc is not None:
+            self.notebook.presenter.print_line(
+                "nbddp: the extension was unloaded: all ranks are stopped and their variables are "
+                f"lost; they ran with `--nproc {nproc}`"
+            )
 
     def _warm_up(self, *_result: object) -> None:
         self.notebook.shell.events.unregister("post_run_cell", self._warm_up)

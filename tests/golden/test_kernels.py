@@ -18,6 +18,10 @@ SHARES_KERNEL = True
 
 
 START = f"%%ddp --nproc 2\n{KEEP}"
+UNLOADED = (
+    "nbddp: the extension was unloaded: all ranks are stopped and their variables are lost; they "
+    "ran with `--nproc 2`\n"
+)
 
 
 def test_the_extension_is_loaded_twice_and_unloaded(notebook: Notebook) -> None:
@@ -27,11 +31,12 @@ def test_the_extension_is_loaded_twice_and_unloaded(notebook: Notebook) -> None:
     assert pids(notebook, range(2)) == first
     assert_ranks_work(notebook)
 
-    assert notebook.run("%unload_ext nbddp").status == "ok"
+    assert notebook.run("%unload_ext nbddp").text == UNLOADED
     assert are_gone(first)
     for cell in (START, "%ddp status"):
         assert re.search("magic .*ddp.* not found", notebook.run(cell).text)
     assert notebook.run("%load_ext nbddp").text == ""
+    assert notebook.run("%reload_ext nbddp").text == "", "there are no ranks to lose"
     assert notebook.run(START).status == "ok"
     assert_ranks_work(notebook)
 
@@ -40,7 +45,7 @@ def test_the_extension_is_loaded_twice_and_unloaded(notebook: Notebook) -> None:
 def test_the_extension_is_reloaded(notebook: Notebook) -> None:
     notebook.run(START)
     first = pids(notebook, range(2))
-    assert notebook.run("%reload_ext nbddp").status == "ok"
+    assert notebook.run("%reload_ext nbddp").text == UNLOADED
     assert are_gone(first)
     assert notebook.run(START).status == "ok"
     assert_ranks_work(notebook)
