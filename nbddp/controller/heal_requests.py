@@ -153,13 +153,13 @@ class HealRequests:
         own = self._reported["taken"]
         left = self._not_loaded | pickled.content["left"]
         left = {name: why for name, why in left.items() if name not in own}
-        state.replay_log.not_carried = {**state.replay_log.not_carried, **left}
         unknown = [path for each in self._own_values.values() for path in each.unknown]
         unknown = list(dict.fromkeys([*unknown, *self._reported["unlike"]]))
         lost = [
             path for path in unknown if path.isidentifier() and path not in pickled.content["names"]
         ]
         left |= {name: f"rank {self._donor} does not have it" for name in lost if name not in left}
+        state.replay_log.not_carried = {**state.replay_log.not_carried, **left}
         return Healed(
             ranks=self.ranks,
             donor=self._donor,

@@ -313,7 +313,9 @@ class Session(Executor):
             run_attempt=self.life.run_attempt,
             has_other_ranks=not {*self.life.alive} <= {*ranks},
             lost=self.replay_log.lost,
-            describe_name=self.describe_name,
+            describe_name=lambda name: (
+                self.replay_log.describe_not_carried(name) or self.describe_name(name)
+            ),
         )
         event = ev.RunAsked(
             cell=handle.number,

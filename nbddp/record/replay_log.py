@@ -12,6 +12,7 @@ from types import CodeType
 from nbddp.formatting import format_number_ranges, plural
 from nbddp.record.cell import CellRequest, ReplayEntry
 from nbddp.record.push_store import PushRecord
+from nbddp.wire.request_messages import KEEPS_RANK, MADE_BY_ALL
 
 SET_IN_EACH_RANK = frozenset(
     {"rank", "local_rank", "world_size", "device", "torch", "dist", "nbddp"}
@@ -65,6 +66,18 @@ class ReplayLog:
             for path, reason in self.not_carried.items()
             if root_name(path) not in names
         }
+
+    def describe_not_carried(self, name: str) -> str:
+        """Say how to get a name that a heal could not carry; "" for other names."""
+        why = self.not_carried.get(name)
+        if why is None:
+            return ""
+        cell = cell_that_assigned(name, self.entries)
+        how = f"run the line of cell [{cell}] that makes it again" if cell else "make it again"
+        where = (
+            "all ranks" if why in (KEEPS_RANK, MADE_BY_ALL) else "each rank that does not have it"
+        )
+        return f"The heal did not carry `{name}` ({why}): {how} on {where}."
 
     def set_pending(self, pending: Sequence[ReplayEntry], *, clears_entries: bool = False) -> None:
         """Set the entries that a replay did not run.

@@ -10,6 +10,8 @@ from drivers.ranks import Capture, MakeRanks, Ranks
 from syrupy.assertion import SnapshotAssertion
 from trained import STATE, TRAINED, kill
 
+from nbddp.errors import CellFailedError
+
 pytestmark = pytest.mark.timeout(240)
 
 LOCK = "cannot pickle '_thread.lock' object"
@@ -34,6 +36,10 @@ def test_name_that_fails_to_unpickle_is_left_out_of_the_heal(group: Ranks) -> No
     left = healed.left
     assert [left["one"], left["two"]] == ["not on this rank"] * 2
     assert (left["gate"], "locks[18]" in left, healed.more) == (LOCK, True, {"": 11})
+    with pytest.raises(CellFailedError) as caught:
+        group.run("gate", quiet=True)
+    hint = f"The heal did not carry `gate` ({LOCK}): run the line of cell [1] that makes it again"
+    assert hint in caught.value.report
     states = group.evaluate(STATE)
     assert [each["at"] for each in states] == [True, False, True]
     assert states[0]["weights"] == states[1]["weights"] == states[2]["weights"]

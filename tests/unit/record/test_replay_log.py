@@ -5,6 +5,7 @@ from __future__ import annotations
 from nbddp.record.cell import CellRequest
 from nbddp.record.push_store import PushRecord
 from nbddp.record.replay_log import ReplayLog
+from nbddp.wire.request_messages import KEEPS_RANK
 
 
 def test_variables_of_cells_and_pushes_are_lost_when_new_ranks_start() -> None:
@@ -27,6 +28,23 @@ def test_variable_that_a_cell_sets_again_is_no_longer_lost() -> None:
     assert log.lost == {"y": 3}
     log.clear()
     assert log.lost == {"x": 4, "y": 3}
+
+
+def test_name_that_a_heal_did_not_carry_is_described_until_a_cell_sets_it() -> None:
+    log = ReplayLog()
+    log.add(CellRequest(source="gate = x = 1", execution_count=3))
+    log.not_carried = {"gate": "a lock", "other": "a lock", "trainer": KEEPS_RANK}
+    said = [log.describe_not_carried(name) for name in ("gate", "other", "trainer", "x")]
+    assert said == [
+        "The heal did not carry `gate` (a lock): run the line of cell [3] that makes it again on "
+        "each rank that does not have it.",
+        "The heal did not carry `other` (a lock): make it again on each rank that does not have "
+        "it.",
+        f"The heal did not carry `trainer` ({KEEPS_RANK}): make it again on all ranks.",
+        "",
+    ]
+    log.add(CellRequest(source="gate = 2", execution_count=4))
+    assert log.describe_not_carried("gate") == ""
 
 
 def log_with_pending(*sources: str) -> ReplayLog:
