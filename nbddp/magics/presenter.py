@@ -218,7 +218,8 @@ class Presenter:
         from nbddp.ui.panel.panel_view import RECORD_LINES  # loads widgets
 
         metrics = session.rank_monitor.metrics.snapshot(most=MAX_CHARTS)
-        lines = last.log_buffer.lines()[-RECORD_LINES:]
+        # notices, such as "still busy", describe the moment when they were written
+        lines = [line for line in last.log_buffer.lines() if line.ranks][-RECORD_LINES:]
         self.show(status_report(snapshot, metrics=metrics, lines=lines))
 
     def print_line(self, text: str) -> None:

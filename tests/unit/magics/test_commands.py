@@ -27,8 +27,11 @@ from nbddp.magics.cell_magic import run_cell
 from nbddp.magics.export_log import ExportLog
 from nbddp.magics.line_magic import run_command
 from nbddp.magics.notebook_state import NotebookState
+from nbddp.magics.presenter import Presenter
 from nbddp.publish.tracker import Target
 from nbddp.record.cell import CellRequest, CellResult
+from nbddp.ui.log_lines import LogBuffer
+from nbddp.ui.report.render import render_html
 from nbddp.wire.rank_start import RankStart
 from nbddp.wire.request_messages import Push
 from nbddp.wire.trace_messages import TraceSteps
@@ -180,6 +183,23 @@ def test_the_ranks_and_the_status_count_the_attempts_of_the_run(
     events = [each for each in notebook.group.session.event_log.since(0) if each.kind == "start"]
     assert [each.facts["attempt"] for each in events] == [1, 2, 1, 1]
     assert notebook.group.session.spec.name == "other"
+
+
+def test_status_of_a_page_has_the_output_of_ranks_and_no_notice_that_is_over(
+    with_ranks: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_ranks.line("start --nproc 1")
+    session, buffer, show = with_ranks.notebook.group.session, LogBuffer(), Mock()
+    presenter = with_ranks.notebook.presenter
+    presenter._last_panel = Mock(session=session, attempt=session.life.attempt, log_buffer=buffer)
+    monkeypatch.setattr(Presenter, "shows_panels", True)
+    monkeypatch.setattr(Presenter, "show", show)
+    buffer.write(0, "cleaned up\n")
+    buffer.write_notice("rank 0: interrupted, and still busy")
+    with_ranks.line("status")
+    page = render_html(show.call_args.args[-1])
+    assert "cleaned up" in page
+    assert "still busy" not in page
 
 
 def test_values_are_sent_to_the_ranks_that_the_option_names(with_ranks: Typed) -> None:
