@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbddp.formatting import describe_exit, format_ranks, plural
+from nbddp.formatting import describe_exit, format_number_ranges, format_ranks, plural
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.group_state import GroupState, Life, RankState
 
@@ -72,7 +72,7 @@ def exited_before_answer(life: Life, rank: int, exitcode: int | None) -> str:
 
 def way_out(life: Life, *, can_heal: bool = True) -> str:
     """Say what the user can do after ranks have died."""
-    alive = ",".join(map(str, life.alive))
+    alive = format_number_ranges(life.alive)
     others = f", `%%ddp --ranks {alive}` uses the others" if alive else ""
     those = "it" if len(life.gone) == 1 else "the dead ranks"
     heal = f"`%ddp heal` replaces {those}, " if life.alive and can_heal else ""

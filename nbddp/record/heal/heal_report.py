@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from nbddp.formatting import format_bytes, format_ranks, list_some, plural
+from nbddp.formatting import format_bytes, format_number_ranges, format_ranks, list_some, plural
 from nbddp.wire.request_messages import KEEPS_RANK, MADE_BY_ALL
 
 MAX_SHOWN_PLACES = 20  # paths in the report
@@ -92,7 +92,7 @@ class Healed:
     def _on_which_ranks(self, why: str) -> str:
         if why in (KEEPS_RANK, MADE_BY_ALL):
             return "on all ranks"
-        return "with --ranks " + ",".join(map(str, self.ranks))
+        return f"with --ranks {format_number_ranges(self.ranks)}"
 
     def _way_out(self, name: str, why: str, reruns: Collection[int]) -> str:
         ranks = self._on_which_ranks(why)

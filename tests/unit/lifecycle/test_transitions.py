@@ -263,6 +263,7 @@ RESTARTS = {
 }
 TABLE = STARTS | CELLS | FAILURES | INTERRUPTS | KILLS | GRACES | STOPS | RESTARTS
 TABLE |= {name: (cause, REMARK) for name, cause in REMARKS.items()}
+LOSES_40 = after(OFF, ev.StartAsked(world_size=64), *map(ready, range(64)), died(40))
 REFUSED = {
     "a cell on a rank that was not started": (SOME, ready(2), run(1)),
     "a start while starting": (STARTING, START),
@@ -285,6 +286,7 @@ REFUSED = {
     "a cell for dead ranks": (ALL_GONE, run()),
     "a kill before a start": (OFF, ev.KillAsked(rank=0)),
     "a kill of a dead rank": (BROKEN, ev.KillAsked(rank=1)),
+    "a cell for a dead rank of 64": (LOSES_40, ev.RunAsked(cell=1, ranks=(40,))),
 }
 ONE_RUNS = after(IDLE, run(0))
 IGNORED = {
