@@ -151,7 +151,8 @@ class StoredRun:
         own = [cell for cell in cells if not (cell.is_replay and cell.outcome == "ok")]
         if cells:
             return (own or cells)[-1]
-        numbers = ", ".join(str(cell.number) for cell in self.cells[-MAX_SHOWN_CELLS:]) or "none"
+        known = dict.fromkeys(str(cell.number) for cell in self.cells)  # replays repeat numbers
+        numbers = ", ".join([*known][-MAX_SHOWN_CELLS:]) or "none"
         raise RequestError(f"run {self.name} has no cell {number}; its cells are: {numbers}")
 
     def metrics(self, cell: StoredCell | None = None) -> MetricStore:

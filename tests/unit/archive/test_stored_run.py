@@ -39,6 +39,8 @@ def test_a_cell_is_not_its_replay_unless_the_replay_failed(tmp_path: Path) -> No
         run = run_of(tmp_path / outcome, events=events)
         cells = [cell for cell in run.cells if cell.number == 1]
         assert run.cell(1) == cells[index]
+        with pytest.raises(RequestError, match=r"its cells are: 1, 7$"):
+            run.cell(99)
 
 
 def recovered(base: Path, again: list[dict[str, Any]]) -> dict[int, Curve]:
