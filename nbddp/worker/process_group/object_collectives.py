@@ -25,8 +25,8 @@ _ROWS = 64
 T = TypeVar("T")
 
 
-def gather_objects(value: Any) -> list[Any]:
-    """Return the JSON values of all ranks, on every rank, in rank order.
+def gather_objects(value: Any, group: Any = None) -> list[Any]:
+    """Return the JSON values of all ranks of a group, on every rank, in rank order.
 
     The values go through rank 0. An all_gather goes around a ring, and each of its steps waits for
     the step before. With 64 ranks on two cores it takes half a second; this takes a twentieth of
@@ -34,28 +34,28 @@ def gather_objects(value: Any) -> list[Any]:
     """
     data = json.dumps(value).encode()
     frame = (_LENGTH.pack(len(data)) + data)[:FRAME_BYTES]
-    lengths = [FRAME_BYTES] * dist.get_world_size()
-    frames = _all_gather_bytes(frame.ljust(FRAME_BYTES, b"\0"), lengths)
+    lengths = [FRAME_BYTES] * dist.get_world_size(group)
+    frames = _all_gather_bytes(frame.ljust(FRAME_BYTES, b"\0"), lengths, group)
     sizes = [_LENGTH.unpack_from(each)[0] for each in frames]
     space = FRAME_BYTES - _LENGTH.size
     texts = [each[_LENGTH.size :][:size] for each, size in zip(frames, sizes, strict=True)]
     more = [max(0, size - space) for size in sizes]
     if any(more):
-        rest = _all_gather_bytes(data[space:].ljust(max(more), b"\0"), more)
+        rest = _all_gather_bytes(data[space:].ljust(max(more), b"\0"), more, group)
         texts = [first + last for first, last in zip(texts, rest, strict=True)]
     return [json.loads(each) for each in texts]
 
 
-def _all_gather_bytes(data: bytes, sizes: Sequence[int]) -> list[bytes]:
+def _all_gather_bytes(data: bytes, sizes: Sequence[int], group: Any) -> list[bytes]:
     """Return the first ``sizes[rank]`` bytes of each rank's data, on every rank."""
     mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(communication_device())
-    parts = [torch.empty_like(mine) for _ in sizes] if dist.get_rank() == 0 else None
-    dist.gather(mine, parts, dst=0)
+    parts = [torch.empty_like(mine) for _ in sizes] if dist.get_rank(group) == 0 else None
+    dist.gather(mine, parts, group=group, group_dst=0)
     if parts is None:
         gathered = torch.empty(sum(sizes), dtype=torch.uint8, device=mine.device)
     else:
         gathered = torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
-    dist.broadcast(gathered, src=0)
+    dist.broadcast(gathered, group=group, group_src=0)
     return [each.numpy().tobytes() for each in gathered.cpu().split(list(sizes))]
 
 
@@ -116,13 +116,20 @@ def wait_for_message(work: Any, is_broken: Callable[[], bool]) -> None:
         raise failed[0]
 
 
-def broadcast_tensors(tensors: Sequence[torch.Tensor], source: int) -> None:
-    """Broadcast tensors of any types and layouts from one rank, and fill those of the others."""
-    for batch in split_into_batches(_differing(tensors, source), lambda tensor: tensor.nbytes):
+def broadcast_tensors(tensors: Sequence[torch.Tensor], source: int, group: Any = None) -> None:
+    """Broadcast tensors of any types and layouts from one rank, and fill those of the others.
+
+    Args:
+        tensors: as many on each rank, with equal types and shapes.
+        source: rank in the group.
+        group: the process group; None for the default group.
+    """
+    differing = _differing(tensors, source, group)
+    for batch in split_into_batches(differing, lambda tensor: tensor.nbytes):
         # a step count may be on the CPU
         parts = [_tensor_bytes(each).to(communication_device()) for each in batch]
         sent = parts[0] if len(parts) == 1 else torch.cat(parts)
-        dist.broadcast(sent, src=source)
+        dist.broadcast(sent, group=group, group_src=source)
         sizes = [each.nbytes for each in batch]
         with torch.no_grad():
             for tensor, part in zip(batch, sent.split(sizes), strict=True):
@@ -135,7 +142,7 @@ def _tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _differing(tensors: Sequence[torch.Tensor], source: int) -> Sequence[torch.Tensor]:
+def _differing(tensors: Sequence[torch.Tensor], source: int, group: Any) -> Sequence[torch.Tensor]:
     """Return the tensors except those that are large and equal on all ranks.
 
     Comparing costs a tenth of sending: after a death most ranks are at the same step.
@@ -145,9 +152,9 @@ def _differing(tensors: Sequence[torch.Tensor], source: int) -> Sequence[torch.T
         return tensors
     mine = torch.stack([_fingerprint(each).to(communication_device()) for each in large])
     source_values = mine.clone()
-    dist.broadcast(source_values, src=source)
+    dist.broadcast(source_values, group=group, group_src=source)
     differs = (source_values != mine).to(torch.int64)
-    dist.all_reduce(differs, op=dist.ReduceOp.MAX)
+    dist.all_reduce(differs, op=dist.ReduceOp.MAX, group=group)
     equal = {id(each) for each, differ in zip(large, differs.tolist(), strict=True) if not differ}
     return [each for each in tensors if id(each) not in equal]
 
