@@ -238,7 +238,7 @@ def test_heal_names_a_loader_that_cannot_resume(group: Ranks, capsys: Capture) -
     kill(group, 1)
     group.heal()
     group.run("pass")
-    [line] = re.findall("not on the new process group: own: (.*)", capsys.readouterr().out)
+    [line] = re.findall("no longer usable: own: (.*)", capsys.readouterr().out)
     assert "ArgumentError" in line
     assert line.endswith("(rank 2)")
 

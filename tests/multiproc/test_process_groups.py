@@ -204,7 +204,7 @@ def test_failure_to_form_the_group_fails_only_its_cell(group: Ranks) -> None:
     group.run(
         f"{imported(process_group)}from datetime import timedelta\n"
         "form = process_group.ProcessGroup.init\n"
-        "def broken(self, *_): raise OSError('no more ports')\n"
+        "def broken(self, *_, **__): raise OSError('no more ports')\n"
         "if rank == 1: process_group.ProcessGroup.init = broken\n"
         "long, process_group.FORM_TIMEOUT = process_group.FORM_TIMEOUT, timedelta(seconds=3)\n"
         "dist.destroy_process_group()"

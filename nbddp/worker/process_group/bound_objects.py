@@ -69,6 +69,11 @@ class BoundObjects:
         """
         return [each for each in self._optimizers if not _wraps(each)]
 
+    def has_any_in(self, group: Any) -> bool:
+        """Return whether a DDP model or a sharded optimizer uses a process group."""
+        objects = [*self.models, *filter(is_sharded, self._optimizers)]
+        return any(vars(each).get("process_group") is group for each in objects)
+
     def add_existing(self) -> None:
         """Add objects that were unpickled without their ``__init__`` or ``__setstate__``."""
         found = instances([kind for kind, _ in self._kinds])

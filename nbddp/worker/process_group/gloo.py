@@ -6,7 +6,7 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -36,12 +36,19 @@ class GlooUnblocker:
     def __init__(self) -> None:
         # by forming group: addresses in use before it, and addresses already connected to
         self._handled: dict[object, list[Any]] = {}
+        self._first_pairs: dict[Any, int] = {}  # by address of a device with pairs of older groups
 
     @contextmanager
-    def forming(self) -> Iterator[None]:
-        """Treat addresses where this process starts to listen as those of a forming group."""
+    def forming(self, shared: Sequence[Any] = (), first_pair: int = 0) -> Iterator[None]:
+        """Treat addresses where this process starts to listen as those of a forming group.
+
+        Args:
+            shared: addresses of a device that older groups use too.
+            first_pair: number that this device gives its next pair.
+        """
         group = object()
-        self._handled[group] = listening()
+        self._first_pairs = dict.fromkeys(shared, first_pair)
+        self._handled[group] = [each for each in listening() if each not in shared]
         try:
             yield
         finally:
@@ -51,12 +58,14 @@ class GlooUnblocker:
         """Give every pair of a forming group a connection that ends at once.
 
         Args:
-            world_size: number of pairs that a rank may have: Gloo numbers them from 0.
+            world_size: number of pairs that a rank may have. A device of Gloo numbers them from 0,
+                and uses a number for the rank itself, too (tried with torch 2.13 and 2.15).
         """
         for handled in list(self._handled.values()):
             for address in [each for each in listening() if each not in handled]:
                 handled.append(address)
-                for number in range(world_size):
+                first = self._first_pairs.get(address, 0)
+                for number in range(first, first + world_size):
                     with (
                         suppress(OSError),
                         socket.create_connection(address[:2], CONNECT_TIMEOUT) as own,

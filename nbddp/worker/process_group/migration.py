@@ -1,7 +1,7 @@
-"""Move DDP models, and the objects that train them, to a new process group.
+"""Make DDP models, and the objects that train them, usable after an interrupt or a heal.
 
-An interrupted cell must not cost the user the model. So objects that cannot be moved are reported,
-with what to do, and all others are moved.
+Their process group has new connections, or is a new one. An interrupted cell must not cost the user
+the model. So objects that cannot be used again are reported, with what to do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
@@ -46,7 +46,8 @@ logger = logging.getLogger(__name__)
 GROUP_ATTRIBUTES = ("process_group", "reducer", "logger")
 _MAKE_AGAIN = "make it again"
 _MAKE_AGAIN_AND_LOAD = "make it again and load a checkpoint"
-_MOVED = "moved to the new process group, with the values of rank {}"
+_MOVED = "set to the values of rank {}"
+_FSDP_CANNOT_CHANGE = "FSDP cannot change its process group"
 _ALL_ELSE = "; everything else (an EMA copy, a counter) keeps the values of each rank"
 _RANKS_DIFFER = ("it is not the same on all ranks", "make it again in a cell that all ranks run")
 _UNWANTED = "-"  # in place of a failure: the object's model is not moved
@@ -57,7 +58,7 @@ NotMoved = tuple[Any, str, str]  # an object that is not moved, the reason, and 
 
 @dataclass(eq=False, repr=False)
 class Migration:
-    """Moves objects of an old default group to the new one, with the same state on all ranks.
+    """Moves objects to a new or a revived process group, with the same state on all ranks.
 
     The ranks may have stopped on either side of an optimizer's step. So one rank sends parameters,
     buffers and the states of optimizers, schedules and gradient scalers to the others. This is rank
@@ -69,7 +70,10 @@ class Migration:
     Args:
         bound_objects: the models, optimizers, schedules and scalers of this process.
         namespace: the user's variables.
-        source: rank whose state the others get.
+        source: rank in the group whose state the others get.
+        group: the process group; None for the default group.
+        dropped: if the groups of before live on, those that do not. None if there are new groups.
+        not_reset: models that are in the middle of a step, and why.
         is_heal: whether some ranks have a new process. Then loaders get the position of the source
             too.
 
@@ -82,10 +86,17 @@ class Migration:
     _namespace: Mapping[str, Any]
     _source: int
     _is_heal: bool
+    _group: Any = None
+    _dropped: Sequence[Any] | None = None
+    _not_reset: Sequence[tuple[Any, str]] = ()
     moved_line: str = field(init=False, default="")
     moved_names: set[str] = field(init=False, default_factory=set)
     _moved: list[Any] = field(init=False, default_factory=list)
     _not_moved: list[NotMoved] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._is_default = self._group is None
+        self._group = dist.group.WORLD if self._group is None else self._group
 
     def run(self, *, may_migrate: bool = True) -> list[str]:
         """Move the objects. Without ``may_migrate`` on any rank, only report them.
@@ -97,7 +108,7 @@ class Migration:
         has_any = bool(any(mine.values()) or self._not_moved)
         signatures = {kind: [*map(signature, objects)] for kind, objects in mine.items()}
         own = {"tries": may_migrate, "has any": has_any, "signatures": signatures}
-        gathered = gather_objects(own)
+        gathered = self._gather(own)
         if not any(each["has any"] for each in gathered):
             return []
         others, self._not_moved = self._not_moved, []
@@ -105,7 +116,7 @@ class Migration:
             # keep the objects that all ranks have, in the order of rank 0
             for kind, objects in mine.items():
                 of_kind = [each["signatures"][kind] for each in gathered]
-                chosen = match_across_ranks(of_kind, dist.get_rank())
+                chosen = match_across_ranks(of_kind, dist.get_rank(self._group))
                 unmatched = [each for at, each in enumerate(objects) if at not in chosen]
                 self._not_moved += [(each, *_RANKS_DIFFER) for each in unmatched]
                 mine[kind] = [objects[index] for index in chosen]
@@ -114,6 +125,9 @@ class Migration:
             self._not_moved += [(each, "it failed before", _MAKE_AGAIN) for each in mine["models"]]
         self._not_moved += others
         return self._report()
+
+    def _gather(self, value: Any) -> list[Any]:
+        return gather_objects(value, self._group)
 
     # ---- finding objects
 
@@ -141,16 +155,9 @@ class Migration:
         owners = {*map(id, [*optimizers, *sharded])}
         schedules = [each for each in self._bound_objects.schedules if id(each.optimizer) in owners]
         scalers = [each for each in self._bound_objects.scalers if each.is_enabled()]
-        reason = "FSDP cannot change its process group"
-        self._not_moved += [(module, reason, _MAKE_AGAIN_AND_LOAD) for module in sharded_modules()]
-        reason = "its parameters are on a mesh of destroyed groups"
-        self._not_moved += [
-            (each, reason, _MAKE_AGAIN_AND_LOAD) for each in stale_modules(self._namespace)
-        ]
-        for name, value in self._namespace.items():
-            reason = _why_stale(value)
-            if reason and name[:1] != "_":
-                self._not_moved.append((value, reason, _MAKE_AGAIN))
+        if self._is_default:
+            self._not_moved += [(*each, _MAKE_AGAIN_AND_LOAD) for each in self._not_reset]
+            self._not_moved += self._on_destroyed_groups()
         return {
             "models": models,
             "sharded": sharded,
@@ -160,12 +167,33 @@ class Migration:
             "loaders": training_loaders() if self._is_heal else [],
         }
 
+    def _on_destroyed_groups(self) -> Iterator[NotMoved]:
+        lives_on = self._dropped is not None
+        if lives_on and not self._dropped:
+            return
+        why = "because some ranks do not have it" if lives_on else "together with the default group"
+        reason = "its process groups were destroyed" if lives_on else _FSDP_CANNOT_CHANGE
+        for module in sharded_modules():
+            if not lives_on or any(map(is_stale_tensor, module.parameters())):
+                yield module, reason, _MAKE_AGAIN_AND_LOAD
+        reason = "its parameters are on a mesh of destroyed groups"
+        for module in stale_modules(self._namespace):
+            yield module, reason, _MAKE_AGAIN_AND_LOAD
+        for name, value in self._namespace.items():
+            if name[:1] != "_" and (reason := _why_stale(value, why)):
+                yield value, reason, _MAKE_AGAIN
+
     def _is_movable(self, obj: Any) -> bool:
-        """Return whether a model or an optimizer was on the destroyed default group."""
+        """Return whether to move a model or an optimizer.
+
+        Its group has new connections, or was the destroyed default group.
+        """
         group = vars(obj).get("process_group")
+        if _is_alive(group):
+            return self._dropped is not None and group is self._group
         if group is None or _was_default(group):
-            return not _is_alive(group)
-        if not _is_alive(group):
+            return self._is_default
+        if self._is_default:
             size, kind = group.size(), "optimizer" if isinstance(obj, Optimizer) else "model"
             reason = f"it was on a group of {plural(size, 'rank')}"
             self._not_moved.append((obj, reason, f"make that group and the {kind} again"))
@@ -186,7 +214,7 @@ class Migration:
         tried = [_attempt(_bind, model) for model in mine["models"]]
         models = self._without_failures(mine["models"], [reason for _, reason in tried])
         for optimizer in mine["sharded"]:  # each rank keeps its own shard of the state
-            optimizer.process_group = dist.group.WORLD
+            optimizer.process_group = self._group
         self._moved += [*models, *mine["sharded"]]
         trained = self._optimizers_of(models)
         for accumulation in accumulations(trained):
@@ -208,7 +236,8 @@ class Migration:
         Objects that are not ``wanted`` on every rank are neither sent nor reported.
         """
         mine = [_attempt(object_state.describe_state, each) for each in objects]
-        gathered = gather_objects(mine if dist.get_rank() == self._source else [])[self._source]
+        is_source = dist.get_rank(self._group) == self._source
+        gathered = self._gather(mine if is_source else [])[self._source]
         make = object_state.state_from_description
         tried = [
             (None, reason) if reason else _attempt(make, obj, text, communication_device())
@@ -220,7 +249,7 @@ class Migration:
         succeeded = self._without_failures(objects, failures)
         tensors = [each for model in models for each in _sent_tensors(model)]
         tensors += [each for obj in succeeded for each in object_state.tensors_in(states[id(obj)])]
-        broadcast_tensors(tensors, self._source)
+        broadcast_tensors(tensors, self._source, self._group)
         for obj in succeeded:
             _, reason = _attempt(object_state.load_state, obj, states[id(obj)])
             if reason:
@@ -230,7 +259,7 @@ class Migration:
 
     def _without_failures(self, mine: list[Any], failures: list[str]) -> list[Any]:
         """Return the objects without a failure on any rank, and record the others as not moved."""
-        all_ranks = gather_objects(failures)
+        all_ranks = self._gather(failures)
         succeeded = []
         for index, each in enumerate(mine):
             reasons = [failures[index] for failures in all_ranks if failures[index]]
@@ -248,20 +277,20 @@ class Migration:
             each for each in self._not_moved if id(each[0]) in names or each[1:] != _RANKS_DIFFER
         ]
         own = [f"{_name(each, names)}: {reason}; {remedy}" for each, reason, remedy in left]
-        all_ranks = gather_objects(own)
+        all_ranks = self._gather(own)
         lines = []
         if self._moved:
             moved = ", ".join(dict.fromkeys(_name(each, names) for each in self._moved))
             trained = any(hasattr(each, "param_groups") for each in self._moved)
-            self.moved_line = (
-                f"{moved}: {_MOVED.format(self._source)}{_ALL_ELSE if trained else ''}"
-            )
+            source = dist.get_global_rank(self._group, self._source)
+            self.moved_line = f"{moved}: {_MOVED.format(source)}{_ALL_ELSE if trained else ''}"
             if all(id(obj) in names for obj in self._moved):
                 self.moved_names = {re.split(r"\W", names[id(obj)])[0] for obj in self._moved}
         for line in dict.fromkeys(line for each in all_ranks for line in each):
             ranks = [rank for rank, each in enumerate(all_ranks) if line in each]
+            ranks = [dist.get_global_rank(self._group, rank) for rank in ranks]
             which_ranks = "" if len(ranks) == len(all_ranks) else f" ({format_ranks(ranks)})"
-            lines.append(f"not on the new process group: {line}{which_ranks}")
+            lines.append(f"no longer usable: {line}{which_ranks}")
         return lines
 
 
@@ -286,20 +315,20 @@ def _attempt(act: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
 
 
 def _is_alive(group: Any) -> bool:
-    return group in dist.distributed_c10d._world.pg_map
+    return group is not None and group in dist.distributed_c10d._world.pg_map
 
 
 def _was_default(group: Any) -> bool:
     return bool(group.group_desc == "default_pg" and group.size() == dist.get_world_size())
 
 
-def _why_stale(value: Any) -> str:
+def _why_stale(value: Any, why: str) -> str:
     """Return why the user must make a group, a mesh or a tensor again; else ""."""
     is_group = isinstance(value, dist.ProcessGroup) and not _is_alive(value)
     if is_group and not _was_default(value):
-        return "it was destroyed together with the default group"
+        return f"it was destroyed {why}"
     if is_stale_mesh(value):
-        return "its groups were destroyed together with the default group"
+        return f"its groups were destroyed {why}".replace(" have it", " have them")
     return "it is on a mesh of destroyed groups" if is_stale_tensor(value) else ""
 
 
@@ -310,12 +339,15 @@ def unbind(model: DistributedDataParallel) -> None:
 
 
 def _bind(model: DistributedDataParallel) -> None:
-    """Rebuild the DDP reducer of a model on the current process group, without any communication.
+    """Rebuild the DDP reducer of a model on its living process group, without any communication.
 
-    Torch does the same when it unpickles a DDP model.
+    A model whose group was destroyed gets the default group. Torch does the same when it unpickles
+    a DDP model.
     """
     state = {key: value for key, value in model.__dict__.items() if key not in GROUP_ATTRIBUTES}
     old = model.__dict__.get("process_group")
+    if _is_alive(old):
+        state["process_group"] = old  # __setstate__ begins with the default group
     unbind(model)
     model.zero_grad(set_to_none=True)  # drop gradients of an incomplete backward pass
     model.__setstate__(state)

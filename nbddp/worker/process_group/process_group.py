@@ -19,7 +19,7 @@ from nbddp.topology import Topology, visible_gpus
 from nbddp.train import this_rank
 from nbddp.wire.messages import RunCell
 from nbddp.wire.rank_start import DEFAULT_TIMEOUT
-from nbddp.worker.process_group import gloo, lost_sends, nccl, rendezvous
+from nbddp.worker.process_group import gloo, lost_sends, nccl, rendezvous, revival, unfinished_steps
 from nbddp.worker.process_group.bound_objects import BoundObjects
 from nbddp.worker.process_group.connections import Connections, check_free_descriptors
 from nbddp.worker.store_clients import StoreClient
@@ -60,7 +60,11 @@ class ProcessGroup:
         self._connections = connections
         self._unblocker = gloo.GlooUnblocker()
         self.bound_objects = BoundObjects()
+        self.step_counts = unfinished_steps.StepCounts()
         self._releaser = gloo.GroupReleaser(connections.close_groups, self.bound_objects.models)
+        self.reviver = revival.GroupReviver(
+            self._unblocker, connections.recording_group, self.bound_objects.has_any_in
+        )
         self._group_members: set[frozenset[int]] = set()
         wrap(dist.distributed_c10d, "_new_process_group_helper", self._create_group)
         self._topology = topology
@@ -69,7 +73,8 @@ class ProcessGroup:
         self.backend = choose_backend(backend, topology.local_world_size)
         self.device = this_rank.device()
         self.is_broken = False
-        self._has_input_timeout = False
+        self.is_exhausted = False  # whether a rank has too many threads of earlier revivals
+        self._is_reviving = self._was_suspended = self._has_input_timeout = False
         self.stuck_in: RecordedCollective | None = None
         self._rendezvous = rendezvous.Rendezvous(topology, attempt, store.open_connection)
         self._rendezvous.install()
@@ -95,45 +100,96 @@ class ProcessGroup:
             self._releaser.keep_alive(result[0])
         return result
 
-    def init(self, generation: int) -> None:
-        """Destroy the old group, if any, and form a new one with the other ranks.
+    def init(self, generation: int, *, keeps_groups: bool = False) -> bool:
+        """Connect this rank with the other ranks again, and return whether all groups live on.
+
+        With ``keeps_groups``, the default group gets new connections if this is possible on all
+        ranks. Then call :meth:`revive_subgroups`. Otherwise the old groups, if any, are destroyed,
+        and a new default group is formed.
 
         A group keeps the timeout that it was created with for send, recv and the checks of
         TORCH_DISTRIBUTED_DEBUG. So it is created with the user's timeout. The ranks, which may take
         longer to arrive, wait for each other before that.
         """
-        self.destroy()
-        self._group_members.clear()
+        keeps_groups = keeps_groups and self.backend == "gloo" and self._has_all_ranks()
+        is_exhausted = keeps_groups and self.reviver.is_exhausted()
+        can_revive = keeps_groups and not is_exhausted and self.reviver.can_revive()
+        if not can_revive:
+            self.destroy()
+        self.is_broken = False
         check_free_descriptors(self._topology.world_size + EXTRA_DESCRIPTORS)
-        _number_groups_from(0)
         prefix = f"a{self._attempt}/group/{generation}"
-        store = dist.PrefixStore(prefix, self._store.ensure_connected())
+        self._group_store = dist.PrefixStore(prefix, self._store.ensure_connected())
         world = self._topology.world_size
-        connect_timeout = max(self._timeout, CONNECT_TIMEOUT_PER_RANK * world)
-        self._wait_for_all_ranks(store, world)
+        self._connect_timeout = max(self._timeout, CONNECT_TIMEOUT_PER_RANK * world)
+        self._is_reviving = can_revive  # see suspend()
+        if is_exhausted:
+            self._group_store.set("exhausted", "")
+        all_can = self._wait_for_all_ranks(self._group_store, world, can_revive=can_revive)
+        self._is_reviving = all_can
+        self.is_exhausted = not all_can and self._group_store.check(["exhausted"])
+        self._check_not_broken()
+        if all_can:
+            self._connections.close_groups()  # not before: a peer might still form a group
+            self.reviver.revive_default(self._group_store, self._connect_timeout)
+        else:
+            if can_revive:
+                self.destroy()
+            self._form_new(self._group_store)
+        self._check_not_broken()
+        self._set_timeout(max(self._connect_timeout, FORM_TIMEOUT))
+        return all_can
+
+    def _check_not_broken(self) -> None:
+        if self.is_broken:  # the connections to some ranks may be those to itself
+            raise RuntimeError("an interrupt ended the process group before all ranks had joined")
+
+    def revive_subgroups(self, report: Any) -> revival.Subgroups:
+        """Connect the groups that all of their ranks have, and destroy the others."""
+        store, timeout = self._group_store, self._connect_timeout
+        subgroups = self.reviver.revive_others(store, timeout, report)
+        self._check_not_broken()
+        return subgroups
+
+    def _form_new(self, store: dist.Store) -> None:
+        self.reviver.forget()
+        self._group_members.clear()
+        _number_groups_from(0)
         dist.init_process_group(
             self.backend,
             store=store,
             rank=self._topology.rank,
-            world_size=world,
-            timeout=connect_timeout,
+            world_size=self._topology.world_size,
+            timeout=self._connect_timeout,
             device_id=self.device if self.backend == "nccl" else None,
         )
-        if self.is_broken:  # the connections to some ranks may be those to itself
-            raise RuntimeError("an interrupt ended the process group before all ranks had joined")
-        self._set_timeout(max(connect_timeout, FORM_TIMEOUT))
 
     def apply_user_timeout(self) -> None:
         """Apply the user's timeout, now that the ranks have finished their own collectives."""
         self._set_timeout(self._timeout)
-        self._has_input_timeout = False
+        self._has_input_timeout = self._was_suspended = False
+
+    def suspend(self, *, has_lost_connection: bool) -> bool:
+        """Keep the groups for another revival after an interrupted one, but not twice in a row.
+
+        Return whether they are kept.
+        """
+        is_interrupted = self.is_broken or has_lost_connection
+        self._was_suspended = self._is_reviving and is_interrupted and not self._was_suspended
+        if self._was_suspended:
+            self.is_broken = True
+            self._connections.close_groups()  # ends the waits of other ranks for this one
+            self.reviver.forget_devices()
+        return self._was_suspended
 
     def _set_timeout(self, timeout: timedelta) -> None:
         if dist.get_debug_level() != dist.DebugLevel.DETAIL:
             set_timeout(timeout)
 
-    def _wait_for_all_ranks(self, store: dist.Store, world_size: int) -> None:
-        """Wait until every rank has arrived."""
+    def _wait_for_all_ranks(self, store: dist.Store, world_size: int, *, can_revive: bool) -> bool:
+        """Wait until every rank has arrived. Return whether all of them can revive their groups."""
+        if not can_revive:
+            store.set("forms new", "")
         if store.add("here", 1) == world_size:
             store.set("all here", "")
         try:
@@ -144,6 +200,7 @@ class ProcessGroup:
                 f"only {arrived} of {world_size} ranks joined the process group within "
                 f"{seconds:.0f} s; `%ddp status` shows where the others are"
             ) from error
+        return not store.check(["forms new"])
 
     def destroy(self) -> None:
         """Destroy the process group and all groups that were made from it."""
@@ -170,10 +227,13 @@ class ProcessGroup:
 
     def is_intact(self) -> bool:
         """Return whether there is a process group of all ranks, in order, that is not broken."""
-        if not dist.is_initialized() or self.is_broken:
-            return False
+        return not self.is_broken and self._has_all_ranks()
+
+    def _has_all_ranks(self) -> bool:
         mine = self._topology
-        return (dist.get_rank(), dist.get_world_size()) == (mine.rank, mine.world_size)
+        return dist.is_initialized() and (
+            (dist.get_rank(), dist.get_world_size()) == (mine.rank, mine.world_size)
+        )
 
     def groups(self) -> dict[str, int]:
         """Return each subgroup's number of collectives, and the number of groups created."""
@@ -223,15 +283,17 @@ class ProcessGroup:
         )
 
     def record_failure(self, error: BaseException | None) -> None:
-        """Mark the group as broken after an error of the backend, or in a backward pass with DDP.
+        """Mark the group as broken after an error of the backend, or in a pass of DDP or FSDP2.
 
         The backend closes its connections in the first case. In the second one, DDP waits for the
         rest of the gradients, and refuses each later step: "Expected to have finished reduction".
-        A new group repairs both.
+        FSDP2 hangs in its next step. A regroup repairs all of them.
         """
         has_ddp = any(True for _ in self.bound_objects.models)
         has_stopped_ddp = has_ddp and _was_in_backward(error)
-        self.is_broken = self.is_broken or has_stopped_ddp or is_backend_error(error)
+        has_stopped_fsdp = error is not None and unfinished_steps.is_unfinished()
+        has_stopped = has_stopped_ddp or has_stopped_fsdp
+        self.is_broken = self.is_broken or has_stopped or is_backend_error(error)
 
     def begin_cell(self, command: RunCell, *, may_request_input: bool = False) -> None:
         """Prepare for a cell, which may create groups or processes, or ask the user for input."""

@@ -1,10 +1,11 @@
-"""Form a new process group on this rank, move the models to it, and report failures."""
+"""Connect this rank with the others again, make the models usable, and report failures."""
 
 from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -12,9 +13,17 @@ import torch.distributed as dist
 
 from nbddp.wire.messages import Failure, Regroup, RunCell
 from nbddp.worker.cell.failure import failure_outside_cells
+from nbddp.worker.process_group import unfinished_steps
 from nbddp.worker.process_group.migration import Migration, renew_torch, unbind
+from nbddp.worker.process_group.object_collectives import gather_objects
 from nbddp.worker.process_group.process_group import ProcessGroup
 from nbddp.worker.torch_errors import is_backend_error
+from nbddp.worker.watch.namespace import paths_of
+
+_EXHAUSTED = (
+    "the process groups are new ones: after each interrupt torch keeps threads of the old "
+    "connections, and there were too many of them"
+)
 
 
 class Regrouper:
@@ -32,7 +41,7 @@ class Regrouper:
         self._notify_user = notify_user
         self._may_migrate = True
         self._failure: Failure | None = None
-        self._moved_line, self._moved_names = "", set[str]()
+        self._moved: list[tuple[str, set[str]]] = []
         self.is_consequence = False
 
     def regroup(
@@ -43,7 +52,10 @@ class Regrouper:
         is_heal: bool = False,
         on_joined: Callable[[], None] = lambda: None,
     ) -> str:
-        """Destroy the process group and, if requested, form a new one with the other ranks.
+        """Destroy the process group or, if requested, connect it with the other ranks again.
+
+        All groups live on if that is possible. After a heal there are new groups, because a new
+        process has none.
 
         Args:
             command: the message.
@@ -57,10 +69,13 @@ class Regrouper:
         self._failure = failure = None
         try:
             if command.form:
-                self._group.init(command.generation)
-                renew_torch(self._namespace)
+                lives_on = self._group.init(command.generation, keeps_groups=not is_heal)
+                if not lives_on:
+                    renew_torch(self._namespace)
+                if self._group.is_exhausted:
+                    self._notify_user(_EXHAUSTED)
                 on_joined()
-                self._migrate(source, is_heal=is_heal)
+                self._migrate(source, is_heal=is_heal, lives_on=lives_on)
                 self._group.apply_user_timeout()
             else:
                 self._group.destroy()
@@ -70,6 +85,9 @@ class Regrouper:
         if failure is None:
             return ""
         self._failure = None if is_heal else failure  # the answer reports the failure of a heal
+        reason = f"{failure.name}: {failure.text}".partition("\n")[0]
+        if command.form and self._group.suspend(has_lost_connection=self.is_consequence):
+            return reason
         group = dist.group.WORLD
         for model in self._group.bound_objects.models:
             if model.__dict__.get("process_group") is group:
@@ -77,14 +95,14 @@ class Regrouper:
         self._group.destroy()  # ends the waits of other ranks for this one
         del group
         gc.collect()  # its connections close with the last reference
-        return f"{failure.name}: {failure.text}".partition("\n")[0]
+        return reason
 
     def pop_failure(self, command: RunCell) -> Failure | None:
         """Return why this cell cannot start. The next cell may try again."""
         failure, self._failure = self._failure, None
         return failure if command.needs_group else None
 
-    def _migrate(self, source: int, *, is_heal: bool) -> None:
+    def _migrate(self, source: int, *, is_heal: bool, lives_on: bool) -> None:
         """Move the models. If that failed once, do not try again with the next group.
 
         A lost connection or an interrupt does not count as a failure of the models.
@@ -92,25 +110,59 @@ class Regrouper:
         may_migrate, self._may_migrate = self._may_migrate, True
         try:
             objects, namespace = self._group.bound_objects, self._namespace
-            migration = Migration(objects, namespace, source, is_heal)
-            lines = migration.run(may_migrate=may_migrate)
+            new_migration = partial(Migration, objects, namespace, source, is_heal)
+            if lives_on:
+                lines = self._migrate_in_living_groups(new_migration, may_migrate)
+            else:
+                lines = self._run([new_migration()], may_migrate)
         except Exception as error:
             self._may_migrate = self._group.is_broken or is_backend_error(error)
             raise
         for line in lines:
             self._notify_user(line)
-        if migration.moved_line:
-            self._moved_line, self._moved_names = migration.moved_line, migration.moved_names
+
+    def _migrate_in_living_groups(
+        self,
+        new_migration: Callable[..., Migration],
+        may_migrate: bool,  # noqa: FBT001
+    ) -> Sequence[str]:
+        counts = self._group.step_counts
+        optimizers = unfinished_steps.spread_optimizers(self._group.bound_objects)
+        names = paths_of(optimizers, self._namespace)
+        steps = {names[id(each)]: counts.of(each) for each in optimizers if id(each) in names}
+        counts.clear()
+        subgroups = self._group.revive_subgroups(steps)
+        not_reset = unfinished_steps.reset(self._group.bound_objects)
+        everywhere = new_migration(None, subgroups.dropped, not_reset)
+        others = [new_migration(each, []) for each in subgroups.with_objects]
+        lines = self._run([everywhere, *others], may_migrate)
+        if subgroups.has_objects_anywhere:  # rank 0 tells what other ranks have moved
+            moved = [[line, sorted(names)] for line, names in self._moved]
+            gathered = gather_objects([lines, moved])
+            lines = [*dict.fromkeys(line for lines, _ in gathered for line in lines)]
+            by_line = {line: set(names) for _, moved in gathered for line, names in moved}
+            self._moved = [*by_line.items()]
+        return [*unfinished_steps.describe_uneven(subgroups.reports), *lines]
+
+    def _run(self, migrations: Iterable[Migration], may_migrate: bool) -> list[str]:  # noqa: FBT001
+        lines: list[str] = []
+        moved = []
+        for migration in migrations:
+            lines += migration.run(may_migrate=may_migrate)
+            if migration.moved_line:
+                moved.append((migration.moved_line, migration.moved_names))
+        self._moved = moved or self._moved
+        return lines
 
     def tell_moved(self, source: str) -> None:
         """Tell which objects were moved, in the first cell that uses one of them.
 
         The next cell after a failure may have nothing to do with them.
         """
-        line, names = self._moved_line, self._moved_names
-        if line and (not names or uses_any(names, source, self._namespace)):
-            self._moved_line = ""
-            self._notify_user(line)
+        for line, names in list(self._moved):
+            if not names or uses_any(names, source, self._namespace):
+                self._moved.remove((line, names))
+                self._notify_user(line)
 
 
 def uses_any(names: Set[str], source: str, namespace: Mapping[str, Any]) -> bool:

@@ -129,7 +129,9 @@ def count_started(group: Any = None) -> int:
     if group is None:
         return 0
     try:
-        return int(group._get_sequence_number_for_group())
+        # The group's own function reads the first backend, which an interrupt may have ended.
+        backend = group._get_backend(group._device_types[0])
+        return int(backend._get_sequence_number_for_group())
     except RuntimeError:
         return 0
 

@@ -1,0 +1,166 @@
+"""Give the process groups of a rank new connections after an interrupt, and keep their objects.
+
+A C++ ``ProcessGroup`` looks up the backend of a device for each call. So a new ``ProcessGroupGloo``
+is registered in it, and all objects that refer to the group can use it again: subgroups, meshes,
+DTensors, sharded models, compiled functions (tried with torch 2.9, 2.13 and 2.15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from nbddp.worker.process_group.connections import listening
+from nbddp.worker.process_group.gloo import GlooUnblocker
+from nbddp.worker.process_group.object_collectives import gather_objects
+
+# A group keeps the first backend of each type, so each revival needs a type of its own. A type is
+# a number below 256, and torch uses those below 10.
+FIRST_TYPE = 50
+MAX_DEAD_BACKENDS = 200  # each keeps two threads until its group is destroyed
+
+
+@dataclass(frozen=True, slots=True)
+class Subgroups:
+    """What has become of this rank's groups, except the default group.
+
+    Attributes:
+        with_objects: revived groups of this rank in which models or optimizers communicate.
+        has_objects_anywhere: whether any rank has such a group.
+        dropped: groups that were destroyed, because not all of their ranks had them.
+        reports: for each rank of the default group, its report.
+    """
+
+    has_objects_anywhere: bool
+    with_objects: list[Any] = field(default_factory=list)
+    dropped: list[Any] = field(default_factory=list)
+    reports: list[Any] = field(default_factory=list)
+
+
+class GroupReviver:
+    """Replaces the Gloo backends of this rank's groups.
+
+    Args:
+        unblocker: ends the waits of a backend that forms.
+        recording: context in which connections of groups are opened.
+        has_objects: returns whether models or optimizers of this rank communicate in a group.
+    """
+
+    def __init__(
+        self,
+        unblocker: GlooUnblocker,
+        recording: Callable[[], AbstractContextManager[None]],
+        has_objects: Callable[[Any], bool],
+    ) -> None:
+        self._has_objects = has_objects
+        self._unblocker = unblocker
+        self._recording = recording
+        # All new backends share one device, which has four descriptors and a thread.
+        self._devices: list[Any] = []
+        self._addresses: list[Any] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Start again, after all groups were destroyed."""
+        self._revivals = self._dead_backends = 0
+        self.forget_devices()
+
+    def forget_devices(self) -> None:
+        """Use a new device from now on; some pairs of this one have got connections that ended."""
+        self._devices, self._addresses, self._pairs = [], [], 0
+
+    def can_revive(self) -> bool:
+        """Return whether all groups of this rank use Gloo, for all devices."""
+        return all(map(_gloo_backend, _world().pg_names))
+
+    def is_exhausted(self) -> bool:
+        """Return whether one more revival would keep too many threads of dead backends."""
+        return self._dead_backends + len(_world().pg_names) > MAX_DEAD_BACKENDS
+
+    def revive_default(self, store: dist.Store, timeout: timedelta) -> None:
+        """Give the default group a new backend. All ranks have arrived, and none uses a group."""
+        self._revivals += 1
+        _world().pg_coalesce_state.clear()
+        self._revive(dist.group.WORLD, store, timeout)
+
+    def revive_others(self, store: dist.Store, timeout: timedelta, report: Any) -> Subgroups:
+        """Give a new backend to each group that all its ranks have, and destroy the others.
+
+        All ranks call this, and follow one order of names, so that no two wait for each other.
+
+        Args:
+            store: a store for this revival.
+            timeout: the least time for the ranks of a group to connect.
+            report: a JSON value for the other ranks.
+        """
+        world = _world()
+        groups = {name: pg for pg, name in list(world.pg_names.items()) if pg != world.default_pg}
+        # a group has no ranks yet if an interrupt has ended its creation
+        ranks = {name: sorted(world.pg_group_ranks.get(pg, ())) for name, pg in groups.items()}
+        facts = {name: [ranks[name], self._has_objects(groups[name])] for name in groups}
+        gathered = gather_objects([facts, report])
+        subgroups = Subgroups(
+            has_objects_anywhere=any(has for facts, _ in gathered for _, has in facts.values()),
+            reports=[report for _, report in gathered],
+        )
+        for name in sorted(groups):
+            group, members = groups[name], [gathered[rank][0].get(name) for rank in ranks[name]]
+            if not members or any(not each or each[0] != ranks[name] for each in members):
+                world.pg_group_ranks.setdefault(group, {})
+                dist.destroy_process_group(group)
+                subgroups.dropped.append(group)
+            else:
+                self._revive(group, store, max(timeout, _gloo_backend(group).options._timeout))
+                subgroups.with_objects.extend([group] if any(has for _, has in members) else [])
+        return subgroups
+
+    def _revive(self, group: Any, store: dist.Store, timeout: timedelta) -> None:
+        world = _world()
+        name, description, old = world.pg_names[group], group.group_desc, _gloo_backend(group)
+        group_store = dist.PrefixStore(f"{name}/", store)
+        store = dist.PrefixStore("cpu/", group_store)
+        rank, size = group.rank(), group.size()
+        with self._unblocker.forming(self._addresses, self._pairs), self._recording():
+            new = self._make_backend(store, rank, size, timeout)
+            for attribute in ("global_ranks_in_group", "group_name"):  # for the flight recorder
+                setattr(new.options, attribute, getattr(old.options, attribute))
+            if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+                with_checks: Any = dist.distributed_c10d._create_process_group_wrapper
+                new = with_checks(new, name, store, rank, size, timeout)
+        kind = dist.ProcessGroup.BackendType(FIRST_TYPE + self._revivals)
+        for device in group._device_types:
+            group._register_backend(device, kind, new)
+        self._dead_backends += 1
+        group._set_group_name(name)  # both also set the names of the new backend
+        group._set_group_desc(description)
+        world.pg_map[group] = (world.pg_map[group][0], group_store)
+
+    def _make_backend(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+        gloo: Any = dist.ProcessGroupGloo
+        self._pairs += size
+        if not self._devices:
+            before = listening()
+            new = gloo(store, rank, size, timeout=timeout)  # torch chooses the network interface
+            self._devices = new.options._devices
+            self._addresses = [each for each in listening() if each not in before]
+            return new
+        options = gloo._Options()
+        options._devices, options._timeout = self._devices, timeout
+        options._threads = 2 * len(self._devices)  # as torch does
+        return gloo(store, rank, size, options)
+
+
+def _world() -> Any:
+    return dist.distributed_c10d._world
+
+
+def _gloo_backend(group: Any) -> Any:
+    """Return the Gloo backend of a group for all of its devices; None if it has another one."""
+    backends = {group._get_backend(device) for device in group._device_types}
+    [backend, *others] = [getattr(each, "wrapped_pg", each) for each in backends] or [None]
+    return backend if not others and isinstance(backend, dist.ProcessGroupGloo) else None

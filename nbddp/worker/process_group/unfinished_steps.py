@@ -1,0 +1,230 @@
+"""Bring sharded and pipeline models from an unfinished step back to the state between two steps.
+
+An interrupt or an error may end a forward or a backward pass at any line. FSDP2 and pipeline stages
+then keep results of that pass, and the next step would hang or add its gradients. After the reset
+the next steps are bit for bit those of a run without the unfinished step. No rank communicates.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.optim import Optimizer, optimizer
+
+from nbddp.formatting import format_ranks, plural
+from nbddp.train.checkpoint.sharded import has_dtensors
+from nbddp.worker.process_group.bound_objects import (
+    BoundObjects,
+    accumulations,
+    instances,
+    sharded_modules,
+)
+
+# Private names of FSDP2 that the reset needs, in torch 2.9 to 2.15. Without one of them nothing is
+# reset: a model that is half reset would train with wrong gradients.
+_OF_STATE = attrgetter(
+    "_is_root", "_modules", "_training_state", "_state_ctx.iter_forward_root", "_comm_ctx"
+)
+_OF_GROUP = attrgetter("_training_state", "_sharded_state", "fsdp_params", "_post_forward_indices")
+_OF_PARAMETER = attrgetter("_module_info", "sharded_param", "sharded_state", "to_sharded")
+# Results of the unfinished step, where torch has them, of FSDP2 and of pipeline stages
+_RESULTS = {
+    *("all_gather_state", "reduce_scatter_state", "reduce_scatter_states", "post_forward_order"),
+    *("_last_post_reduce_events", "_modules_to_run_forward", "iter_forward_root"),
+    *("_all_gather_result", "_post_reduce_event", "_all_reduce_state", "_partial_reduce_output"),
+    *("_reshard_after_forward_event", "_post_forward_indices"),
+    *("unsharded_accumulated_grad", "grad_offload_event"),
+    *("fwd_cache", "bwd_cache", "backward_state", "dw_runner", "_forward_chunk_states"),
+}
+_FSDP1 = "FSDP 1 cannot leave an unfinished step"
+
+
+class StepCounts:
+    """Counts the steps of each optimizer, begun and finished, since the last :meth:`clear`."""
+
+    def __init__(self) -> None:
+        self._counts: WeakKeyDictionary[Optimizer, list[int]] = WeakKeyDictionary()
+        optimizer.register_optimizer_step_pre_hook(lambda obj, *_: self._add(obj, 0))
+        optimizer.register_optimizer_step_post_hook(lambda obj, *_: self._add(obj, 1))
+
+    def _add(self, obj: Optimizer, index: int) -> None:
+        self._counts.setdefault(obj, [0, 0])[index] += 1
+
+    def clear(self) -> None:
+        """Start at zero again."""
+        self._counts.clear()
+
+    def of(self, obj: Optimizer) -> list[int]:
+        """Return how many steps an optimizer has begun, and how many of them it has finished."""
+        return self._counts.get(obj, [0, 0])
+
+
+def describe_uneven(all_ranks: Sequence[Mapping[str, Sequence[int]]]) -> list[str]:
+    """Return a line for each optimizer that has not made the same whole steps on its ranks.
+
+    Args:
+        all_ranks: for each rank, the steps that each optimizer has begun and finished.
+
+    >>> describe_uneven([{"optimizer": [4, 4]}, {"optimizer": [3, 3]}, {}])
+    ['optimizer: rank 1 is 1 step behind; load a checkpoint']
+    """
+    lines = []
+    for name in dict.fromkeys(name for counts in all_ranks for name in counts):
+        counts = {rank: counts[name] for rank, counts in enumerate(all_ranks) if name in counts}
+        begun = max(count for count, _ in counts.values())
+        inside = [rank for rank, (begun_here, finished) in counts.items() if begun_here > finished]
+        behind = [rank for rank, (begun_here, _) in counts.items() if begun_here < begun]
+        if inside:
+            reason = "stopped inside a step, and may have updated only some parameters"
+            lines.append(f"{name}: {format_ranks(inside)} {reason}; load a checkpoint")
+        if behind:
+            steps = plural(begun - min(counts[rank][0] for rank in behind), "step")
+            verb = "is" if len(behind) == 1 else "are"
+            lines.append(f"{name}: {format_ranks(behind)} {verb} {steps} behind; load a checkpoint")
+    return lines
+
+
+def spread_optimizers(bound_objects: BoundObjects) -> list[Optimizer]:
+    """Return the optimizers of sharded models and of pipeline stages.
+
+    Each of their parameters, or its shard, is on one rank only.
+    """
+    of_stages = {id(each) for stage in _stages() for each in stage.submod.parameters()}
+    return [
+        each
+        for each in bound_objects.optimizers
+        if has_dtensors(each)
+        or any(id(each) in of_stages for group in each.param_groups for each in group["params"])
+    ]
+
+
+def is_unfinished() -> bool:
+    """Return whether an FSDP2 model is in the middle of a forward or backward pass."""
+    return any(
+        getattr(getattr(state, "_training_state", None), "name", "IDLE") != "IDLE"
+        or getattr(getattr(state, "_state_ctx", None), "iter_forward_root", None) is not None
+        for state in _fsdp_states()
+    )
+
+
+def reset(bound_objects: BoundObjects) -> list[tuple[Any, str]]:
+    """Reset all models of this rank, and drop the gradients of the unfinished step.
+
+    Return the FSDP models that cannot be reset, and why.
+    """
+    missing = _reset_fsdp()
+    for stage in _stages():
+        _reset_stage(stage)
+    for schedule in _pipeline_objects("schedules", "_PipelineSchedule"):
+        schedule._internal_losses.clear()
+    optimizers = spread_optimizers(bound_objects)
+    for each in optimizers:
+        each.zero_grad(set_to_none=True)
+    for accumulation in accumulations(optimizers):
+        accumulation._drop_accumulation()
+    for scaler in bound_objects.scalers if optimizers else ():
+        scaler._per_optimizer_states.clear()
+    reasons = [
+        (module, missing if hasattr(module, "set_requires_gradient_sync") else _FSDP1)
+        for module in sharded_modules()
+    ]
+    return [(module, reason) for module, reason in reasons if reason]
+
+
+# ---- FSDP2
+
+
+def _fsdp_states() -> list[Any]:
+    module = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_state")
+    return [] if module is None else instances([module.FSDPState])
+
+
+def _groups_of(state: Any) -> list[Any]:
+    if hasattr(state, "_fsdp_param_groups"):  # not in torch 2.9
+        return list(state._fsdp_param_groups)
+    return [each for each in [state._fsdp_param_group] if each is not None]
+
+
+def _reset_fsdp() -> str:
+    """Reset all models. Return why none was reset; "" if they were."""
+    # a model that has run no forward pass has nothing to reset, and lacks some names
+    states = [each for each in _fsdp_states() if getattr(each, "_is_root", True) is not None]
+    try:
+        for state in states:
+            _OF_STATE(state)
+            for parameter in [each for group in _groups_of(state) for each in _OF_GROUP(group)[2]]:
+                _OF_PARAMETER(parameter)
+    except AttributeError as error:
+        return f"torch {torch.__version__} has other names: {error}"
+    for state in states:
+        _reset_state(state)
+    for state in states:
+        root = state._modules[0]
+        if state._is_root and hasattr(root, "reset_iter_state"):  # since torch 2.13
+            root.reset_iter_state()
+    return ""
+
+
+def _reset_state(state: Any) -> None:
+    idle = type(state._training_state).IDLE
+    state._training_state = idle
+    state._state_ctx.post_backward_final_callback_queued = False
+    for each in (state, state._state_ctx, state._comm_ctx):
+        _forget_results(each)
+    for group in _groups_of(state):
+        _forget_results(group)
+        group._training_state = idle
+        for parameter in group.fsdp_params:
+            _forget_results(parameter)
+            for tensor in (parameter.sharded_param, getattr(parameter, "_unsharded_param", None)):
+                if tensor is not None:
+                    tensor.grad = None
+            # each on its own: an interrupt may have come while the group was unsharded
+            if _is_unsharded(parameter):
+                parameter.to_sharded()
+        group._sharded_state = type(group._sharded_state).SHARDED
+
+
+def _is_unsharded(parameter: Any) -> bool:
+    module, name = parameter._module_info.module, parameter._module_info.param_name
+    is_replaced = module._parameters.get(name) is not parameter.sharded_param
+    return is_replaced or parameter.sharded_state is not type(parameter.sharded_state).SHARDED
+
+
+def _forget_results(obj: Any) -> None:
+    for name in vars(obj).keys() & _RESULTS:  # some are properties in some versions
+        if hasattr(vars(obj)[name], "clear"):
+            vars(obj)[name].clear()
+        else:
+            setattr(obj, name, None)
+
+
+# ---- pipeline stages
+
+
+def _stages() -> list[Any]:
+    return _pipeline_objects("stage", "_PipelineStageBase")
+
+
+def _pipeline_objects(module: str, kind: str) -> list[Any]:
+    imported = sys.modules.get(f"torch.distributed.pipelining.{module}")
+    return [] if imported is None else instances([getattr(imported, kind)])
+
+
+def _reset_stage(stage: Any) -> None:
+    if getattr(stage, "_gradient_reduction_handle", None) is not None:  # since torch 2.15
+        stage._gradient_reduction_handle = None
+        stage.submod.set_manual_backward_finalization(False)
+    _forget_results(stage)
+    for infos in [*stage.args_recv_info.values(), *stage.grad_recv_info.values()]:
+        for info in infos:
+            if hasattr(info, "take_buffer"):
+                # torch 2.15 refuses a buffer that a receive may fill; the connection is closed
+                info.buffer = None
+    stage.clear_runtime_states()
+    stage.submod.zero_grad(set_to_none=True)

@@ -1,0 +1,285 @@
+"""Process groups, and the models in them, work again after an interrupt, with the same objects."""
+
+from __future__ import annotations
+
+import pytest
+from conditions import run_and_interrupt
+from drivers.inside import imported
+from drivers.ranks import Capture, MakeRanks, Ranks
+
+from nbddp import CellFailedError, CellInterruptedError
+from nbddp.worker.process_group import revival
+from nbddp.worker.watch.flight_recorder import count_started, group_name, read_entries
+
+pytestmark = pytest.mark.usefixtures("lasting_group")
+
+GROUPS = """
+import torch.distributed._functional_collectives as funcol
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel as DDP
+world = dist.group.WORLD
+pair = dist.new_group([0, 1], group_desc="pair")
+mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("row", "one"))
+local = dist.new_group([rank], use_local_synchronization=True)
+torch.manual_seed(rank)
+model = DDP(torch.nn.Linear(4, 4), process_group=pair)
+optimizer = torch.optim.AdamW(model.parameters())
+objects = [id(each) for each in (world, pair, mesh, model)]
+def use():
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    dist.all_reduce(x, group=pair)
+    x = funcol.all_reduce(x, "sum", (mesh, 0)) + funcol.all_reduce(x, "sum", pair)
+    x = x + funcol.all_reduce(x, "sum", mesh["one"])
+    dist.all_reduce(x, group=local)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert objects == [id(each) for each in (dist.group.WORLD, pair, mesh, model)]
+    assert dist.get_process_group_ranks(pair) == [0, 1] and pair.group_desc == "pair"
+    return x.sum().item()
+"""
+WAIT = "open(f'begun{rank}', 'w').close()\nif rank == 1:\n    import time; time.sleep(60)\n"
+
+
+FAIL = "if rank == 1: raise ValueError('on purpose')\ndist.barrier()"
+
+
+def interrupt(group: Ranks, wait: str) -> None:
+    with pytest.raises(CellInterruptedError):
+        run_and_interrupt(group, WAIT + wait)
+
+
+def test_groups_and_the_models_in_them_live_on_after_interrupts(
+    group: Ranks, capsys: Capture
+) -> None:
+    group.run(imported(count_started, group_name, read_entries))
+    group.run(GROUPS + "before = use()")
+    capsys.readouterr()
+    for wait in ("dist.barrier()", "dist.all_reduce(torch.ones(1), group=pair)", "use()"):
+        interrupt(group, wait)
+        group.run("assert use() == before\nother = dist.new_group([0, 1])\ndist.barrier(other)")
+        group.run(
+            "count = count_started(pair)\ndist.barrier(pair)\n"
+            "assert count_started(pair) == count + 1\n"
+            "assert group_name(read_entries()[-1]) == '[0, 1]'"
+        )
+    group.run("weight = model.module.weight.tolist()")
+    assert len({str(each) for each in group.pull("weight")}) == 1
+    assert "usable" not in capsys.readouterr().out
+    with pytest.raises(CellFailedError, match="on purpose"):
+        group.run("if rank == 1: raise ValueError('on purpose')\nuse()")
+    group.run("assert use() == before")
+
+
+# a model, a step of it that can stop at a place, and all of its parameters
+SHARDED = """
+import time
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel, RowwiseParallel, parallelize_module
+)
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+    def forward(self, x):
+        return x + self.down(self.up(self.norm(x)).relu())
+def build(kind):
+    torch.manual_seed(7)
+    net = nn.Sequential(Block(), Block(), nn.Linear(8, 4))
+    if "tp" in kind:
+        for each in net[:2]:
+            plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+            parallelize_module(each, meshes[kind]["tp"], plan)
+    if "dp" in kind:
+        dp = meshes[kind]["dp"] if kind == "dp tp" else meshes[kind]
+        for each in net[:2]: fully_shard(each, mesh=dp)
+        fully_shard(net, mesh=dp)
+    return net, torch.optim.AdamW(net.parameters(), 1e-2)
+def wait_at(place, rank_of_place=1):
+    def wait(*_):
+        open(f"begun{rank}", "w").close()
+        if rank == rank_of_place: time.sleep(60)
+    if place == "forward": return net[1].up.register_forward_pre_hook(wait)
+    if place == "backward": return net[1].norm.register_full_backward_hook(wait)
+    if place == "gradients": return net[1].down.register_full_backward_pre_hook(wait)
+def step(net, optimizer, number):
+    torch.manual_seed(100 * number + rank)
+    optimizer.zero_grad()
+    net(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+def whole(net):
+    values = [p.full_tensor() if isinstance(p, DTensor) else p for p in net.parameters()]
+    return [each.detach().clone() for each in values]
+"""
+MESHES = {
+    2: {"dp": "(2,)", "tp": "(2,), mesh_dim_names=('tp',)"},
+    4: {
+        "dp hybrid": "(2, 2), mesh_dim_names=('replicate', 'shard')",
+        "dp tp": "(2, 2), mesh_dim_names=('dp', 'tp')",
+    },
+}
+
+
+def check_sharded(group: Ranks, kinds: dict[str, str]) -> None:
+    """Interrupt a step of each model at three places. The next steps equal an undisturbed run."""
+    meshes = ", ".join(f"{kind!r}: init_device_mesh('cpu', {of})" for kind, of in kinds.items())
+    group.run(f"{SHARDED}meshes = {{{meshes}}}")
+    for kind in kinds:
+        group.run(
+            f"wanted, optimizer = build({kind!r})\n"
+            "for number in (0, 2, 4, 6): step(wanted, optimizer, number)\n"
+            f"net, optimizer = build({kind!r})\nmade = id(net)\nstep(net, optimizer, 0)"
+        )
+        for number, place in enumerate(["forward", "backward", "gradients"]):
+            group.run(f"handle = wait_at({place!r})")
+            with pytest.raises(CellInterruptedError):
+                run_and_interrupt(group, f"step(net, optimizer, {2 * number + 1})\ndist.barrier()")
+            group.run(f"handle.remove()\nstep(net, optimizer, {2 * number + 2})")
+        group.run(
+            "assert id(net) == made\n"
+            "for one, other in zip(whole(net), whole(wanted)): assert torch.equal(one, other)"
+        )
+
+
+def test_fsdp_and_tensor_parallel_models_train_on_as_without_the_interrupted_steps(
+    group: Ranks, capsys: Capture
+) -> None:
+    check_sharded(group, MESHES[2])
+    assert "nbddp: " not in capsys.readouterr().out
+
+
+@pytest.mark.full
+def test_models_on_meshes_of_two_dimensions_train_on(
+    make_group: MakeRanks, capsys: Capture
+) -> None:
+    check_sharded(make_group(4), MESHES[4])
+    assert "nbddp: " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("failing", ["True", "rank == 1"], ids=["all ranks", "one rank"])
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_a_sharded_model_trains_on_after_an_error(group: Ranks, place: str, failing: str) -> None:
+    group.run(
+        f"{SHARDED}meshes = {{'dp': init_device_mesh('cpu', (2,))}}\n"
+        "wanted, optimizer = build('dp')\n"
+        "for number in (0, 2): step(wanted, optimizer, number)\n"
+        "net, optimizer = build('dp')\nstep(net, optimizer, 0)\n"
+        f"def wait_at(place, raises={failing}):\n"
+        "    def fail(*_):\n        if raises: raise ValueError('on purpose')\n"
+        "    if place == 'forward': return net[1].up.register_forward_pre_hook(fail)\n"
+        "    return net[1].norm.register_full_backward_hook(fail)\n"
+        f"handle = wait_at({place!r})"
+    )
+    with pytest.raises(CellFailedError, match="on purpose"):
+        group.run("step(net, optimizer, 1)\ndist.barrier()")
+    group.run(
+        "handle.remove()\nstep(net, optimizer, 2)\n"
+        "for one, other in zip(whole(net), whole(wanted)): assert torch.equal(one, other)"
+    )
+
+
+PIPELINE = """
+import time
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+torch.manual_seed(9)
+layer = torch.nn.Linear(8, 8)
+stage = PipelineStage(layer, rank, world_size, torch.device("cpu"))
+schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=lambda a, b: (a - b).square().mean())
+def step():
+    layer.zero_grad()
+    if rank == 0: schedule.step(torch.ones(8, 8))
+    else: schedule.step(target=torch.zeros(8, 8))
+    return layer.weight.grad.clone()
+wanted = step()
+calls = []
+def wait(*_):
+    calls.append(1)
+    if len(calls) == 3: open(f"begun{rank}", "w").close()
+    if rank == 1 and len(calls) == 3: time.sleep(60)
+"""
+
+
+def test_a_pipeline_works_again_after_an_interrupt(group: Ranks) -> None:
+    group.run(PIPELINE)
+    for _ in range(2):
+        group.run("calls.clear()\nhandle = layer.register_forward_pre_hook(wait)")
+        with pytest.raises(CellInterruptedError):
+            run_and_interrupt(group, "step()\ndist.barrier()")
+        group.run("handle.remove()\nassert torch.equal(step(), wanted)")
+
+
+def test_ranks_that_made_uneven_steps_are_named(group: Ranks, capsys: Capture) -> None:
+    group.run(
+        f"{SHARDED}meshes = {{'dp': init_device_mesh('cpu', (2,))}}\n"
+        "net, optimizer = build('dp')\nstep(net, optimizer, 0)"
+    )
+    with pytest.raises(CellFailedError, match="on purpose"):
+        group.run(
+            "net(torch.randn(4, 8)).square().mean().backward()\n"
+            "if rank == 1: raise ValueError('on purpose')\noptimizer.step()\ndist.barrier()"
+        )
+    group.run("step(net, optimizer, 2)")
+    assert "optimizer: rank 1 is 1 step behind; load a checkpoint" in capsys.readouterr().out
+
+
+def test_a_group_that_not_all_of_its_ranks_have_is_named(group: Ranks, capsys: Capture) -> None:
+    group.run("pair, other = dist.new_group([0, 1]), dist.new_group([0, 1])")
+    with pytest.raises(CellFailedError, match="on purpose"):
+        group.run(
+            "if rank == 1:\n    dist.destroy_process_group(other)\n"
+            "    raise ValueError('on purpose')\ndist.barrier()"
+        )
+    group.run("dist.barrier(pair)")
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "nbddp: " in line]
+    assert "usable: other: it was destroyed because some ranks do not have it; make it" in line
+    group.assert_works()
+
+
+def test_a_revival_that_is_interrupted_is_tried_again(group: Ranks) -> None:
+    group.run(
+        f"{imported(revival)}import time\npair = dist.new_group([0, 1])\n"
+        "revive = revival.GroupReviver.revive_others\n"
+        "def late(*arguments):\n"
+        "    open(f'begun{rank}', 'w').close()\n"
+        "    if rank == 1: time.sleep(2)\n"
+        "    return revive(*arguments)\n"
+        "revival.GroupReviver.revive_others = late"
+    )
+    group.failure_of(FAIL)
+    with pytest.raises(CellInterruptedError):
+        run_and_interrupt(group, "pass")
+    group.run("revival.GroupReviver.revive_others = revive\ndist.barrier(pair)")
+
+
+def test_groups_are_new_ones_after_many_interrupts(group: Ranks, capsys: Capture) -> None:
+    group.run(
+        f"{imported(revival)}pair = dist.new_group([0, 1])\n"
+        "limit, revival.MAX_DEAD_BACKENDS = revival.MAX_DEAD_BACKENDS, 0\n"
+    )
+    group.failure_of(FAIL)
+    capsys.readouterr()
+    group.run(
+        "revival.MAX_DEAD_BACKENDS = limit\nassert pair not in dist.distributed_c10d._world.pg_map"
+    )
+    first, second = [line for line in capsys.readouterr().out.splitlines() if "nbddp: " in line]
+    assert "new ones: after each interrupt torch keeps threads" in first
+    assert "usable: pair: it was destroyed together with the default group; make it again" in second
+
+
+@pytest.mark.full
+def test_the_checks_of_torch_live_on(
+    make_group: MakeRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    group = make_group(2)
+    group.run("pair = dist.new_group([0, 1])")
+    for _ in range(2):
+        interrupt(group, "dist.barrier(pair)")
+        group.run("dist.barrier()\ndist.barrier(pair)")
+    failure = group.failure_of("dist.all_reduce(torch.ones(1 + rank), group=pair)")
+    assert "Detected mismatch between collectives on ranks" in str(failure)

@@ -1,0 +1,65 @@
+"""A model in the middle of a step is reset as a whole, or named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from nbddp.worker.process_group import unfinished_steps
+from nbddp.worker.process_group.bound_objects import BoundObjects
+from nbddp.worker.process_group.unfinished_steps import StepCounts, describe_uneven, reset
+
+
+@pytest.fixture
+def unfinished() -> Iterator[nn.Module]:
+    """Return an FSDP2 model whose forward pass has failed."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = nn.Sequential(nn.Linear(2, 2))
+    fully_shard(model)
+    model(torch.ones(1, 2))
+    handle = model[0].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(torch.ones(1, 2))
+    handle.remove()
+    yield model
+    dist.destroy_process_group()
+
+
+def test_a_model_is_not_reset_without_a_private_name(
+    unfinished: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = unfinished._get_fsdp_state()._fsdp_param_group
+    with monkeypatch.context() as patch:
+        patch.delattr(group, "_sharded_state")
+        [(model, reason)] = reset(BoundObjects())
+    assert model is unfinished
+    assert "_sharded_state" in reason
+    assert unfinished_steps.is_unfinished()
+    assert reset(BoundObjects()) == []
+    assert not unfinished_steps.is_unfinished()
+    unfinished(torch.ones(1, 2)).sum().backward()
+
+
+class Interrupting(torch.optim.SGD):
+    def step(self, _closure: object = None) -> None:  # type: ignore[override]
+        raise KeyboardInterrupt
+
+
+def test_a_step_that_an_interrupt_ends_is_counted_as_begun() -> None:
+    counts, parameters = StepCounts(), [nn.Parameter(torch.ones(1))]
+    whole, interrupted = torch.optim.SGD(parameters), Interrupting(parameters)
+    whole.step()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.step()
+    assert (counts.of(whole), counts.of(interrupted)) == ([1, 1], [1, 0])
+    line = "optimizer: rank 1 stopped inside a step, and may have updated only some parameters"
+    assert describe_uneven([{"optimizer": [1, 1]}, {"optimizer": [1, 0]}]) == [
+        f"{line}; load a checkpoint"
+    ]
+    counts.clear()
+    assert counts.of(whole) == [0, 0]
