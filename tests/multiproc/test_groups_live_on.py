@@ -283,3 +283,20 @@ def test_the_checks_of_torch_live_on(
         group.run("dist.barrier()\ndist.barrier(pair)")
     failure = group.failure_of("dist.all_reduce(torch.ones(1 + rank), group=pair)")
     assert "Detected mismatch between collectives on ranks" in str(failure)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dies_in", ["revive_default", "revive_others", "_make_backend"])
+def test_a_rank_that_dies_while_groups_connect_is_healed(
+    make_group: MakeRanks, dies_in: str
+) -> None:
+    group = make_group(3)
+    group.run(
+        f"{imported(revival)}import os\nkept, pair = rank, dist.new_group([0, 1])\n"
+        f"if rank == 1: revival.GroupReviver.{dies_in} = lambda *_: os._exit(3)"
+    )
+    group.failure_of(FAIL)
+    assert "rank 1 exited with code 3" in str(group.failure_of("dist.barrier()"))
+    group.heal()
+    group.run("dist.barrier()")
+    assert group.pull("kept") == [0, 1, 2]
