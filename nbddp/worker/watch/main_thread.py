@@ -79,7 +79,8 @@ def _without_collection(read: Callable[..., T], *args: object) -> T:
     except BaseException:
         gc.enable()
         raise
-    return cast(T, found[1]) if found else read(*args)
+    # pop: the result may be this function's own frame, which must not keep itself
+    return cast(T, found.pop(1)) if found else read(*args)
 
 
 def _current_frames() -> dict[int, FrameType]:
