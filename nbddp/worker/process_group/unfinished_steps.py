@@ -161,6 +161,8 @@ def _reset_fsdp() -> str:
                 _OF_PARAMETER(parameter)
     except AttributeError as error:
         return f"torch {torch.__version__} has other names: {error}"
+    if states and torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # other streams may still use the tensors that are dropped
     for state in states:
         _reset_state(state)
     for state in states:
