@@ -90,9 +90,9 @@ def test_failed_pull_on_one_rank_leaves_no_values_in_the_store(group: Ranks) -> 
 REFUSED = {
     "rank": "set by nbddp",
     "dist": "set by nbddp",
-    1: "no name",
-    "a b": "no name",
-    "for": "no name",
+    1: "not a valid name",
+    "a b": "not a valid name",
+    "for": "not a valid name",
 }
 
 
