@@ -73,7 +73,7 @@ def check_metadata(metadata: Metadata) -> None:
     )
     assert metadata.license_expression == "BSD-3-Clause"
     assert metadata.license_files == ["LICENSE"]
-    assert str(metadata.requires_python) == ">=3.10"
+    assert str(metadata.requires_python) == ">=3.11"
     assert len(metadata.summary or "") <= 100
     needs = metadata.requires_dist or []
     always = {each.name for each in needs if each.marker is None}
