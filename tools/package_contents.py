@@ -85,6 +85,7 @@ def check_metadata(metadata: Metadata) -> None:
         "matplotlib",
         "psutil",
         "setproctitle",
+        "threadpoolctl",
         "torch",
     }
     assert always == expected, always
