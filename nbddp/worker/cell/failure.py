@@ -63,10 +63,11 @@ _ADVICE = {
     re.compile("no attribute '_cuda_setDevice'"): (
         "this rank has no CUDA: leave out this line; `device` is the device of each rank"
     ),
-    # of torch.cuda without CUDA, such as device(), Stream() and Event() (torch 2.13.0)
+    # of torch.cuda without CUDA, such as device(), Stream() and Event() (torch 2.13.0 and 2.15.0)
     re.compile(
         "not compiled with CUDA enabled|No CUDA GPUs are|Found no NVIDIA driver|'_cuda_|"
-        "requires CUDA support|compiled without CUDA|dummy base class (Event|CUDAGraph)|NVTX func"
+        "requires CUDA support|compiled without CUDA|dummy base class (Event|CUDAGraph)|NVTX func|"
+        "CUDA driver version is insufficient"
     ): ("this rank has no CUDA: use `.to(device)`, which works with and without a GPU"),
 }
 # of torch.distributed, for a group that was destroyed (torch 2.13.0)
