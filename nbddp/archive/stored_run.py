@@ -148,12 +148,12 @@ class StoredRun:
             RequestError: there is no cell of this number.
         """
         cells = [cell for cell in self.cells if cell.number == number]
-        own = [cell for cell in cells if not (cell.is_replay and cell.outcome == "ok")]
+        originals = [cell for cell in cells if not (cell.is_replay and cell.outcome == "ok")]
         if cells:
-            return (own or cells)[-1]
-        known = dict.fromkeys(str(cell.number) for cell in self.cells)  # replays repeat numbers
-        numbers = ", ".join([*known][-MAX_SHOWN_CELLS:]) or "none"
-        raise RequestError(f"run {self.name} has no cell {number}; its cells are: {numbers}")
+            return (originals or cells)[-1]
+        numbers = dict.fromkeys(str(cell.number) for cell in self.cells)  # replays repeat numbers
+        shown = ", ".join([*numbers][-MAX_SHOWN_CELLS:]) or "none"
+        raise RequestError(f"run {self.name} has no cell {number}; its cells are: {shown}")
 
     def metrics(self, cell: StoredCell | None = None) -> MetricStore:
         """Return the metrics that its ranks reported, in all cells or in one."""

@@ -45,9 +45,9 @@ WAIT = "open(f'begun{rank}', 'w').close()\nif rank == 1:\n    import time; time.
 FAIL = "if rank == 1: raise ValueError('on purpose')\ndist.barrier()"
 
 
-def interrupt(group: Ranks, wait: str) -> None:
+def interrupt(group: Ranks, code: str) -> None:
     with pytest.raises(CellInterruptedError):
-        run_and_interrupt(group, WAIT + wait)
+        run_and_interrupt(group, code)
 
 
 def test_groups_and_the_models_in_them_live_on_after_interrupts(
@@ -57,7 +57,7 @@ def test_groups_and_the_models_in_them_live_on_after_interrupts(
     group.run(GROUPS + "before = use()")
     capsys.readouterr()
     for wait in ("dist.barrier()", "dist.all_reduce(torch.ones(1), group=pair)", "use()"):
-        interrupt(group, wait)
+        interrupt(group, WAIT + wait)
         group.run("assert use() == before\nother = dist.new_group([0, 1])\ndist.barrier(other)")
         group.run(
             "count = count_started(pair)\ndist.barrier(pair)\n"
@@ -137,8 +137,7 @@ def check_sharded(group: Ranks, kinds: dict[str, str]) -> None:
         )
         for number, place in enumerate(["forward", "backward", "gradients"]):
             group.run(f"handle = wait_at({place!r})")
-            with pytest.raises(CellInterruptedError):
-                run_and_interrupt(group, f"step(net, optimizer, {2 * number + 1})\ndist.barrier()")
+            interrupt(group, f"step(net, optimizer, {2 * number + 1})\ndist.barrier()")
             group.run(f"handle.remove()\nstep(net, optimizer, {2 * number + 2})")
         group.run(
             "assert id(net) == made\n"
@@ -208,8 +207,7 @@ def test_a_pipeline_works_again_after_an_interrupt(group: Ranks) -> None:
     group.run(PIPELINE)
     for _ in range(2):
         group.run("calls.clear()\nhandle = layer.register_forward_pre_hook(wait)")
-        with pytest.raises(CellInterruptedError):
-            run_and_interrupt(group, "step()\ndist.barrier()")
+        interrupt(group, "step()\ndist.barrier()")
         group.run("handle.remove()\nassert torch.equal(step(), wanted)")
 
 
@@ -251,8 +249,7 @@ def test_a_revival_that_is_interrupted_is_tried_again(group: Ranks) -> None:
         "revival.GroupReviver.revive_others = late"
     )
     group.failure_of(FAIL)
-    with pytest.raises(CellInterruptedError):
-        run_and_interrupt(group, "pass")
+    interrupt(group, "pass")
     group.run("revival.GroupReviver.revive_others = revive\ndist.barrier(pair)")
 
 
@@ -279,7 +276,7 @@ def test_the_checks_of_torch_live_on(
     group = make_group(2)
     group.run("pair = dist.new_group([0, 1])")
     for _ in range(2):
-        interrupt(group, "dist.barrier(pair)")
+        interrupt(group, f"{WAIT}dist.barrier(pair)")
         group.run("dist.barrier()\ndist.barrier(pair)")
     failure = group.failure_of("dist.all_reduce(torch.ones(1 + rank), group=pair)")
     assert "Detected mismatch between collectives on ranks" in str(failure)
