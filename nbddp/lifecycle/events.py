@@ -5,9 +5,9 @@ An event is a request of the user (``...Asked``) or a fact. An action is a comma
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
+from nbddp.wire.frozen import Frozen
 from nbddp.wire.messages import Regroup, Shutdown
 
 GRACE = 5.0  # seconds between SIGTERM or an interrupt, and SIGKILL
@@ -28,27 +28,22 @@ class Deadline(Enum):
 # ---- events
 
 
-class Event:
+class Event(Frozen):
     """A request of the user, or a fact."""
 
-    __slots__ = ()
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEvent(Event):
     """An event of one attempt; ignored after that attempt has ended."""
 
     attempt: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankEvent(AttemptEvent):
     """An event of one rank."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StartAsked(Event):
     """Start ``world_size`` ranks, or only those in ``ranks``.
 
@@ -61,7 +56,6 @@ class StartAsked(Event):
     ranks: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RejoinAsked(Event):
     """Rejoin the ranks of an earlier notebook.
 
@@ -74,14 +68,12 @@ class RejoinAsked(Event):
     attempts_before_run: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RestartAsked(Event):
     """Stop the group, then start it again."""
 
     start: StartAsked
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HealAsked(Event):
     """Replace dead ranks by new processes, which get the variables of the donor, a living rank.
 
@@ -93,7 +85,6 @@ class HealAsked(Event):
     checks: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceSent(AttemptEvent):
     """The donor has pickled its variables for the replacements; ``reason``: why it could not."""
 
@@ -101,7 +92,6 @@ class NamespaceSent(AttemptEvent):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupJoined(RankEvent):
     """A rank has joined a heal's new group, or it could not.
 
@@ -119,7 +109,6 @@ class GroupJoined(RankEvent):
     not_loaded: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunAsked(Event):
     """Run a cell on these ranks."""
 
@@ -129,29 +118,24 @@ class RunAsked(Event):
     is_elastic: bool = False  # end it when a restart would give more ranks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptAsked(Event):
     """Interrupt the cell, and keep variables. The second time, kill unresponsive ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KillAsked(Event):
     """Kill one rank."""
 
     rank: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StopAsked(Event):
     """Stop all ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankReady(RankEvent):
     """A rank is ready: it has its shell and, if asked for, its process group."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankStartFailed(RankEvent):
     """A rank could not start; ``details`` is its traceback."""
 
@@ -159,7 +143,6 @@ class RankStartFailed(RankEvent):
     details: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankEndedCell(RankEvent):
     """A rank has ended a cell."""
 
@@ -169,14 +152,12 @@ class RankEndedCell(RankEvent):
     sequence: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankAcknowledged(RankEvent):
     """The cell of a rank got its KeyboardInterrupt; it may still be cleaning up."""
 
     cell: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessExited(RankEvent):
     """A rank's process has exited; ``is_reported``: the user knows it already."""
 
@@ -184,7 +165,6 @@ class ProcessExited(RankEvent):
     is_reported: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlinePassed(AttemptEvent):
     """A deadline has passed. The event has the state of the ranks' processes at that moment.
 
@@ -199,7 +179,6 @@ class DeadlinePassed(AttemptEvent):
     working: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined(Event):
     """A node has joined; ``adds_capacity``: a restart would give more ranks."""
 
@@ -208,7 +187,6 @@ class NodeJoined(Event):
     adds_capacity: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost(Event):
     """A node was lost, with these ranks."""
 
@@ -218,7 +196,6 @@ class NodeLost(Event):
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LogCopyFailed(Event):
     """Logs of the nodes could not be copied into this folder."""
 
@@ -229,7 +206,6 @@ class LogCopyFailed(Event):
 NodeEvent = NodeJoined | NodeLost | LogCopyFailed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityChanged(Event):
     """A restart would give more ranks than there are."""
 
@@ -237,40 +213,32 @@ class CapacityChanged(Event):
 # ---- actions
 
 
-class Action:
+class Action(Frozen):
     """A command to the executor."""
 
-    __slots__ = ()
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankAction(Action):
     """A command to the executor for some ranks."""
 
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StartRanks(Action):
     """Start a process for each rank of the new attempt."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RejoinRanks(Action):
     """Connect to the processes of an earlier notebook."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StartReplacements(RankAction):
     """Start new processes for dead ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplacementsReady(Action):
     """Record that all replacements are ready for the donor's variables."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestNamespace(Action):
     """Ask the donor to pickle its variables, except those in ``exclude``.
 
@@ -282,24 +250,20 @@ class RequestNamespace(Action):
     replacements: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestJoin(RankAction):
     """Ask ranks to form a new process group, in which replacements get the donor's variables."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CancelJoin(RankAction):
     """Ask ranks to give up the new process group: the join has failed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HealFinished(Action):
     """Report the heal: all ranks are in the new group, and the replacements have variables."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HealFailed(Action):
     """Report that the heal failed: the dead ranks stay dead, and the others keep running.
 
@@ -311,21 +275,18 @@ class HealFailed(Action):
     is_refused: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Send(RankAction):
     """Send a message to ranks."""
 
     message: Regroup | Shutdown
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SendCell(RankAction):
     """Send the cell to ranks."""
 
     cell: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SendInterrupt(RankAction):
     """Interrupt the cell on ranks; ``rank_died``: because another rank died."""
 
@@ -333,17 +294,14 @@ class SendInterrupt(RankAction):
     rank_died: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Terminate(RankAction):
     """Send SIGTERM."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Kill(RankAction):
     """Send SIGKILL."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SetDeadline(Action):
     """Feed ``event`` to the lifecycle after this many seconds."""
 
@@ -351,33 +309,28 @@ class SetDeadline(Action):
     event: DeadlinePassed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse(Action):
     """Refuse the user's request, with the reason."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Notify(Action):
     """Show a notice to the user while the cell runs."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordNode(Action):
     """Record in the event log that a node joined or was lost."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStarted(Action):
     """Report that all ranks are ready."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStartFailed(Action):
     """Report that the start failed; the other ranks are stopped."""
 
@@ -385,7 +338,6 @@ class GroupStartFailed(Action):
     details: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CellFinished(Action):
     """Report that all ranks have ended the cell, or are dead.
 
@@ -396,6 +348,5 @@ class CellFinished(Action):
     is_outgrown: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStopped(Action):
     """Report that all processes have exited."""

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, get_args
 
 from nbddp.errors import WireError
 from nbddp.formatting import plural
 from nbddp.wire.collective import Collective
+from nbddp.wire.frozen import Frozen
 from nbddp.wire.request_messages import Answer, Request
 from nbddp.wire.timing_messages import CollectiveArrivals
 
 JsonDict = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunCell:
+class RunCell(Frozen):
     """Run a cell, or a script.
 
     Attributes:
@@ -59,21 +59,18 @@ class RunCell:
     reports_trainers: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Regroup:
+class Regroup(Frozen):
     """Destroy the process group; with ``form``, form a new one under a new prefix."""
 
     generation: int
     form: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shutdown:
+class Shutdown(Frozen):
     """Run the exit hooks and end the process."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interrupt:
+class Interrupt(Frozen):
     """Raise KeyboardInterrupt in a cell and end its waits; skip the cell if it has not started.
 
     ``rank_died`` tells that a rank has died, so that waits for it cannot end by themselves.
@@ -83,15 +80,13 @@ class Interrupt:
     rank_died: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelRequest:
+class CancelRequest(Frozen):
     """Tell a rank that the answer to a request is no longer needed."""
 
     request: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class Ready(Frozen):
     """The rank has its shell and process group.
 
     Attributes:
@@ -109,16 +104,14 @@ class Ready:
     cell: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartFailed:
+class StartFailed(Frozen):
     """The rank could not start."""
 
     reason: str
     traceback: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class Output(Frozen):
     """Bytes ``start`` to ``end`` of the rank's log, decoded.
 
     ``is_omitted`` tells that there was too much output: ``text`` is empty, and the file has it.
@@ -130,8 +123,7 @@ class Output:
     is_omitted: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Display:
+class Display(Frozen):
     """Rich output: a MIME bundle, as IPython's display publisher gets it."""
 
     data: JsonDict
@@ -140,8 +132,7 @@ class Display:
     is_update: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceUsage:
+class ResourceUsage(Frozen):
     """The resources that a process uses.
 
     Attributes:
@@ -161,7 +152,6 @@ class ResourceUsage:
     gpu_reserved: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankStatus(ResourceUsage):
     """Where the main thread is and which resources the process uses, sent once a second.
 
@@ -202,8 +192,7 @@ class RankStatus(ResourceUsage):
                 object.__setattr__(self, name, Collective(*value))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
+class Metrics(Frozen):
     """Numbers that a cell has reported: rows of ``[time, step, {name: value}]``.
 
     The step is None if the cell gave none; then each name has its own count. ``missed`` counts rows
@@ -214,8 +203,7 @@ class Metrics:
     missed: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(Frozen):
     """The running loops of a cell, outermost first: ``[label, done, total, seconds]`` of each.
 
     ``total`` is 0 if it is not known.
@@ -224,16 +212,14 @@ class Progress:
     bars: list[Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventReported:
+class EventReported(Frozen):
     """An entry for the event log, such as a checkpoint that was written."""
 
     kind: str
     facts: JsonDict = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InterruptAcknowledged:
+class InterruptAcknowledged(Frozen):
     """The rank has received an interrupt.
 
     The cell will end after cleanup, computation or sending.
@@ -242,8 +228,7 @@ class InterruptAcknowledged:
     cell: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(Frozen):
     """An exception that ended a cell on one rank.
 
     Attributes:
@@ -278,8 +263,7 @@ class Failure:
     is_from_nbddp: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellEnded:
+class CellEnded(Frozen):
     """The rank has finished a cell.
 
     Attributes:
@@ -325,8 +309,7 @@ GETPASS = "getpass()"
 DEBUGGER = "the debugger"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputRequested:
+class InputRequested(Frozen):
     """A rank asks the user for input; ``what`` names the function, such as ``INPUT``."""
 
     question: int
@@ -335,15 +318,13 @@ class InputRequested:
     what: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputCancelled:
+class InputCancelled(Frozen):
     """The rank no longer needs a reply to its input request."""
 
     question: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputReply:
+class InputReply(Frozen):
     """The reply to an input request of a rank.
 
     ``is_end`` is end of file: no input will come. ``refusal`` is why the user cannot be asked.
@@ -376,8 +357,7 @@ MessageFromRank = (
 URGENT_MESSAGES = (Ready, StartFailed, RankStatus, InterruptAcknowledged, Answer)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LargeMessage:
+class LargeMessage(Frozen):
     """A reference to a message that is too large for the store, as returned by ``payloads.put``.
 
     The queue's writer creates it, and the reader replaces it with the message.
@@ -386,8 +366,7 @@ class LargeMessage:
     payload: JsonDict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageBatch:
+class MessageBatch(Frozen):
     """Messages that a rank sends at the same moment, in order, in one envelope.
 
     Each envelope wakes two threads of the reader, however short it is.

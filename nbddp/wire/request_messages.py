@@ -5,9 +5,10 @@ The answer has the number of its request.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from nbddp.wire.frozen import Frozen
 from nbddp.wire.trace_messages import SendTrace
 
 # reasons in a heal report for which all ranks must make the object again
@@ -15,28 +16,24 @@ MADE_BY_ALL = "a process group is made by all ranks at once"
 KEEPS_RANK = "a trainer keeps its rank and its process group"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRequest:
+class RankRequest(Frozen):
     """A request to a rank; the session numbers it when it sends it."""
 
     request: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Push(RankRequest):
     """Unpickle values and assign them to variables in the rank's namespace."""
 
     payload: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Pull(RankRequest):
     """Evaluate an expression and send its value back."""
 
     expression: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Complete(RankRequest):
     """List the completions at a position in a piece of code."""
 
@@ -44,7 +41,6 @@ class Complete(RankRequest):
     cursor: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Inspect(RankRequest):
     """Describe the name at a position in a piece of code; ``detail`` 1 includes its source."""
 
@@ -53,12 +49,10 @@ class Inspect(RankRequest):
     detail: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectFacts(RankRequest):
     """Describe all variables: a :class:`~nbddp.checks.facts.RankFacts`, as a dict."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SendNamespace(RankRequest):
     """Pickle all variables except ``exclude``, for the replacements of dead ranks.
 
@@ -69,7 +63,6 @@ class SendNamespace(RankRequest):
     replacements: list[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JoinGroup(RankRequest):
     """Form a new process group, in which replacements get the donor's variables.
 
@@ -90,8 +83,7 @@ class JoinGroup(RankRequest):
     own_values: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Frozen):
     """The answer to a request.
 
     Attributes:

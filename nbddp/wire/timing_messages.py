@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from nbddp.wire.frozen import Frozen
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveArrivals:
+
+class CollectiveArrivals(Frozen):
     """When a rank arrived at the collectives of a cell since its last report, in call order.
 
     All times are whole microseconds. Instants count from ``base``. Lists of pairs and triples are

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from nbddp.wire.frozen import Frozen
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceSteps:
+
+class TraceSteps(Frozen):
     """The steps of a cell to trace: from ``first`` to ``last``, both included.
 
     >>> str(TraceSteps(first=10, last=15)), str(TraceSteps(first=3, last=3))
@@ -28,8 +29,7 @@ def format_steps(first: int, last: int) -> str:
     return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendTrace:
+class SendTrace(Frozen):
     """Write the trace of this cell to a file, and answer with a :class:`TraceSent`.
 
     Attributes:
@@ -51,8 +51,7 @@ class SendTrace:
     node: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceSent:
+class TraceSent(Frozen):
     """The trace of one rank.
 
     Attributes:
