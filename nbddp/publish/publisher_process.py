@@ -114,7 +114,7 @@ def _publish(args: argparse.Namespace, reports: ReportSender) -> None:
         args.folder,
         tracker,
         name=args.name,
-        project=args.target.project,
+        project=args.target.used_project,
         limit=limit,
         is_live=bool(args.live),
         report_start=report_start,

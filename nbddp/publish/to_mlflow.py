@@ -5,7 +5,6 @@ It uses only MLflow's client, so the run never becomes the active run.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -15,7 +14,7 @@ from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
 from nbddp.publish.step_aggregator import AggregatedStep
-from nbddp.publish.tracker import DEFAULT_PROJECT, RunIdentity, RunOutcome, events_text, plain_name
+from nbddp.publish.tracker import RunIdentity, RunOutcome, events_text, plain_name
 
 METRICS_PER_CALL, PARAMS_PER_CALL = 1000, 100  # MLflow's limits for a request
 MAX_VALUE_LENGTH = 500  # characters of a value that every server accepts
@@ -40,9 +39,8 @@ class ToMlflow:
     def start(self, run: RunIdentity) -> str:
         """Create a run with this name and start time."""
         self._client = MlflowClient()
-        name = run.project or os.environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_PROJECT
-        found = self._client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found else self._client.create_experiment(name)
+        found = self._client.get_experiment_by_name(run.project)
+        experiment = found.experiment_id if found else self._client.create_experiment(run.project)
         made = self._client.create_run(
             experiment,
             start_time=_milliseconds(run.start_time),
@@ -51,7 +49,7 @@ class ToMlflow:
         )
         self._id = made.info.run_id
         self.update_config(run.settings)
-        return f"experiment {name}, run {run.name}, at {mlflow.get_tracking_uri()}"
+        return f"experiment {run.project}, run {run.name}, at {mlflow.get_tracking_uri()}"
 
     def update_config(self, settings: Mapping[str, Any]) -> None:
         """Send settings as parameters; send changed settings as tags."""

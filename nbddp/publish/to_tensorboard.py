@@ -15,8 +15,6 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from nbddp.publish.step_aggregator import AggregatedStep
 from nbddp.publish.tracker import RunIdentity, RunOutcome, events_text, settings_text
 
-DEFAULT_FOLDER = "runs"  # in the working directory, as for torch's SummaryWriter
-
 
 class ToTensorBoard:
     """Publishes metrics as scalars, settings as hyperparameters, and events as text.
@@ -35,7 +33,7 @@ class ToTensorBoard:
 
     def start(self, run: RunIdentity) -> str:
         """Create a new folder for the run."""
-        path = Path(run.project or DEFAULT_FOLDER).expanduser() / run.name
+        path = Path(run.project).expanduser() / run.name
         self._writer = EventFileWriter(str(path), flush_secs=2)
         self._time = run.start_time
         self._settings = dict(run.settings)

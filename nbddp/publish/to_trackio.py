@@ -9,7 +9,6 @@ import trackio
 
 from nbddp.publish.step_aggregator import AggregatedStep
 from nbddp.publish.tracker import (
-    DEFAULT_PROJECT,
     PublishError,
     RunIdentity,
     RunOutcome,
@@ -31,9 +30,8 @@ class ToTrackio:
     def start(self, run: RunIdentity) -> str:
         """Create a run with exactly this name."""
         self._settings = dict(run.settings)
-        project = run.project or DEFAULT_PROJECT
         self._run = trackio.init(
-            project=project,
+            project=run.project,
             name=run.name,
             # trackio reserves names that begin with _
             config={name.lstrip("_") or "setting": value for name, value in run.settings.items()},
@@ -42,8 +40,8 @@ class ToTrackio:
             auto_log_cpu=False,
         )
         if self._run.name != run.name:
-            raise PublishError(f"project {project} has a run {run.name} already")
-        return f"project {project}, run {run.name}"
+            raise PublishError(f"project {run.project} has a run {run.name} already")
+        return f"project {run.project}, run {run.name}"
 
     def update_config(self, settings: Mapping[str, Any]) -> None:
         """Keep the settings for the report."""

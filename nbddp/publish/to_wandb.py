@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import wandb
 
 from nbddp.publish.step_aggregator import AggregatedStep
-from nbddp.publish.tracker import DEFAULT_PROJECT, RunIdentity, RunOutcome
+from nbddp.publish.tracker import RunIdentity, RunOutcome
 
 STEP = "step"
 
@@ -19,9 +18,8 @@ class ToWandb:
 
     def start(self, run: RunIdentity) -> str:
         """Create a run with the folder's name as its id, so that it cannot exist twice."""
-        project = run.project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT
         self._run = wandb.init(
-            project=project,
+            project=run.project,
             id=run.name,
             name=run.name,
             config=dict(run.settings),
@@ -38,7 +36,7 @@ class ToWandb:
         self._run.define_metric("*", step_metric=STEP)
         if self._run.url:
             return str(self._run.url)
-        return f"project {project}, run {run.name}, in {self._run.settings.sync_dir}"
+        return f"project {run.project}, run {run.name}, in {self._run.settings.sync_dir}"
 
     def update_config(self, settings: Mapping[str, Any]) -> None:
         """Update the run's config."""

@@ -21,7 +21,6 @@ TRACKER_CLASSES = {
     "tensorboard": "ToTensorBoard",
     "mlflow": "ToMlflow",
 }
-DEFAULT_PROJECT = "nbddp"  # the default project or experiment
 _PROJECT_VARIABLES = {"wandb": "WANDB_PROJECT", "mlflow": "MLFLOW_EXPERIMENT_NAME"}
 _PLACES = {
     "trackio": "project {project}, run {name}. To look at it: `trackio show --project {project}`",
@@ -42,6 +41,13 @@ class Target:
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.project}" if self.project else self.kind
+
+    @property
+    def used_project(self) -> str:
+        """The project, also if it is the default one."""
+        # the folder as for torch's SummaryWriter
+        default = "runs" if self.kind == "tensorboard" else "nbddp"
+        return self.project or os.environ.get(_PROJECT_VARIABLES.get(self.kind, "")) or default
 
 
 def parse_target(text: str) -> Target:
@@ -69,9 +75,7 @@ def describe_place(target: Target, name: str) -> str:
     >>> describe_place(Target("tensorboard"), "digits")
     'runs/digits. To look at it: `tensorboard --logdir runs`'
     """
-    default = "runs" if target.kind == "tensorboard" else DEFAULT_PROJECT
-    project = target.project or os.environ.get(_PROJECT_VARIABLES.get(target.kind, "")) or default
-    return _PLACES[target.kind].format(project=project, name=name)
+    return _PLACES[target.kind].format(project=target.used_project, name=name)
 
 
 def require_package(kind: str) -> None:
@@ -101,7 +105,7 @@ class RunIdentity:
 
     Attributes:
         name: the name of its folder, with a number if it was published there before.
-        project: the requested project, experiment or folder; empty for the default one.
+        project: the project, experiment or folder.
         start_time: in ``time.time()``.
         settings: the current settings of ``nbddp.config``, and facts of the run as ``nbddp.*``.
     """

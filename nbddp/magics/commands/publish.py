@@ -25,11 +25,13 @@ def publish_run(notebook: NotebookState, args: Namespace) -> None:
     path = find_run(args.run, Path.cwd(), current=current)
     if current is not None and path.resolve() == current.resolve():
         session = notebook.group.scripts.active_session
-        again = {"is_again": args.again, "is_told": True}
-        name = notebook.publishing.start(session, current, args.tracker, **again)
-        place = f"{args.tracker.kind}, from its beginning to its end: "
-        place += describe_place(args.tracker, name)
-        notebook.presenter.print_line(f"nbddp: this run is being published to {place}")
+        name = notebook.publishing.start(
+            session, current, args.tracker, is_again=args.again, is_told=True
+        )
+        notebook.presenter.print_line(
+            f"nbddp: this run is being published to {args.tracker.kind}, from its beginning to its "
+            f"end: {describe_place(args.tracker, name)}"
+        )
         return
     if summarize(path).is_live:
         raise RequestError(
