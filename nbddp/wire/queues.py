@@ -14,7 +14,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING
 
 from nbddp.errors import ReplayError, RequestError, WireError
@@ -33,25 +33,20 @@ IncarnationKey = tuple[int, int]  # attempt and incarnation of a rank's process
 MAX_BACKLOG = 128  # unread envelopes; above it, writers should wait
 
 
+@dataclass(eq=False, repr=False)
 class QueueWriter:
     """The sending end of a queue; may be used by several threads."""
 
-    def __init__(
-        self,
-        store: Store,
-        queue: str,
-        *,
-        secret: bytes,
-        sender: int,
-        attempt: int,
-        incarnation: int = 0,
-    ) -> None:
-        self._store = store
-        self._queue = queue
-        self._name = _name_in_store(queue, secret)
-        self._secret = secret
-        self._sender = sender
-        self._incarnation_key = attempt, incarnation
+    store: Store
+    queue: str
+    _: KW_ONLY
+    secret: bytes
+    sender: int
+    attempt: int
+    incarnation: int = 0
+
+    def __post_init__(self) -> None:
+        self._name = _name_in_store(self.queue, self.secret)
         self._sequence = itertools.count(1)
         self._lock = threading.Lock()
         self._unread_large: list[msg.JsonDict] = []  # references of unread large messages
@@ -91,27 +86,27 @@ class QueueWriter:
 
     def _connect_again(self) -> None:
         with without_dns():
-            self._store = self._store.clone()  # type: ignore[attr-defined]
+            self.store = self.store.clone()  # type: ignore[attr-defined]
 
     def _push(self, sequence: int, body: bytes) -> None:
         if len(body) > payloads.PIECE_BYTES:
-            key = _key(self._queue, self._sender, self._incarnation_key, sequence)
-            payload = payloads.put(self._store, key, body)
+            key = _key(self.queue, self.sender, (self.attempt, self.incarnation), sequence)
+            payload = payloads.put(self.store, key, body)
             self._drop_read()
             self._unread_large.append(payload)
             body = msg.encode(msg.LargeMessage(payload=payload))
-        body = HEADER.pack(self._sender, *self._incarnation_key, sequence) + body
-        self._store.queue_push(self._name, sign(body, self._queue, self._secret) + body)
+        body = HEADER.pack(self.sender, self.attempt, self.incarnation, sequence) + body
+        self.store.queue_push(self._name, sign(body, self.queue, self.secret) + body)
 
     def is_full(self) -> bool:
         """Return whether so much is unread that the writer should wait."""
         with self._lock:
             self._drop_read()
-            return bool(self._unread_large) or self._store.queue_len(self._name) > MAX_BACKLOG
+            return bool(self._unread_large) or self.store.queue_len(self._name) > MAX_BACKLOG
 
     def _drop_read(self) -> None:
         self._unread_large = [
-            each for each in self._unread_large if payloads.exists(self._store, each)
+            each for each in self._unread_large if payloads.exists(self.store, each)
         ]
 
     def is_read(self) -> bool:
@@ -119,42 +114,39 @@ class QueueWriter:
 
         It takes no lock: a signal handler may call it while the main thread holds the lock.
         """
-        return self._store.queue_len(self._name) == 0
+        return self.store.queue_len(self._name) == 0
 
     def discard_unread(self) -> None:
         """Delete the pieces of unread large messages; there is no reader any more."""
         with self._lock:
             for payload in self._unread_large:
-                payloads.discard(self._store, payload)
+                payloads.discard(self.store, payload)
             self._unread_large.clear()
 
 
+@dataclass(eq=False, repr=False)
 class QueueReader:
     """The receiving end of a queue; drops and counts invalid envelopes.
 
-    Args:
+    Attributes:
         store: store with the queue.
         queue: name of the queue.
         secret: key that signs envelopes.
         reopen: called when the store is gone. Waits for a new store and returns it; its writers
             number their envelopes from the start. None if there will be no new store.
+        refused: the number of invalid envelopes.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        queue: str,
-        *,
-        secret: bytes,
-        reopen: Callable[[], Store] | None = None,
-    ) -> None:
-        self._store = store
-        self._reopen = reopen
-        self._queue = queue
-        self._name = _name_in_store(queue, secret)
-        self._secret = secret
+    store: Store
+    queue: str
+    _: KW_ONLY
+    secret: bytes
+    reopen: Callable[[], Store] | None = None
+    refused: int = 0
+
+    def __post_init__(self) -> None:
+        self._name = _name_in_store(self.queue, self.secret)
         self._last_sequence: dict[tuple[int, IncarnationKey], int] = {}
-        self.refused = 0
 
     def get(self) -> Envelope:
         """Wait for the next valid envelope. Count invalid ones, and log the first."""
@@ -171,20 +163,20 @@ class QueueReader:
 
     def use_secret(self, secret: bytes, store: Store) -> None:
         """Read the queue of another secret. ``store`` wakes the thread that waits in ``get``."""
-        before, self._name = self._name, _name_in_store(self._queue, secret)
-        self._secret = secret
+        before, self._name = self._name, _name_in_store(self.queue, secret)
+        self.secret = secret
         store.queue_push(before, b"")
 
     def _pop(self) -> bytes:
         while True:
             try:
-                return self._store.queue_pop(self._name)
+                return self.store.queue_pop(self._name)
             except RuntimeError as error:  # torch: the connection is closed
                 if type(error).__name__ == "QueueEmptyError":  # a client has removed the message
                     continue
-                if self._reopen is None:
+                if self.reopen is None:
                     raise
-                self._store = self._reopen()
+                self.store = self.reopen()
                 self._last_sequence.clear()
 
     def verify(self, data: bytes) -> Envelope:
@@ -192,12 +184,12 @@ class QueueReader:
 
         Count the messages between them, which did not arrive.
         """
-        envelope = verify(data, queue=self._queue, secret=self._secret)
+        envelope = verify(data, queue=self.queue, secret=self.secret)
         stream = envelope.sender, (envelope.attempt, envelope.incarnation)
         last = self._last_sequence.get(stream, 0)
         if envelope.sequence <= last:
             if isinstance(envelope.message, msg.LargeMessage):  # sent again after a lost connection
-                payloads.discard(self._store, envelope.message.payload)
+                payloads.discard(self.store, envelope.message.payload)
             raise ReplayError(
                 f"message {envelope.sequence} of rank {envelope.sender} was received twice"
             )
@@ -210,11 +202,11 @@ class QueueReader:
     def _load(self, payload: msg.JsonDict) -> msg.Message:
         try:
             try:
-                body = payloads.get(self._store, payload)
+                body = payloads.get(self.store, payload)
             finally:  # else its sender would keep waiting
-                payloads.discard(self._store, payload)
+                payloads.discard(self.store, payload)
         except (RequestError, RuntimeError) as error:  # torch: the connection is closed
-            raise WireError(f"a piece of a message in queue {self._queue!r} is gone") from error
+            raise WireError(f"a piece of a message in queue {self.queue!r} is gone") from error
         return msg.decode(body)
 
     def discard_unfinished(
@@ -230,7 +222,7 @@ class QueueReader:
         """
         incarnation_key = attempt, incarnation
         sequence = self._last_sequence.get((sender, incarnation_key), 0) + 1
-        payloads.discard_unannounced(store, _key(self._queue, sender, incarnation_key, sequence))
+        payloads.discard_unannounced(store, _key(self.queue, sender, incarnation_key, sequence))
 
 
 def _name_in_store(queue: str, secret: bytes) -> str:
