@@ -214,10 +214,6 @@ class RankProcesses:
         """Return whether the rank is stopped by SIGSTOP."""
         return rank in self.handles and self.handles[rank].is_stopped()
 
-    def exiting_ranks(self) -> list[int]:
-        """Return the ranks whose process was killed but has not exited yet."""
-        return [rank for rank in self.pids() if self.handles[rank].is_ending()]
-
     def is_working(self, rank: int) -> bool:
         """Return whether the rank has used the CPU since the last call; True at the first call."""
         if rank not in self.handles:

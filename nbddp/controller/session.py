@@ -414,7 +414,8 @@ class Session(Executor):
     @on_thread
     def _pending_exits(self) -> list[Future[None]]:
         """Return a future for each process that was killed but has not exited yet."""
-        return [self.futures.new("kill", rank) for rank in self.ranks.exiting_ranks()]
+        ending = [rank for rank in self.ranks.pids() if self.ranks.handles[rank].is_ending()]
+        return [self.futures.new("kill", rank) for rank in ending]
 
     @on_thread
     def request_heal(self, ranks: Sequence[int] = (), donor: int | None = None) -> Future[Healed]:

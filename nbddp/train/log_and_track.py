@@ -11,7 +11,7 @@ import logging
 import operator
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from numbers import Complex, Real
 from typing import Any, Generic, TypeVar
@@ -141,12 +141,9 @@ def log(
         raise TypeError(f"nbddp.log: step must be a whole number, got {step!r}") from None
     numbers = _merge_names(values, named)
     _sink.log(number, {name: _number(name, value) for name, value in numbers.items()})
-    report_step(_count(numbers) if number is None else number, source="log")
-
-
-def _count(names: Collection[str]) -> int:
-    """Increase the count of each name; return the highest count before that."""
-    return max((next(_counts[name]) for name in names), default=0)
+    if number is None:  # the highest count of a name; each increases
+        number = max((next(_counts[name]) for name in numbers), default=0)
+    report_step(number, source="log")
 
 
 def _merge_names(values: Mapping[str, Any] | None, named: dict[str, Any]) -> dict[str, Any]:

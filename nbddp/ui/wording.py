@@ -80,11 +80,6 @@ def format_rank_tag(ranks: Sequence[int], mark: str = "") -> str:
     return " ".join(filter(None, (mark, f"[{format_ranks(ranks)}]")))
 
 
-def format_cpu(rank: RankSnapshot) -> str:
-    """Format the CPU usage of a rank; return an empty text while it is unknown."""
-    return f"{rank.cpu:.0f} %" if rank.memory and rank.cpu >= 0 else ""
-
-
 def format_step(rank: RankSnapshot) -> str:
     """Return the step of a rank and its steps per second."""
     if rank.step is None:

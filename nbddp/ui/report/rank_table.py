@@ -179,7 +179,7 @@ COLUMNS: _Columns = {
     "collective": _collective,
     "step": lambda rank: Cell(wording.format_step(rank)),
     "progress": _progress,
-    "CPU": lambda rank: Cell(wording.format_cpu(rank)),
+    "CPU": lambda rank: Cell(f"{rank.cpu:.0f} %" if rank.memory and rank.cpu >= 0 else ""),
     "memory": lambda rank: Cell(_memory(rank.memory)),
     "GPU": lambda rank: Cell(
         " · ".join(wording.gpu_facts(rank)), title=wording.format_gpu_facts(rank)
