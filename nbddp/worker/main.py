@@ -343,7 +343,6 @@ class Rank:
             self._sampler.end_cell()
             self._end_cell(command, failure)
             return
-        self._regrouper.tell_moved(command.source)
         pid = os.getpid()
         result = self._shell.run(command)
         if os.getpid() != pid:  # a forked child; only the rank itself may serve

@@ -10,8 +10,8 @@ import gc
 import hashlib
 import json
 import logging
-import re
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +38,11 @@ from nbddp.worker.process_group.bound_objects import (
     stale_modules,
     training_loaders,
 )
-from nbddp.worker.process_group.object_collectives import broadcast_tensors, gather_objects
+from nbddp.worker.process_group.object_collectives import (
+    broadcast_tensors,
+    fingerprints,
+    gather_objects,
+)
 from nbddp.worker.watch.namespace import paths_of
 
 logger = logging.getLogger(__name__)
@@ -46,7 +50,8 @@ logger = logging.getLogger(__name__)
 GROUP_ATTRIBUTES = ("process_group", "reducer", "logger")
 _MAKE_AGAIN = "make it again"
 _MAKE_AGAIN_AND_LOAD = "make it again and load a checkpoint"
-_MOVED = "set to the values of rank {}"
+_MOVED = "set to the values of rank {}, because the ranks differed"
+_HALF = "; rank {} stopped inside a step, and may have updated only some parameters"
 _FSDP_CANNOT_CHANGE = "FSDP cannot change its process group"
 _ALL_ELSE = "; everything else (an EMA copy, a counter) keeps the values of each rank"
 _RANKS_DIFFER = ("it is not the same on all ranks", "make it again in a cell that all ranks run")
@@ -60,9 +65,11 @@ NotMoved = tuple[Any, str, str]  # an object that is not moved, the reason, and 
 class Migration:
     """Moves objects to a new or a revived process group, with the same state on all ranks.
 
-    The ranks may have stopped on either side of an optimizer's step. So one rank sends parameters,
-    buffers and the states of optimizers, schedules and gradient scalers to the others. This is rank
-    0, as for a new DDP model, or after a heal the donor. All ranks call this at the same line.
+    The ranks may have stopped on either side of an optimizer's step. So they compare fingerprints
+    of the parameters, and of the states of optimizers, schedules and gradient scalers. Where these
+    differ, one rank sends its values to the others: after a heal the donor, or else the lowest of
+    the ranks with the most frequent values. Buffers are not compared, because they differ between
+    two forward passes of DDP. All ranks call this at the same line.
 
     First the ranks exchange lists of their objects and failures. So all later collectives are the
     same on all ranks.
@@ -70,27 +77,23 @@ class Migration:
     Args:
         bound_objects: the models, optimizers, schedules and scalers of this process.
         namespace: the user's variables.
-        source: rank in the group whose state the others get.
+        source: after a heal, the rank in the group whose state the others get.
         group: the process group; None for the default group.
         dropped: if the groups of before live on, those that do not. None if there are new groups.
         not_reset: models that are in the middle of a step, and why.
         is_heal: whether some ranks have a new process. Then loaders get the position of the source
             too.
-
-    Attributes:
-        moved_line: a line for the user about the objects that were moved; empty if none were.
-        moved_names: the variables that hold them; empty if one of them has no name.
+        is_inside_step: whether an optimizer of this rank may have updated only some parameters.
     """
 
     _bound_objects: BoundObjects
     _namespace: Mapping[str, Any]
     _source: int
     _is_heal: bool
+    _is_inside_step: bool
     _group: Any = None
     _dropped: Sequence[Any] | None = None
     _not_reset: Sequence[tuple[Any, str]] = ()
-    moved_line: str = field(init=False, default="")
-    moved_names: set[str] = field(init=False, default_factory=set)
     _moved: list[Any] = field(init=False, default_factory=list)
     _not_moved: list[NotMoved] = field(init=False, default_factory=list)
 
@@ -102,7 +105,8 @@ class Migration:
         """Move the objects. Without ``may_migrate`` on any rank, only report them.
 
         Returns:
-            Lines about the objects that were not moved, the same on every rank.
+            Lines about objects that differed between the ranks, or were not moved. They are the
+            same on every rank.
         """
         mine = self._find()
         has_any = bool(any(mine.values()) or self._not_moved)
@@ -215,7 +219,6 @@ class Migration:
         models = self._without_failures(mine["models"], [reason for _, reason in tried])
         for optimizer in mine["sharded"]:  # each rank keeps its own shard of the state
             optimizer.process_group = self._group
-        self._moved += [*models, *mine["sharded"]]
         trained = self._optimizers_of(models)
         for accumulation in accumulations(trained):
             accumulation._drop_accumulation()
@@ -226,7 +229,29 @@ class Migration:
         wanted += [id(each.optimizer) in owners for each in mine["schedules"]]
         others = [*mine["scalers"], *mine["loaders"]]
         objects = [*mine["optimizers"], *mine["schedules"], *others]
-        self._copy_states(models, objects, [*wanted, *(True for _ in others)])
+        self._make_equal(models, objects, [*wanted, *(True for _ in others)])
+
+    def _make_equal(
+        self, models: list[DistributedDataParallel], objects: list[Any], wanted: list[bool]
+    ) -> None:
+        """Copy the states that differ between the ranks from one rank to the others."""
+        own = [_attempt(_fingerprint, each)[0] for each in (*models, *objects)]
+        gathered = self._gather([own, self._is_inside_step])
+        prints = [json.dumps(numbers) for numbers, _ in gathered]
+        if not self._is_heal:
+            self._source = choose_source(prints, [is_inside for _, is_inside in gathered])
+        self._is_inside_step = gathered[self._source][1]
+        equal = [
+            all(one == other for other in others)
+            for one, *others in zip(*(numbers for numbers, _ in gathered), strict=True)
+        ]
+        of_models, of_objects = equal[: len(models)], equal[len(models) :]
+        models = [each for each, is_equal in zip(models, of_models, strict=True) if not is_equal]
+        pairs = zip(objects, wanted, of_objects, strict=True)
+        rest = [(each, is_wanted) for each, is_wanted, is_equal in pairs if not is_equal]
+        if models or rest:
+            self._moved += models
+            self._copy_states(models, [each for each, _ in rest], [wanted for _, wanted in rest])
 
     def _copy_states(
         self, models: Iterable[DistributedDataParallel], objects: list[Any], wanted: list[bool]
@@ -281,11 +306,9 @@ class Migration:
         lines = []
         if self._moved:
             moved = ", ".join(dict.fromkeys(_name(each, names) for each in self._moved))
-            trained = any(hasattr(each, "param_groups") for each in self._moved)
             source = dist.get_global_rank(self._group, self._source)
-            self.moved_line = f"{moved}: {_MOVED.format(source)}{_ALL_ELSE if trained else ''}"
-            if all(id(obj) in names for obj in self._moved):
-                self.moved_names = {re.split(r"\W", names[id(obj)])[0] for obj in self._moved}
+            half = _HALF.format(source) if self._is_inside_step else ""
+            lines.append(f"{moved}: {_MOVED.format(source)}{half}{_ALL_ELSE}")
         for line in dict.fromkeys(line for each in all_ranks for line in each):
             ranks = [rank for rank, each in enumerate(all_ranks) if line in each]
             ranks = [dist.get_global_rank(self._group, rank) for rank in ranks]
@@ -362,12 +385,34 @@ def _bind(model: DistributedDataParallel) -> None:
         reducer._set_mixed_precision_param_dtype(model.mixed_precision.param_dtype)
 
 
-def _sent_tensors(model: DistributedDataParallel) -> list[torch.Tensor]:
+def _sent_tensors(model: DistributedDataParallel, *, buffers: bool = True) -> list[torch.Tensor]:
     """Return the parameters and buffers that DDP sends when it wraps a model."""
     named = [*model.module.named_parameters()]
-    if getattr(model, "forward_sync_buffers", True):  # not in torch 2.9
+    if buffers and model.broadcast_buffers:
         named += model.module.named_buffers()
     return [each for name, each in named if name not in model.parameters_to_ignore]
+
+
+def _fingerprint(obj: Any) -> list[int]:
+    """Return numbers that differ for most different values of a model or of a state."""
+    if isinstance(obj, DistributedDataParallel):
+        return fingerprints(_sent_tensors(obj, buffers=False))
+    text, state = object_state.describe_state(obj), object_state.state_of(obj)
+    return [zlib.crc32(text.encode()), *fingerprints(object_state.tensors_in(state))]
+
+
+def choose_source(prints: Sequence[str], inside: Sequence[bool]) -> int:
+    """Return the rank whose values the others get: the lowest one with the most frequent values.
+
+    Avoid ranks that are ``inside`` a step.
+
+    >>> choose_source(["old", "new", "new"], [False, False, False])
+    1
+    >>> choose_source(["half", "old", "new"], [True, False, False])
+    1
+    """
+    counts = Counter(prints)
+    return min(range(len(prints)), key=lambda rank: (inside[rank], -counts[prints[rank]], rank))
 
 
 # ---- references that torch keeps

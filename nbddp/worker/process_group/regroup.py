@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import gc
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import FunctionType
 from typing import Any
 
 import torch.distributed as dist
 
+from nbddp.formatting import with_article
 from nbddp.wire.messages import Failure, Regroup, RunCell
 from nbddp.worker.cell.failure import failure_outside_cells
 from nbddp.worker.process_group import unfinished_steps
 from nbddp.worker.process_group.migration import Migration, renew_torch, unbind
 from nbddp.worker.process_group.object_collectives import gather_objects
+from nbddp.worker.process_group.object_state import parameters_of
 from nbddp.worker.process_group.process_group import ProcessGroup
 from nbddp.worker.torch_errors import is_backend_error
 from nbddp.worker.watch.namespace import paths_of
@@ -41,7 +41,6 @@ class Regrouper:
         self._notify_user = notify_user
         self._may_migrate = True
         self._failure: Failure | None = None
-        self._moved: list[tuple[str, set[str]]] = []
         self.is_consequence = False
 
     def regroup(
@@ -108,74 +107,55 @@ class Regrouper:
         A lost connection or an interrupt does not count as a failure of the models.
         """
         may_migrate, self._may_migrate = self._may_migrate, True
+        counts, objects = self._group.step_counts, self._group.bound_objects
+        steps, is_inside_step = self._count_steps(), counts.is_inside_step
+        counts.clear()  # a new process begins at zero
+        new_migration = partial(
+            Migration, objects, self._namespace, source, is_heal, is_inside_step
+        )
         try:
-            objects, namespace = self._group.bound_objects, self._namespace
-            new_migration = partial(Migration, objects, namespace, source, is_heal)
             if lives_on:
-                lines = self._migrate_in_living_groups(new_migration, may_migrate)
+                lines = self._migrate_in_living_groups(new_migration, steps, may_migrate)
             else:
-                lines = self._run([new_migration()], may_migrate)
+                lines = new_migration().run(may_migrate=may_migrate)
         except Exception as error:
             self._may_migrate = self._group.is_broken or is_backend_error(error)
             raise
         for line in lines:
             self._notify_user(line)
 
+    def _count_steps(self) -> unfinished_steps.StepReport:
+        """Count the steps of all optimizers except those of DDP models, which are made equal."""
+        counts, objects = self._group.step_counts, self._group.bound_objects
+        spread = [*map(id, unfinished_steps.spread_optimizers(objects))]
+        of_ddp = {id(each) for model in objects.models for each in model.parameters()}
+        optimizers = [
+            each
+            for each in objects.optimizers
+            if id(each) in spread or of_ddp.isdisjoint(map(id, parameters_of(each)))
+        ]
+        names = paths_of(optimizers, self._namespace)
+        return {
+            names.get(id(each), with_article(type(each).__name__)): [
+                *counts.of(each),
+                id(each) in spread,
+            ]
+            for each in optimizers
+        }
+
     def _migrate_in_living_groups(
         self,
         new_migration: Callable[..., Migration],
+        steps: unfinished_steps.StepReport,
         may_migrate: bool,  # noqa: FBT001
     ) -> Sequence[str]:
-        counts = self._group.step_counts
-        optimizers = unfinished_steps.spread_optimizers(self._group.bound_objects)
-        names = paths_of(optimizers, self._namespace)
-        steps = {names[id(each)]: counts.of(each) for each in optimizers if id(each) in names}
-        counts.clear()
         subgroups = self._group.revive_subgroups(steps)
         not_reset = unfinished_steps.reset(self._group.bound_objects)
         everywhere = new_migration(None, subgroups.dropped, not_reset)
         others = [new_migration(each, []) for each in subgroups.with_objects]
-        lines = self._run([everywhere, *others], may_migrate)
+        lines = [
+            line for each in (everywhere, *others) for line in each.run(may_migrate=may_migrate)
+        ]
         if subgroups.has_objects_anywhere:  # rank 0 tells what other ranks have moved
-            moved = [[line, sorted(names)] for line, names in self._moved]
-            gathered = gather_objects([lines, moved])
-            lines = [*dict.fromkeys(line for lines, _ in gathered for line in lines)]
-            by_line = {line: set(names) for _, moved in gathered for line, names in moved}
-            self._moved = [*by_line.items()]
+            lines = [*dict.fromkeys(line for each in gather_objects(lines) for line in each)]
         return [*unfinished_steps.describe_uneven(subgroups.reports), *lines]
-
-    def _run(self, migrations: Iterable[Migration], may_migrate: bool) -> list[str]:  # noqa: FBT001
-        lines: list[str] = []
-        moved = []
-        for migration in migrations:
-            lines += migration.run(may_migrate=may_migrate)
-            if migration.moved_line:
-                moved.append((migration.moved_line, migration.moved_names))
-        self._moved = moved or self._moved
-        return lines
-
-    def tell_moved(self, source: str) -> None:
-        """Tell which objects were moved, in the first cell that uses one of them.
-
-        The next cell after a failure may have nothing to do with them.
-        """
-        for line, names in list(self._moved):
-            if not names or uses_any(names, source, self._namespace):
-                self._moved.remove((line, names))
-                self._notify_user(line)
-
-
-def uses_any(names: Set[str], source: str, namespace: Mapping[str, Any]) -> bool:
-    """Return whether a cell uses a variable, itself or in functions that it uses.
-
-    >>> uses_any({"model"}, "model(x)", {}), uses_any({"model"}, "print(1)", {})
-    (True, False)
-    >>> uses_any({"len"}, "%time count()", {"count": lambda: len([])})
-    True
-    """
-    words, seen = {*re.findall(r"\w+", source)}, set[str]()
-    while words - seen and not words & names:
-        new, seen = words - seen, seen | words
-        functions = [namespace[word] for word in new if type(namespace.get(word)) is FunctionType]
-        words = {name for function in functions for name in function.__code__.co_names}
-    return bool(words & names)

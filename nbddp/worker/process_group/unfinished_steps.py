@@ -8,7 +8,7 @@ the next steps are bit for bit those of a run without the unfinished step. No ra
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,6 +22,7 @@ from nbddp.worker.process_group.bound_objects import (
     BoundObjects,
     accumulations,
     instances,
+    is_sharded,
     sharded_modules,
 )
 
@@ -41,6 +42,7 @@ _RESULTS = {
     *("unsharded_accumulated_grad", "grad_offload_event"),
     *("fwd_cache", "bwd_cache", "backward_state", "dw_runner", "_forward_chunk_states"),
 }
+StepReport = dict[str, list[int]]  # by optimizer; see describe_uneven()
 _FSDP1 = "FSDP 1 cannot leave an unfinished step"
 
 
@@ -49,11 +51,20 @@ class StepCounts:
 
     def __init__(self) -> None:
         self._counts: WeakKeyDictionary[Optimizer, list[int]] = WeakKeyDictionary()
-        optimizer.register_optimizer_step_pre_hook(lambda obj, *_: self._add(obj, 0))
-        optimizer.register_optimizer_step_post_hook(lambda obj, *_: self._add(obj, 1))
+        optimizer.register_optimizer_step_pre_hook(self._begin)
+        optimizer.register_optimizer_step_post_hook(self._end)
 
-    def _add(self, obj: Optimizer, index: int) -> None:
-        self._counts.setdefault(obj, [0, 0])[index] += 1
+    def _begin(self, obj: Optimizer, *_: Any) -> None:
+        self._counts.setdefault(obj, [0, 0])[0] += 1
+
+    def _end(self, obj: Optimizer, *_: Any) -> None:
+        counts = self._counts.setdefault(obj, [1, 0])
+        counts[1] = counts[0]  # also after an earlier step that has failed
+
+    @property
+    def is_inside_step(self) -> bool:
+        """Whether an optimizer has begun a step and not finished it."""
+        return any(begun > finished for begun, finished in self._counts.values())
 
     def clear(self) -> None:
         """Start at zero again."""
@@ -64,21 +75,29 @@ class StepCounts:
         return self._counts.get(obj, [0, 0])
 
 
-def describe_uneven(all_ranks: Sequence[Mapping[str, Sequence[int]]]) -> list[str]:
+def describe_uneven(all_ranks: Sequence[StepReport]) -> list[str]:
     """Return a line for each optimizer that has not made the same whole steps on its ranks.
 
-    Args:
-        all_ranks: for each rank, the steps that each optimizer has begun and finished.
+    Optimizers of plain models may belong to a training on each rank alone. They have made the same
+    steps but the last one if they train together.
 
-    >>> describe_uneven([{"optimizer": [4, 4]}, {"optimizer": [3, 3]}, {}])
+    Args:
+        all_ranks: for each rank, the steps that each optimizer has begun and finished, and whether
+            each of its parameters, or its shard, is on one rank only.
+
+    >>> describe_uneven([{"optimizer": [4, 4, True]}, {"optimizer": [3, 3, True]}, {}])
     ['optimizer: rank 1 is 1 step behind; load a checkpoint']
     """
     lines = []
     for name in dict.fromkeys(name for counts in all_ranks for name in counts):
         counts = {rank: counts[name] for rank, counts in enumerate(all_ranks) if name in counts}
-        begun = max(count for count, _ in counts.values())
-        inside = [rank for rank, (begun_here, finished) in counts.items() if begun_here > finished]
-        behind = [rank for rank, (begun_here, _) in counts.items() if begun_here < begun]
+        numbers = [begun for begun, *_ in counts.values()]
+        begun = max(numbers)
+        is_spread = any(is_spread for *_, is_spread in counts.values())
+        if not is_spread and (len(counts) < len(all_ranks) or min(numbers) < max(1, begun - 1)):
+            continue
+        inside = [rank for rank, (started, finished, _) in counts.items() if started > finished]
+        behind = [rank for rank, (started, *_) in counts.items() if started < begun]
         if inside:
             reason = "stopped inside a step, and may have updated only some parameters"
             lines.append(f"{name}: {format_ranks(inside)} {reason}; load a checkpoint")
@@ -90,15 +109,16 @@ def describe_uneven(all_ranks: Sequence[Mapping[str, Sequence[int]]]) -> list[st
 
 
 def spread_optimizers(bound_objects: BoundObjects) -> list[Optimizer]:
-    """Return the optimizers of sharded models and of pipeline stages.
+    """Return the optimizers of sharded models and of pipeline stages, and sharded optimizers.
 
-    Each of their parameters, or its shard, is on one rank only.
+    Each of their parameters, or its shard, or its state, is on one rank only.
     """
     of_stages = {id(each) for stage in _stages() for each in stage.submod.parameters()}
     return [
         each
         for each in bound_objects.optimizers
-        if has_dtensors(each)
+        if is_sharded(each)
+        or has_dtensors(each)
         or any(id(each) in of_stages for group in each.param_groups for each in group["params"])
     ]
 

@@ -58,7 +58,7 @@ def test_a_step_that_an_interrupt_ends_is_counted_as_begun() -> None:
         interrupted.step()
     assert (counts.of(whole), counts.of(interrupted)) == ([1, 1], [1, 0])
     line = "optimizer: rank 1 stopped inside a step, and may have updated only some parameters"
-    assert describe_uneven([{"optimizer": [1, 1]}, {"optimizer": [1, 0]}]) == [
+    assert describe_uneven([{"optimizer": [1, 1, 1]}, {"optimizer": [1, 0, 1]}]) == [
         f"{line}; load a checkpoint"
     ]
     counts.clear()
