@@ -152,6 +152,7 @@ class FakeLink:
         faults: errors for the next sends, one each; None lets a send succeed.
         is_broken: whether every send fails, and every opening of queues.
         on_send: called with attempt, rank and command.
+        ended_waits: attempt and cell of each wait for a step that was ended.
     """
 
     secret = b"secret"
@@ -165,6 +166,7 @@ class FakeLink:
         self.sent: list[tuple[int, msg.MessageToRank]] = []
         self.faults: deque[Exception | None] = deque()
         self.is_broken = False
+        self.ended_waits: list[tuple[int, int]] = []
         self.on_send: Callable[[int, int, msg.MessageToRank], Any] = lambda *_sent: None
         self.envelopes: SimpleQueue[Envelope | Exception | None] = SimpleQueue()
         self.urgent: SimpleQueue[Envelope | Exception | None] = SimpleQueue()
@@ -208,6 +210,9 @@ class FakeLink:
         if isinstance(envelope, Exception):
             raise envelope
         return envelope
+
+    def end_step_wait(self, attempt: int, cell: int) -> None:
+        self.ended_waits.append((attempt, cell))
 
     def store_payload(self, data: bytes) -> msg.JsonDict:
         key = f"value {next(self._sequence)}"

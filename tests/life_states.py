@@ -56,6 +56,10 @@ def acknowledged(rank: int, cell: int = 1) -> ev.RankAcknowledged:
     return ev.RankAcknowledged(attempt=1, rank=rank, cell=cell)
 
 
+def step_awaited(rank: int, seconds: float) -> ev.StepAwaited:
+    return ev.StepAwaited(attempt=1, rank=rank, cell=1, seconds=seconds)
+
+
 def passed(kind: ev.Deadline, cell: int = 1, attempt: int = 1, **more: Any) -> ev.DeadlinePassed:
     return ev.DeadlinePassed(deadline=kind, attempt=attempt, cell=cell, **more)
 
@@ -82,8 +86,8 @@ def send(*ranks: int, cell: int = 1) -> ev.SendCell:
     return ev.SendCell(cell=cell, ranks=ranks)
 
 
-def interrupt(*ranks: int, rank_died: bool = False) -> ev.SendInterrupt:
-    return ev.SendInterrupt(cell=1, ranks=ranks, rank_died=rank_died)
+def interrupt(*ranks: int, **more: bool) -> ev.SendInterrupt:
+    return ev.SendInterrupt(cell=1, ranks=ranks, **more)
 
 
 def after(life: Life, *events: ev.Event) -> Life:

@@ -83,6 +83,8 @@ class MessageHandler:
                     state.fired_faults.add(str(facts.get("fault")))
             case msg.InterruptAcknowledged(cell=cell):
                 self._step(ev.RankAcknowledged(attempt=attempt, rank=rank, cell=cell))
+            case msg.StepAwaited(cell=cell, seconds=seconds):
+                self._step(ev.StepAwaited(attempt=attempt, rank=rank, cell=cell, seconds=seconds))
             case msg.CellEnded() as report:
                 self.on_cell_ended(rank, attempt, report)
 

@@ -174,9 +174,14 @@ class RankProcesses:
                 for rank in ranks:
                     self.logs[rank].mark_cell_start()
                 return self._send(ranks, self._state.cell.run_message())
-            case ev.SendInterrupt(cell=number, ranks=ranks, rank_died=rank_died):
+            case ev.SendInterrupt(cell=number, is_second=True):
+                self._state.active_runtime.link.end_step_wait(self._state.life.attempt, number)
+                return {}
+            case ev.SendInterrupt(cell=number, ranks=ranks, rank_died=rank_died) as action:
                 self.working_ranks(ranks)  # measure their CPU time from here on
-                return self._interrupt(ranks, Interrupt(cell=number, rank_died=rank_died))
+                after_step = [*ranks] if action.after_step else []
+                command = Interrupt(cell=number, rank_died=rank_died, ranks=after_step)
+                return self._interrupt(ranks, command)
             case ev.Terminate(ranks=ranks):
                 return try_each(ranks, lambda rank: self.handles[rank].terminate())
             case ev.Kill(ranks=ranks):

@@ -15,7 +15,13 @@ from nbddp.wire import messages as msg
 from nbddp.wire import payloads
 from nbddp.wire.envelope import CONTROLLER, Envelope
 from nbddp.wire.queues import QueueReader, QueueWriter
-from nbddp.wire.rank_start import RANKS_QUEUE, URGENT_QUEUE, command_queue, control_queue
+from nbddp.wire.rank_start import (
+    RANKS_QUEUE,
+    URGENT_QUEUE,
+    command_queue,
+    control_queue,
+    last_step_key,
+)
 from nbddp.wire.store_connections import connect, hide_torch_warnings
 
 PAYLOAD_TIMEOUT = timedelta(seconds=30)  # for a chunk of a payload that is complete
@@ -131,6 +137,10 @@ class StoreLink:
         if command is not self._last_command:  # the same message goes to many ranks
             self._last_command, self._encoded = command, msg.encode(command)
         queue.put_encoded(self._encoded)
+
+    def end_step_wait(self, attempt: int, cell: int) -> None:
+        """Interrupt a cell at once, although its ranks wait for the end of a step."""
+        self._sender.set(last_step_key(attempt, cell, "end"), "you interrupted again")
 
     def get(self, *, is_urgent: bool = False) -> Envelope | None:
         """Return the next ordinary or urgent message; wait for it. None if the link was closed."""

@@ -158,6 +158,13 @@ class RankAcknowledged(RankEvent):
     cell: int
 
 
+class StepAwaited(RankEvent):
+    """The interrupted cell goes on to the end of a step, for at most some seconds."""
+
+    cell: int
+    seconds: float
+
+
 class ProcessExited(RankEvent):
     """A rank's process has exited; ``is_reported``: the user knows it already."""
 
@@ -288,10 +295,18 @@ class SendCell(RankAction):
 
 
 class SendInterrupt(RankAction):
-    """Interrupt the cell on ranks; ``rank_died``: because another rank died."""
+    """Interrupt the cell on ranks.
+
+    Attributes:
+        rank_died: whether another rank died.
+        after_step: whether all ranks try to stop after the same step,
+        is_second: or the user does not want to wait for it.
+    """
 
     cell: int
     rank_died: bool = False
+    after_step: bool = False
+    is_second: bool = False
 
 
 class Terminate(RankAction):

@@ -79,6 +79,7 @@ class CellLife:
     group_broken: bool = False
     sequences: frozenset[int] = frozenset()
     interrupts: int = 0
+    step_wait: float = 0.0  # seconds for which ranks may go on to the end of a step
     is_stuck: bool = False
     acknowledged: frozenset[int] = frozenset()
     killed: frozenset[int] = frozenset()  # by the lifecycle, which has told the user

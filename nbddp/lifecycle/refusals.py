@@ -104,6 +104,14 @@ def describe_node(life: Life, event: ev.NodeEvent) -> str:
     return f"node {event.name} ({event.address}): {event.reason}{lost}"
 
 
+def step_awaited(waiting: Sequence[int], *, seconds: float) -> str:
+    """Say that an interrupted cell goes on to the end of a step."""
+    return (
+        f"{format_ranks(waiting)}: the interrupt waits until all ranks have ended the same step, "
+        f"at most {seconds:.0f} s; interrupt again to end the cell at once"
+    )
+
+
 def interrupt_pending(
     waiting: Sequence[int],
     unresponsive: Sequence[int],

@@ -272,6 +272,15 @@ def _on_rank_acknowledged(life: Life, event: ev.RankAcknowledged) -> Step:
     return replace(life, cell=replace(cell, acknowledged=cell.acknowledged | {event.rank})), []
 
 
+def _on_step_awaited(life: Life, event: ev.StepAwaited) -> Step:
+    cell = life.cell
+    if cell is None or cell.number != event.cell:
+        return life, []
+    cell = replace(cell, step_wait=max(cell.step_wait, event.seconds))
+    life = replace(life, cell=cell)
+    return life, [life.set_deadline(ev.Deadline.GRACE, life.grace + cell.step_wait)]
+
+
 def _rank_left_cell(
     life: Life, cell: CellLife, rank: int, *, has_failed: bool, lost_group: bool
 ) -> Step:
@@ -327,10 +336,13 @@ def _interrupt(life: Life, cell: CellLife) -> Step:
     waiting = tuple(sorted(cell.waiting))
     cell = replace(cell, interrupts=cell.interrupts + 1)
     life = replace(life, state=GroupState.INTERRUPTING, cell=cell)
-    if cell.interrupts > 1:  # a double click, unless the user was told what a second one does
-        return _kill(life, cell, waiting) if cell.is_stuck else (life, [])
+    if cell.interrupts > 1 and cell.is_stuck:  # the user was told what a second one does
+        return _kill(life, cell, waiting)
+    if cell.interrupts > 1:  # a double click, or the user does not want to wait for a step
+        return life, [ev.SendInterrupt(cell=cell.number, ranks=waiting, is_second=True)]
+    is_whole = not (cell.has_failed or cell.sequences)  # no rank has left the cell
     return life, [
-        ev.SendInterrupt(cell=cell.number, ranks=waiting),
+        ev.SendInterrupt(cell=cell.number, ranks=waiting, after_step=is_whole),
         life.set_deadline(ev.Deadline.STUCK, STUCK_AFTER),
         life.set_deadline(ev.Deadline.GRACE, life.grace),
         life.set_deadline(ev.Deadline.CLEANUP, INTERRUPT_TIMEOUT),
@@ -388,6 +400,11 @@ def _on_cell_deadline(life: Life, cell: CellLife, event: ev.DeadlinePassed) -> S
                 life.set_deadline(ev.Deadline.GRACE, life.grace),
                 life.set_deadline(ev.Deadline.CLEANUP, INTERRUPT_TIMEOUT),
             ]
+        case ev.Deadline.STUCK if cell.step_wait:
+            text = refusals.step_awaited(waiting, seconds=cell.step_wait)
+            life = replace(life, cell=replace(cell, step_wait=0.0))
+            notices = [ev.Notify(text=text)] if cell.step_wait > STUCK_AFTER else []
+            return life, [*notices, life.set_deadline(ev.Deadline.STUCK, cell.step_wait)]
         case ev.Deadline.STUCK:
             cell = replace(cell, is_stuck=True)
             killed_in = life.grace - STUCK_AFTER, INTERRUPT_TIMEOUT - STUCK_AFTER
@@ -434,6 +451,7 @@ _HANDLERS: dict[type, Callable[[Life, Any], Step]] = {
     ev.GroupJoined: heal_steps.on_group_joined,
     ev.RunAsked: _on_run_asked,
     ev.InterruptAsked: _on_interrupt_asked,
+    ev.StepAwaited: _on_step_awaited,
     ev.KillAsked: _on_kill_asked,
     ev.NodeJoined: _on_node_event,
     ev.NodeLost: _on_node_event,

@@ -174,7 +174,9 @@ class RankFailure:
             return f"left the debugger{where}"
         inside = f" in {self.call}" if self.call else ""
         if self.is_interrupted:
-            return f"interrupted{inside}{where}"
+            is_interrupt = self.failure.name == KeyboardInterrupt.__name__ and self.failure.text
+            how = f" {self.failure.text}" if is_interrupt else ""
+            return f"interrupted{how}{inside}{where}"
         lost = self._find_in_torch_error(_PEER_LOST)
         if lost and self.failure.torch_text.startswith(self.failure.text or " "):
             what = f"waited for rank {lost[1]}" if lost[1] else "connection to a peer lost"

@@ -73,11 +73,14 @@ class Shutdown(Frozen):
 class Interrupt(Frozen):
     """Raise KeyboardInterrupt in a cell and end its waits; skip the cell if it has not started.
 
-    ``rank_died`` tells that a rank has died, so that waits for it cannot end by themselves.
+    Attributes:
+        rank_died: whether a rank has died, so that waits for it cannot end by themselves.
+        ranks: the ranks of the cell, if they try to stop after the same step.
     """
 
     cell: int
     rank_died: bool = False
+    ranks: list[int] = field(default_factory=list)
 
 
 class CancelRequest(Frozen):
@@ -228,6 +231,13 @@ class InterruptAcknowledged(Frozen):
     cell: int
 
 
+class StepAwaited(Frozen):
+    """An interrupted cell goes on to the end of an optimizer's step, for at most some seconds."""
+
+    cell: int
+    seconds: float
+
+
 class Failure(Frozen):
     """An exception that ended a cell on one rank.
 
@@ -348,13 +358,14 @@ MessageFromRank = (
     | Progress
     | EventReported
     | InterruptAcknowledged
+    | StepAwaited
     | InputRequested
     | InputCancelled
     | CellEnded
     | Answer
 )
 # these do not wait behind output
-URGENT_MESSAGES = (Ready, StartFailed, RankStatus, InterruptAcknowledged, Answer)
+URGENT_MESSAGES = (Ready, StartFailed, RankStatus, InterruptAcknowledged, StepAwaited, Answer)
 
 
 class LargeMessage(Frozen):

@@ -104,6 +104,14 @@ def command_queue(attempt: int, rank: int, incarnation: int = 0) -> str:
     return f"a{attempt}.{incarnation}/command/{rank}"
 
 
+def last_step_key(attempt: int, cell: int, name: object) -> str:
+    """Return the key of a rank for its next step in an interrupted cell.
+
+    The key "end" ends the wait of all ranks for the last step; its value is the reason.
+    """
+    return f"a{attempt}/last_step/{cell}/{name}"
+
+
 def control_queue(attempt: int, rank: int, incarnation: int = 0) -> str:
     """Return the name of the queue that a rank's control thread reads while a cell runs."""
     return f"a{attempt}.{incarnation}/control/{rank}"

@@ -39,6 +39,7 @@ from nbddp.worker.cell.display import truncate_failure
 from nbddp.worker.cell.failure import describe_failure, failure_outside_cells
 from nbddp.worker.cell.input_forecast import may_request_input
 from nbddp.worker.cell.interrupt import CellInterrupter
+from nbddp.worker.cell.last_step import LastStep
 from nbddp.worker.cell.run_script import EXIT_FILENAME, exit_code, exit_forked_child
 from nbddp.worker.cell.shell import RankShell, make_shell
 from nbddp.worker.cell.shell_commands import PackageCommands
@@ -197,6 +198,10 @@ class Rank:
             is_transferring=clients.connections.had_traffic,
             abort_waits=self._group.abort_waits,
             acknowledge=lambda cell: self._outbox.post(msg.InterruptAcknowledged(cell=cell)),
+            announce_wait=lambda cell, seconds: self._outbox.post(
+                msg.StepAwaited(cell=cell, seconds=seconds)
+            ),
+            last_step=LastStep(clients.control, start.attempt, self._topology.rank),
         )
         self._interrupter.install_hooks()
         self._request_handler = RequestHandler(
@@ -305,7 +310,9 @@ class Rank:
 
     def _interrupt(self, command: msg.Interrupt) -> None:
         try:
-            self._interrupter.interrupt(command.cell, rank_died=command.rank_died)
+            self._interrupter.interrupt(
+                command.cell, rank_died=command.rank_died, ranks=command.ranks
+            )
         except Exception:  # noqa: BLE001 - this thread must survive for the next interrupt
             traceback.print_exc()
 

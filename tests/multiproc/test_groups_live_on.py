@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from conditions import run_and_interrupt
+from conditions import interrupt_at, run_and_interrupt
 from drivers.inside import imported
 from drivers.ranks import Capture, MakeRanks, Ranks
 from sharded_models import MESHES, SHARDED
@@ -157,6 +159,46 @@ def test_a_pipeline_works_again_after_an_interrupt(group: Ranks) -> None:
         group.run("calls.clear()\nhandle = layer.register_forward_pre_hook(wait)")
         interrupt(group, "step()\ndist.barrier()")
         group.run("handle.remove()\nassert torch.equal(step(), wanted)")
+
+
+LOOP = """
+import time
+from torch.nn.parallel import DistributedDataParallel as DDP
+model = DDP(torch.nn.Linear(4, 4))
+optimizer = torch.optim.AdamW(model.parameters())
+steps = 0
+def train(count, pause=0.0):
+    global steps
+    for number in range(count):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().sum().backward()
+        optimizer.step()
+        steps += 1
+        time.sleep(pause * rank)
+        if number == 3: open(f"begun{rank}", "w").close()
+"""
+
+
+def test_all_ranks_end_an_interrupted_cell_after_the_same_step(
+    group: Ranks, capsys: Capture
+) -> None:
+    group.run(LOOP)
+    handle = group.begin("train(10_000, 0.02)")
+    interrupt_at(group, handle, "begun0", "begun1")
+    assert handle.verdict is not None
+    [last] = re.findall(r"^ranks 0-1 interrupted after step (\d+) of", handle.verdict.summary())
+    assert group.pull("steps") == [int(last) - 1] * 2  # the interrupt comes from optimizer.step()
+    capsys.readouterr()
+    group.run("train(2)")
+    assert "nbddp: " not in capsys.readouterr().out
+
+
+def test_a_cell_that_hangs_after_some_steps_is_interrupted_at_once(group: Ranks) -> None:
+    group.run(LOOP)
+    reason = r"interrupted at once \(a rank did not end its step within 1 s\)"
+    with pytest.raises(CellInterruptedError, match=reason):
+        run_and_interrupt(group, "train(5)\nif rank == 1: time.sleep(60)\ndist.barrier()")
+    group.run("train(2)")
 
 
 def test_ranks_that_made_uneven_steps_are_named(group: Ranks, capsys: Capture) -> None:

@@ -12,7 +12,11 @@ process groups send and receive, nbddp lets the wait end by itself.
 A cell that catches KeyboardInterrupt to clean up gets it once, and may finish. If Python discards
 the interrupt, as it does in a destructor, the cell gets it again. nbddp waits for the import of a
 library to end: a library imported in part stays so, and later cells fail with "partially
-initialized module".
+initialized module". It also waits for the end of an optimizer's step, which would leave a model
+with some old and some new parameters.
+
+If all ranks train, they first try to stop after the same step; see
+:mod:`nbddp.worker.cell.last_step`.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +34,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
+from nbddp.worker.cell.last_step import LastStep
 from nbddp.worker.watch import main_thread
 
 SIGNAL_TIMEOUT = 0.1  # seconds for Python to handle the signal before nbddp ends the wait
@@ -37,6 +42,7 @@ TIMEOUT_AFTER_DEATH = 0.05  # the same if a rank has died: a wait for it cannot 
 REPEAT_TIMEOUT = 4.0  # seconds after which a cell that got the interrupt gets no other one
 TRANSFER_TIMEOUT = 10.0  # seconds for which a process group may continue to send and receive
 IMPORT_TIMEOUT = 10.0  # seconds for the import of a library to end
+STEP_TIMEOUT = 2.0  # seconds for the step of an optimizer to end
 # seconds of CPU in one round of SIGNAL_TIMEOUT above which the main thread is computing
 BUSY_CPU_TIME = 0.005
 GROUP_TIMEOUT = 1.0  # seconds to form the process group of a cell
@@ -56,6 +62,8 @@ class CellInterrupter:
         is_transferring: returns whether process groups sent or received data since its last call.
         abort_waits: ends waits in process groups; with ``others_too=True``, all waits.
         acknowledge: tells the controller that this rank received the interrupt.
+        announce_wait: tells the controller for how many seconds the cell may go on to a step's end.
+        last_step: agrees with other ranks on the last step of an interrupted cell.
     """
 
     is_cell_file: Callable[[str], bool]
@@ -64,8 +72,12 @@ class CellInterrupter:
     is_transferring: Callable[[], bool]
     abort_waits: Callable[..., None]
     acknowledge: Callable[[int], None]
+    announce_wait: Callable[[int, float], None]
+    last_step: LastStep
 
     def __post_init__(self) -> None:
+        self.last_step.raise_interrupt = self._raise_pending
+        self._text = ""  # of the KeyboardInterrupt: how the cell was interrupted
         self._changed = threading.Condition()
         self._cell = 0  # the newest cell that has begun
         self._interrupted_cell = 0  # the newest cell to interrupt
@@ -74,7 +86,7 @@ class CellInterrupter:
         self._raised = 0  # how often it raised an exception in the cell
         self._requested = 0  # how many exceptions messages have requested
         self._is_forking = False
-        self._importing_since = 0.0  # when an interrupt was first deferred by an import, or 0
+        self._deferred_since = 0.0  # when an import or a step first deferred the interrupt, or 0
         self._request = 0  # the request that the rank is answering,
         self._joins_group = False  # and whether ranks form a process group for it
 
@@ -113,7 +125,9 @@ class CellInterrupter:
         self.install_signal_handler()
         with self._changed:
             self._cell = cell
-            self._importing_since = 0.0
+            self._deferred_since = 0.0
+            self._text = ""
+            self.last_step.begin_cell()
             self._requested = self._raised
             self._is_in_cell = not self.was_interrupted
             self._changed.notify_all()
@@ -130,8 +144,14 @@ class CellInterrupter:
             self._is_in_cell = False
             self._changed.notify_all()
 
-    def interrupt(self, cell: int, *, rank_died: bool = False) -> None:
-        """Interrupt this cell unless it has ended. Call this on the control thread."""
+    def interrupt(self, cell: int, *, rank_died: bool = False, ranks: Sequence[int] = ()) -> None:
+        """Interrupt this cell unless it has ended. Call this on the control thread.
+
+        Args:
+            cell: the number of the cell.
+            rank_died: whether a rank has died, so that waits for it cannot end.
+            ranks: the ranks that run the cell, if they try to stop after the same step.
+        """
         with self._changed:
             is_over = cell < self._cell or (cell == self._cell and not self._is_in_cell)
             if not is_over:
@@ -142,10 +162,26 @@ class CellInterrupter:
                 self.acknowledge(cell)
         elif not has_begun:
             self._interrupt_next_cell(cell)
-        elif not self._interrupt_running_cell(
-            cell, TIMEOUT_AFTER_DEATH if rank_died else SIGNAL_TIMEOUT
-        ):
-            self.acknowledge(cell)  # to describe and send the end of the cell may take long
+        else:
+            try:
+                if ranks:
+                    self._wait_for_last_step(cell, ranks)
+            finally:  # also if the store does not answer
+                timeout = TIMEOUT_AFTER_DEATH if rank_died else SIGNAL_TIMEOUT
+                if not self._interrupt_running_cell(cell, timeout, is_requested=bool(ranks)):
+                    self.acknowledge(cell)  # to describe and send the end of the cell may take long
+
+    def _wait_for_last_step(self, cell: int, ranks: Sequence[int]) -> None:
+        def has_ended(timeout: float) -> bool:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._is_in_cell, timeout)
+                return not self._is_in_cell or not self._is_pending
+
+        self.last_step.is_awaited = True
+        self._requested = self._raised + 1
+        announce = partial(self.announce_wait, cell)
+        reason = self.last_step.wait(cell, ranks, announce, has_ended)
+        self._text = f"at once ({reason})" if reason else ""
 
     # ---- requests between cells
 
@@ -209,12 +245,13 @@ class CellInterrupter:
                 if not is_transferring or time.monotonic() > deadline:
                     self.abort_waits(others_too=False)
 
-    def _interrupt_running_cell(self, cell: int, timeout: float) -> bool:
+    def _interrupt_running_cell(self, cell: int, timeout: float, *, is_requested: bool) -> bool:
         """Send the signal until it arrives in the cell. End waits that it does not interrupt.
 
         Args:
             cell: the number of the cell.
             timeout: seconds in the first round. Later rounds take SIGNAL_TIMEOUT.
+            is_requested: whether the exception was requested before, and perhaps raised.
 
         Returns:
             Whether the interrupt was acknowledged.
@@ -223,7 +260,8 @@ class CellInterrupter:
         began, cpu_time = time.monotonic(), main_thread.main_cpu_time()
         self.record_wait()
         self.is_transferring()
-        self._requested = self._raised + 1
+        if not is_requested:
+            self._requested = self._raised + 1
         while True:
             handled_before = self._signals_handled
             if self._is_pending:
@@ -241,7 +279,7 @@ class CellInterrupter:
             if not has_acknowledged and (has_arrived or is_transferring or is_computing):
                 has_acknowledged = True  # the rank responds, so it need not be killed
                 self.acknowledge(cell)
-            is_handling = has_arrived and not self._importing_since
+            is_handling = has_arrived and not self._deferred_since
             if is_handling and seconds > REPEAT_TIMEOUT:
                 return has_acknowledged
             if is_transferring:
@@ -258,13 +296,21 @@ class CellInterrupter:
         self._signals_handled += 1
         if not self._is_interruptible or self._is_forking or not self._should_act():
             return
+        if self.last_step.is_awaited:
+            return
         if main_thread.is_called_from(frame, self.is_cell_file):
-            if self._waits_for_import(frame):
+            if self._must_wait(frame):
                 return
             self._raised += 1
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(self._text)
         if self.cancel_task():
             self._raised += 1
+
+    def _raise_pending(self, text: str) -> None:
+        """Raise the interrupt that has waited for the end of an optimizer's step."""
+        if self._is_in_cell and self._is_pending:
+            self._raised += 1
+            raise KeyboardInterrupt(text or self._text)
 
     def _should_act(self) -> bool:
         """Release the GIL until the control thread has read the message of this signal.
@@ -281,13 +327,15 @@ class CellInterrupter:
     def _is_pending(self) -> bool:
         return self._raised < self._requested
 
-    def _waits_for_import(self, frame: FrameType | None) -> bool:
-        if not _imports_library(frame, self.is_cell_file):
-            self._importing_since = 0.0
-            return False
+    def _must_wait(self, frame: FrameType | None) -> bool:
+        """Return whether an import or a step must end first. It gets a limited time."""
+        if _imports_library(frame, self.is_cell_file):
+            timeout = IMPORT_TIMEOUT
+        else:
+            timeout = STEP_TIMEOUT if self.last_step.is_in_step(frame) else 0.0
         now = time.monotonic()
-        self._importing_since = self._importing_since or now
-        return now < self._importing_since + IMPORT_TIMEOUT
+        self._deferred_since = (self._deferred_since or now) if timeout else 0.0
+        return now < self._deferred_since + timeout
 
     @property
     def _is_interruptible(self) -> bool:

@@ -359,7 +359,10 @@ def test_interrupted_ranks_get_the_signal_before_the_message(stage: Stage) -> No
     )
     stage.session._step(InterruptAsked())
     assert seen == [(0, 1), (1, 1)]
-    assert stage.link.sent[-2:] == [(rank, Interrupt(cell=handle.number)) for rank in (0, 1)]
+    command = Interrupt(cell=handle.number, ranks=[0, 1])
+    assert stage.link.sent[-2:] == [(rank, command) for rank in (0, 1)]
+    stage.session._step(InterruptAsked())
+    assert stage.link.ended_waits == [(1, handle.number)]
 
 
 # ---- ranks cannot be reached

@@ -96,7 +96,7 @@ def test_node_changes_are_not_shown_in_cells_of_ranks_that_start_later(
 def test_more_capacity_ends_an_elastic_cell_and_marks_it_as_outgrown() -> None:
     life, actions = advance(ELASTIC, ev.CapacityChanged())
     assert life.state is GroupState.INTERRUPTING
-    assert ev.SendInterrupt(cell=1, ranks=(0, 1)) in actions
+    assert ev.SendInterrupt(cell=1, ranks=(0, 1), after_step=True) in actions
     assert advance(life, ev.CapacityChanged()) == (life, [])
     _, actions = advance(after(life, failed(0)), failed(1))
     assert actions == [ev.CellFinished(cell=1, is_outgrown=True)]

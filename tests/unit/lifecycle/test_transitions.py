@@ -37,6 +37,7 @@ from life_states import (
     ready,
     run,
     send,
+    step_awaited,
     terminate,
     texts_of,
     unable,
@@ -185,7 +186,34 @@ INTERRUPTS = {
         (PATIENT, ended(0), INTERRUPT),
         (State.INTERRUPTING, interrupt(1), SET_STUCK, *limits(20.0)),
     ),
-    "a double click": ((INTERRUPTING, INTERRUPT), (State.INTERRUPTING,)),
+    "an interrupt of ranks that may end the same step": (
+        (RUNNING, INTERRUPT),
+        (State.INTERRUPTING, interrupt(0, 1, after_step=True), SET_STUCK, *limits()),
+    ),
+    "they end a short step": (
+        (INTERRUPTING, step_awaited(0, 1.0)),
+        (State.INTERRUPTING, deadline_set(Deadline.GRACE, ev.GRACE + 1.0)),
+    ),
+    "no remark before its limit": (
+        (INTERRUPTING, step_awaited(0, 1.0), STUCK),
+        (State.INTERRUPTING, deadline_set(Deadline.STUCK, 1.0)),
+    ),
+    "a remark on a long step": (
+        (INTERRUPTING, step_awaited(0, 8.0), STUCK),
+        (State.INTERRUPTING, ev.Notify, deadline_set(Deadline.STUCK, 8.0)),
+    ),
+    "the remark after a long step": (
+        (INTERRUPTING, step_awaited(0, 8.0), STUCK, STUCK),
+        (State.INTERRUPTING, ev.Notify),
+    ),
+    "a double click ends the wait for a step": (
+        (INTERRUPTING, INTERRUPT),
+        (State.INTERRUPTING, interrupt(0, 1, is_second=True)),
+    ),
+    "a second interrupt after the remark on a long step": (
+        (INTERRUPTING, step_awaited(0, 8.0), STUCK, INTERRUPT),
+        (State.INTERRUPTING, interrupt(0, 1, is_second=True)),
+    ),
     "a second interrupt after the remark": ((INTERRUPTING, ended(0), STUCK, INTERRUPT), killed(1)),
     "a third one after a double click": ((INTERRUPTING, INTERRUPT, STUCK, INTERRUPT), killed(0, 1)),
     "the user's first interrupt after nbddp's own": (

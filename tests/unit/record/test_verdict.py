@@ -60,9 +60,11 @@ def ended(
     )
 
 
-def interrupted(collective: str = "all_reduce #7", *, at: float = 12.0, **facts: Any) -> CellEnded:
-    facts = {"sequence": 6, **facts}
-    return ended("KeyboardInterrupt", at=at, collective=collective, is_interrupted=True, **facts)
+def interrupted(
+    collective: str = "all_reduce #7", *, at: float = 12.0, text: str = "", **facts: Any
+) -> CellEnded:
+    facts = {"sequence": 6, "collective": collective, **facts}
+    return ended("KeyboardInterrupt", text, at=at, is_interrupted=True, **facts)
 
 
 def elsewhere(**facts: Any) -> CellEnded:
@@ -324,6 +326,7 @@ ONE_LINE: dict[str, Ranks] = {
     "error on four ranks": dict.fromkeys(range(4), FAILED),
     "interrupted in a collective": {0: interrupted()},
     "interrupted": {0: interrupted("")},
+    "interrupted after a step": {0: interrupted("", text="after step 5 of this cell")},
     "interrupted, no line": {0: interrupted("", line=0)},
     "connection lost": {0: closed()},
     "connection lost, raised as another error": {0: WRAPPED},

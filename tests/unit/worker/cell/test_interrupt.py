@@ -13,9 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from torch.distributed import HashStore
 
 from nbddp.worker.cell import interrupt
 from nbddp.worker.cell.interrupt import CellInterrupter
+from nbddp.worker.cell.last_step import LastStep
 
 CELL = "<a cell>"
 FOREVER = "while True: time.sleep(0.01)"
@@ -39,6 +41,8 @@ class Cells(CellInterrupter):
             is_transferring=lambda: next(self.flow, False),
             abort_waits=self.abort_waits,
             acknowledge=self.acknowledged.append,
+            announce_wait=lambda *_: None,
+            last_step=LastStep(HashStore(), 1, 0),
         )
 
     def cancel_task(self) -> bool:

@@ -1,0 +1,175 @@
+"""Let an interrupt wait for the end of an optimizer's step, so that all ranks keep equal models.
+
+After an interrupt of the user, each rank writes to the store the number of its next whole step of
+the cell. The largest number is the last step of all ranks. A rank may not go on from its next step
+before it knows the last one, so no rank makes more steps. Nothing is sent without an interrupt.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any
+
+from torch.optim import Optimizer, optimizer
+
+from nbddp.wire.rank_start import last_step_key
+from nbddp.worker.watch.flight_recorder import newest_collective
+from nbddp.worker.watch.main_thread import frames_from
+
+MIN_LIMIT = 1.0  # seconds that ranks get to end the last step,
+STEPS_IN_LIMIT = 2  # or the time of so many steps if that is longer,
+MAX_LIMIT = 10.0  # but at most so many seconds
+MAX_LEAD = 3  # steps between ranks that wait for each other in each step
+POLL_INTERVAL = 0.02  # seconds between two looks at the store
+# torch wraps each optimizer's step() in a function with this code
+_STEP_CODE = Optimizer.profile_hook_step(lambda: None).__code__
+
+
+@dataclass(eq=False, slots=True)
+class _Progress:
+    """The steps of one optimizer in the running cell.
+
+    Attributes:
+        began_at: the start of the newest step, in seconds as in ``time.time()``.
+        ended_at: the end of the newest whole step, as in ``time.monotonic()``.
+        seconds: time between the ends of the last two steps.
+    """
+
+    count: int = 0
+    began_at: float = 0.0
+    ended_at: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def limit(self) -> float:
+        return min(MAX_LIMIT, max(MIN_LIMIT, STEPS_IN_LIMIT * self.seconds))
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the next step may end within the limit."""
+        return self.count > 0 and time.monotonic() < self.ended_at + self.limit
+
+
+class LastStep:
+    """Agrees with the other ranks on the last step of an interrupted cell, and ends the cell there.
+
+    Args:
+        store: store of all ranks, which the control thread uses.
+        attempt: attempt of the ranks.
+        rank: number of this rank.
+
+    Attributes:
+        is_awaited: whether an interrupt waits for the end of a step. Then the main thread does not
+            go on after a step before it knows the last one.
+        raise_interrupt: raises an interrupt with this text in the cell, if it is still due.
+    """
+
+    def __init__(self, store: Any, attempt: int, rank: int) -> None:
+        self._store = store
+        self._key = partial(last_step_key, attempt)
+        self._rank = rank
+        self._progress: dict[int, _Progress] = {}
+        self._awaited: list[_Progress] = []
+        self._next = self._last = 0  # steps of this cell
+        self.is_awaited = False
+        self.raise_interrupt: Callable[[str], None] = lambda _: None
+        optimizer.register_optimizer_step_pre_hook(self._begin_step)
+        optimizer.register_optimizer_step_post_hook(self._end_step)
+
+    def begin_cell(self) -> None:
+        """Forget the steps of earlier cells."""
+        self._progress.clear()
+        self._awaited, self._next, self._last = [], 0, 0
+
+    def is_in_step(self, frame: FrameType | None) -> bool:
+        """Return whether a frame is in an optimizer's step that has started no collective.
+
+        Steps of ZeroRedundancyOptimizer and steps with a closure may wait for other ranks.
+        """
+        steps = [each for each in frames_from(frame) if each.f_code is _STEP_CODE]
+        if not steps:
+            return False
+        progress = self._progress.get(id(steps[-1].f_locals["args"][0]))
+        newest = newest_collective()
+        return progress is None or newest is None or newest.began_at < progress.began_at
+
+    def _begin_step(self, obj: Optimizer, *_: Any) -> None:
+        self._progress.setdefault(id(obj), _Progress()).began_at = time.time()
+
+    def _end_step(self, obj: Optimizer, *_: Any) -> None:
+        now, progress = time.monotonic(), self._progress.setdefault(id(obj), _Progress())
+        progress.seconds = now - progress.ended_at if progress.count else 0.0
+        progress.ended_at = now
+        progress.count += 1
+        if threading.current_thread() is not threading.main_thread():
+            return
+        while self.is_awaited and not self._last and self._count() >= self._next:
+            time.sleep(0.001)  # until the control thread knows the last step
+        if not self.is_awaited:
+            self.raise_interrupt("")  # if it came in the step
+        elif self._last and self._count() >= self._last:
+            self.raise_interrupt(f"after step {self._last} of this cell")
+
+    def _count(self) -> int:
+        """Return how many steps all optimizers have ended."""
+        return min((each.count for each in self._awaited), default=0)
+
+    # ---- the control thread
+
+    def wait(
+        self,
+        cell: int,
+        ranks: Sequence[int],
+        announce: Callable[[float], None],
+        has_ended: Callable[[float], bool],
+    ) -> str:
+        """Wait until the cell has ended after the last step. First set :attr:`is_awaited`.
+
+        Args:
+            cell: the interrupted cell.
+            ranks: the ranks that run it.
+            announce: called with the limit in seconds.
+            has_ended: waits for so many seconds, and returns whether the interrupt was raised.
+
+        Returns:
+            Why the cell must be interrupted in a step; empty if it has no step, or has ended.
+        """
+        try:
+            self._awaited = [each for each in list(self._progress.values()) if each.is_active]
+            counts = [each.count for each in self._awaited]
+            self._next = self._count() + 1
+            end = self._key(cell, "end")
+            if not counts:
+                self._store.set(end, f"rank {self._rank} was making no steps")
+                return ""
+            if max(counts) > min(counts) + 1:
+                self._store.set(end, "the optimizers have made different numbers of steps")
+            else:
+                self._store.set(self._key(cell, self._rank), str(self._next))
+            limit = max(each.limit for each in self._awaited)
+            announce(limit)
+            return self._wait([self._key(cell, rank) for rank in ranks], end, limit, has_ended)
+        finally:
+            self.is_awaited = False
+
+    def _wait(
+        self, keys: list[str], end: str, limit: float, has_ended: Callable[[float], bool]
+    ) -> str:
+        deadline = time.monotonic() + limit
+        while not self._store.check([end]):
+            if time.monotonic() > deadline:
+                self._store.set(end, f"a rank did not end its step within {limit:.0f} s")
+            elif not self._last and self._store.check(keys):
+                numbers = [int(self._store.get(key)) for key in keys]
+                if max(numbers) > min(numbers) + MAX_LEAD:
+                    self._store.set(end, "the ranks have made different numbers of steps")
+                else:
+                    self._last = max(numbers)
+            if has_ended(POLL_INTERVAL):
+                return ""
+        return str(self._store.get(end).decode())

@@ -1,0 +1,135 @@
+"""An interrupted cell ends after the same step on all ranks, or else at once, with the reason."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.optim import SGD
+
+from nbddp.wire.rank_start import last_step_key
+from nbddp.worker.cell import last_step
+from nbddp.worker.cell.last_step import LastStep
+
+
+class Training:
+    """Rank 0 of two ranks in a loop, whose control thread receives an interrupt."""
+
+    def __init__(self, *, optimizers: int = 1) -> None:
+        self.store = dist.HashStore()
+        self.last_step = LastStep(self.store, 1, 0)
+        self.last_step.raise_interrupt = self.raise_interrupt
+        self.optimizers = [SGD([torch.ones(1)]) for _ in range(optimizers)]
+        self.texts: list[str] = []
+        self.steps = 0
+        self.reason = "none"
+
+    def raise_interrupt(self, text: str) -> None:
+        if text:
+            self.texts.append(text)
+            raise KeyboardInterrupt(text)
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            for each in self.optimizers:
+                each.step()
+            self.steps += 1
+
+    def interrupt(self) -> None:
+        self.last_step.is_awaited = True
+        self.reason = self.last_step.wait(1, [0, 1], lambda _: None, self.has_ended)
+
+    def has_ended(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        return bool(self.texts)
+
+    def other_rank_sets(self, name: object, value: str) -> None:
+        self.store.set(last_step_key(1, 1, name), value)
+
+
+@pytest.fixture(autouse=True)
+def _short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_step, "MIN_LIMIT", 0.3)
+
+
+def interrupted(training: Training, act: Callable[[], None]) -> None:
+    control = threading.Thread(target=training.interrupt)
+    control.start()
+    act()
+    control.join()
+
+
+@pytest.mark.parametrize("optimizers", [1, 2])
+@pytest.mark.parametrize(("other", "last"), [("3", 4), ("4", 4), ("6", 6)])
+def test_a_cell_ends_after_the_last_step_of_all_ranks(
+    other: str, last: int, optimizers: int
+) -> None:
+    training = Training(optimizers=optimizers)
+    training.train(3)
+    training.other_rank_sets(1, other)
+
+    def go_on() -> None:
+        while not training.last_step._next:
+            time.sleep(0.001)
+        with pytest.raises(KeyboardInterrupt, match=f"^after step {last} of this cell$"):
+            training.train(9)
+
+    interrupted(training, go_on)
+    assert (training.reason, training.steps) == ("", last - 1)
+    assert not training.last_step.is_awaited
+
+
+def test_no_rank_goes_on_before_it_knows_the_last_step() -> None:
+    training = Training()
+    training.train(1)
+    interrupted(training, lambda: training.train(9))
+    assert training.steps == 10
+    assert training.reason == "a rank did not end its step within 0 s"
+    assert training.store.get(last_step_key(1, 1, 0)) == b"2"
+
+
+def test_a_rank_without_steps_ends_the_wait_of_the_others() -> None:
+    training = Training()
+    training.interrupt()
+    assert training.reason == ""
+    end = last_step_key(1, 1, "end")
+    assert training.store.get(end) == b"rank 0 was making no steps"
+    training.train(1)
+    training.interrupt()
+    assert training.reason == "rank 0 was making no steps"
+    training.train(1)
+    time.sleep(0.4)
+    training.interrupt()  # its last step was too long ago
+    assert training.reason == ""
+
+
+def test_uneven_steps_end_the_wait() -> None:
+    training = Training(optimizers=2)
+    training.train(1)
+    for _ in range(2):
+        training.optimizers[0].step()
+    training.interrupt()
+    assert training.reason == "the optimizers have made different numbers of steps"
+    training = Training()
+    training.train(1)
+    training.other_rank_sets(1, "7")
+    training.interrupt()
+    assert training.reason == "the ranks have made different numbers of steps"
+
+
+def test_the_limit_is_two_steps_but_at_most_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+    training = Training()
+    training.train(2)
+    [progress] = training.last_step._progress.values()
+    progress.seconds = 4.0
+    assert progress.limit == 8.0
+    progress.seconds = 40.0
+    assert progress.limit == 10.0
+    monkeypatch.setattr(last_step, "MAX_LIMIT", 0.1)
+    training.last_step.wait(1, [0, 1], limits.append, lambda _: True)
+    assert limits == [0.1]
