@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import sys
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,11 +37,7 @@ from nbddp.worker.process_group.bound_objects import (
     stale_modules,
     training_loaders,
 )
-from nbddp.worker.process_group.object_collectives import (
-    broadcast_tensors,
-    fingerprints,
-    gather_objects,
-)
+from nbddp.worker.process_group.object_collectives import broadcast_tensors, gather_objects
 from nbddp.worker.watch.namespace import paths_of
 
 logger = logging.getLogger(__name__)
@@ -55,7 +50,6 @@ _HALF = "; rank {} stopped inside a step, and may have updated only some paramet
 _FSDP_CANNOT_CHANGE = "FSDP cannot change its process group"
 _ALL_ELSE = "; everything else (an EMA copy, a counter) keeps the values of each rank"
 _RANKS_DIFFER = ("it is not the same on all ranks", "make it again in a cell that all ranks run")
-_UNWANTED = "-"  # in place of a failure: the object's model is not moved
 
 Objects = dict[str, list[Any]]  # by kind, in order of creation
 NotMoved = tuple[Any, str, str]  # an object that is not moved, the reason, and what to do
@@ -225,41 +219,30 @@ class Migration:
         for scaler in mine["scalers"]:  # it may have stopped between unscale_() and update()
             scaler._per_optimizer_states.clear()
         owners = {*map(id, [*trained, *mine["sharded"]])}
-        wanted = [id(each) in owners for each in mine["optimizers"]]
-        wanted += [id(each.optimizer) in owners for each in mine["schedules"]]
-        others = [*mine["scalers"], *mine["loaders"]]
-        objects = [*mine["optimizers"], *mine["schedules"], *others]
-        self._make_equal(models, objects, [*wanted, *(True for _ in others)])
+        owned = [each for each in mine["optimizers"] if id(each) in owners]
+        owned += [each for each in mine["schedules"] if id(each.optimizer) in owners]
+        self._make_equal([*models, *owned, *mine["scalers"], *mine["loaders"]])
 
-    def _make_equal(
-        self, models: list[DistributedDataParallel], objects: list[Any], wanted: list[bool]
-    ) -> None:
-        """Copy the states that differ between the ranks from one rank to the others."""
-        own = [_attempt(_fingerprint, each)[0] for each in (*models, *objects)]
+    def _make_equal(self, objects: list[Any]) -> None:
+        """Copy the models and states that differ between the ranks from one rank to the others."""
+        own = [_attempt(object_state.fingerprint, each)[0] for each in objects]
         gathered = self._gather([own, self._is_inside_step])
-        prints = [json.dumps(numbers) for numbers, _ in gathered]
+        prints = [numbers for numbers, _ in gathered]
         if not self._is_heal:
-            self._source = choose_source(prints, [is_inside for _, is_inside in gathered])
+            texts = [json.dumps(each) for each in prints]
+            self._source = choose_source(texts, [is_inside for _, is_inside in gathered])
         self._is_inside_step = gathered[self._source][1]
-        equal = [
-            all(one == other for other in others)
-            for one, *others in zip(*(numbers for numbers, _ in gathered), strict=True)
+        differing = [
+            each
+            for each, of_ranks in zip(objects, zip(*prints, strict=True), strict=True)
+            if any(of_rank != of_ranks[0] for of_rank in of_ranks)
         ]
-        of_models, of_objects = equal[: len(models)], equal[len(models) :]
-        models = [each for each, is_equal in zip(models, of_models, strict=True) if not is_equal]
-        pairs = zip(objects, wanted, of_objects, strict=True)
-        rest = [(each, is_wanted) for each, is_wanted, is_equal in pairs if not is_equal]
-        if models or rest:
-            self._moved += models
-            self._copy_states(models, [each for each, _ in rest], [wanted for _, wanted in rest])
+        if differing:
+            self._copy_states(differing)
 
-    def _copy_states(
-        self, models: Iterable[DistributedDataParallel], objects: list[Any], wanted: list[bool]
-    ) -> None:
-        """Copy the state of the source to all ranks: parameters, buffers, and states of objects.
-
-        Objects that are not ``wanted`` on every rank are neither sent nor reported.
-        """
+    def _copy_states(self, differing: list[Any]) -> None:
+        models = [each for each in differing if isinstance(each, DistributedDataParallel)]
+        objects = differing[len(models) :]
         mine = [_attempt(object_state.describe_state, each) for each in objects]
         is_source = dist.get_rank(self._group) == self._source
         gathered = self._gather(mine if is_source else [])[self._source]
@@ -269,12 +252,11 @@ class Migration:
             for obj, (text, reason) in zip(objects, gathered, strict=True)
         ]
         states = {id(obj): state for obj, (state, _) in zip(objects, tried, strict=True)}
-        pairs = zip(tried, wanted, strict=True)
-        failures = [reason if is_wanted else _UNWANTED for (_, reason), is_wanted in pairs]
-        succeeded = self._without_failures(objects, failures)
-        tensors = [each for model in models for each in _sent_tensors(model)]
+        succeeded = self._without_failures(objects, [reason for _, reason in tried])
+        tensors = [each for model in models for each in object_state.sent_tensors(model)]
         tensors += [each for obj in succeeded for each in object_state.tensors_in(states[id(obj)])]
         broadcast_tensors(tensors, self._source, self._group)
+        self._moved += models
         for obj in succeeded:
             _, reason = _attempt(object_state.load_state, obj, states[id(obj)])
             if reason:
@@ -288,10 +270,10 @@ class Migration:
         succeeded = []
         for index, each in enumerate(mine):
             reasons = [failures[index] for failures in all_ranks if failures[index]]
-            if not reasons:
-                succeeded.append(each)
-            elif _UNWANTED not in reasons:
+            if reasons:
                 self._not_moved.append((each, reasons[0], _MAKE_AGAIN))
+            else:
+                succeeded.append(each)
         return succeeded
 
     # ---- the report
@@ -383,22 +365,6 @@ def _bind(model: DistributedDataParallel) -> None:
     if model.mixed_precision is not None:
         reducer: Any = model.reducer
         reducer._set_mixed_precision_param_dtype(model.mixed_precision.param_dtype)
-
-
-def _sent_tensors(model: DistributedDataParallel, *, buffers: bool = True) -> list[torch.Tensor]:
-    """Return the parameters and buffers that DDP sends when it wraps a model."""
-    named = [*model.module.named_parameters()]
-    if buffers and model.broadcast_buffers:
-        named += model.module.named_buffers()
-    return [each for name, each in named if name not in model.parameters_to_ignore]
-
-
-def _fingerprint(obj: Any) -> list[int]:
-    """Return numbers that differ for most different values of a model or of a state."""
-    if isinstance(obj, DistributedDataParallel):
-        return fingerprints(_sent_tensors(obj, buffers=False))
-    text, state = object_state.describe_state(obj), object_state.state_of(obj)
-    return [zlib.crc32(text.encode()), *fingerprints(object_state.tensors_in(state))]
 
 
 def choose_source(prints: Sequence[str], inside: Sequence[bool]) -> int:

@@ -1,4 +1,4 @@
-"""The states of optimizers, schedules, gradient scalers and loaders, as JSON and tensors.
+"""The states of models, optimizers, schedules, scalers and loaders, as JSON and tensors.
 
 The ranks may have stopped on either side of a step, possibly the first one. Then some have a state
 and others have none. Ranks send each other only JSON and tensors, because the connections of a
@@ -8,14 +8,17 @@ process group have no authentication: nothing that comes over them is unpickled.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nbddp.formatting import with_article
+from nbddp.worker.process_group.object_collectives import fingerprints
 
 PLAIN = (type(None), bool, int, float, str)
 
@@ -66,6 +69,25 @@ def _describe(value: Any) -> list[Any]:
     if type(value) in (list, tuple):
         return [type(value).__name__, [*map(_describe, value)]]
     return ["plain", value] if isinstance(value, PLAIN) else ["other", type(value).__name__]
+
+
+def sent_tensors(model: DistributedDataParallel, *, buffers: bool = True) -> list[torch.Tensor]:
+    """Return the parameters and buffers that DDP sends when it wraps a model."""
+    named = [*model.module.named_parameters()]
+    if buffers and model.broadcast_buffers:
+        named += model.module.named_buffers()
+    return [each for name, each in named if name not in model.parameters_to_ignore]
+
+
+def fingerprint(obj: Any) -> list[int]:
+    """Return numbers that differ for most different values of a DDP model or of a state.
+
+    Leave out buffers: on two ranks they differ between two forward passes.
+    """
+    if isinstance(obj, DistributedDataParallel):
+        return fingerprints(sent_tensors(obj, buffers=False))
+    text, state = describe_state(obj), state_of(obj)
+    return [zlib.crc32(text.encode()), *fingerprints(tensors_in(state))]
 
 
 def _is_sendable(value: Any) -> bool:
