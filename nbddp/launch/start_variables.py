@@ -20,7 +20,7 @@ _READ_AT_START = re.compile(
     r"TORCH(?!ELASTIC_|INDUCTOR_CACHE_DIR|_NCCL_|_FR_|_DISTRIBUTED_DEBUG|_HOME|_EXTENSIONS_)"
     r"|PYTORCH_(?!NVML_)|(AOT_?)?INDUCTOR_"
     r"|PYTHON(?!BREAKPOINT|IOENCODING|PATH|STARTUP|UNBUFFERED)"
-    r"|(OMP|GOMP|MKL|OPENBLAS|BLIS|ATEN|DNNL|ONEDNN|NPY|LD|MALLOC)_|GLIBC_TUNABLES"
+    r"|(OMP|GOMP|MKL|OPENBLAS|BLIS|ATEN|DNNL|ONEDNN|NPY|LD|MALLOC)_|GLIBC_TUNABLES|GLOO_DEVICE_"
 )
 # A rank sets the threads of these libraries. In the forkserver they have one: NumPy's OpenBLAS
 # starts its threads when it is loaded, and a rank can only add some.

@@ -133,6 +133,8 @@ def apply_environment(start: RankStart) -> None:
     os.environ.clear()
     os.environ.update(start.env)
     os.environ.update(start.topology.to_env(attempt=start.run_attempt, run_id=start.run_id))
+    if not start.env.get("GLOO_DEVICE_TRANSPORT"):  # Gloo refuses an empty one
+        os.environ.pop("GLOO_DEVICE_TRANSPORT", None)
     os.environ["OMP_NUM_THREADS"] = str(start.threads)
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(BUFFER_SIZE))
     loopback = "lo0" if sys.platform == "darwin" else "lo"

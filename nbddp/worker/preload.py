@@ -32,6 +32,8 @@ if register := getattr(dist.Backend, "_ensure_backend_registered", None):  # sin
     # else the first group of each rank scans the entry points of all packages (30 to 60 ms). Not
     # NCCL: which backend that is depends on the environment of the rank.
     register("gloo")
+if "GLOO_DEVICE_TRANSPORT" in os.environ:  # raise here what each rank would raise
+    dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")
 # multiprocessing warns when an inherited child ends
 warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")
 folder = os.environ.pop(SOCKET_FOLDER_VARIABLE)

@@ -46,6 +46,7 @@ BAD = {  # with the reason why no process can start
     "%%ddp --fresh --env PYTHONHASHSEED=banana\nx": "Fatal Python error: config_init_hash_seed",
     "%ddp restart --env PYTHONHOME=/nowhere": "No module named 'encodings'",
     "%%ddp --fresh --name other --env TORCH_LOGS=banana\nx": "Invalid log settings: banana",
+    "%ddp restart --env GLOO_DEVICE_TRANSPORT=banana": "unsupported gloo device",
 }
 REFUSED = {
     "%%ddp --fresh --env TORCH_DISTRIBUTED_DEBUG=WRONG\nx": "TORCH_DISTRIBUTED_DEBUG must be OFF",
@@ -141,4 +142,4 @@ def test_a_bad_variable_is_named_and_ends_no_ranks(notebook: Notebook) -> None:
     ):
         reply = notebook.run(f"{line} --env PYTHONHASHSEED=banana{end}")
         assert reply.error.startswith("StartError: "), line
-    assert notebook.run("%%ddp\n4").text == "Out [ranks 0-1] 4\n"
+    assert notebook.run("%%ddp --env GLOO_DEVICE_TRANSPORT=\n4").text == "Out [ranks 0-1] 4\n"
