@@ -35,7 +35,8 @@ WIDE, HIGH = 3.7, 2.4  # size of a chart in inches; an inch is 100 CSS pixels
 MAX_NAME_LENGTH = 36  # characters of a shown name
 KEY_COLUMNS = 5  # of the legend
 MAX_ARRIVALS = 400  # lines that mark the last arrival at a collective
-MAX_STEPS = 24  # numbered steps of a timeline
+MAX_STEPS = 24  # marked steps of a timeline
+LINE_LENGTH = 130  # characters that fit along a timeline
 # the colours for waiting have a contrast of 3 : 1 against white and #111
 COMPUTE: dict[str, Any] = {"facecolor": INK, "alpha": 0.28, "linewidth": 0}
 WAIT: dict[str, Any] = {"facecolor": "#b9690f", "linewidth": 0}
@@ -180,7 +181,8 @@ def draw_timeline(timeline: Timeline, ranks: Sequence[int]) -> Figure:
                 ]
                 ax.broken_barh(bars, (row - 0.31, 0.62), **style)
             if rank in timeline.died:
-                ax.plot((ended - began) * scale, row, "x", color=ALERT, markersize=6)
+                style = {"color": ALERT, "markersize": 6, "clip_on": False}  # it may be at the edge
+                ax.plot((ended - began) * scale, row, "x", **style)
         _draw_arrivals(ax, timeline, ranks, scale)
         ax.set(xlim=(0, max(timeline.seconds, 1e-9) * scale), ylim=(len(ranks) - 0.5, -0.5))
         ax.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks], weight="bold")
@@ -192,7 +194,8 @@ def draw_timeline(timeline: Timeline, ranks: Sequence[int]) -> Figure:
             places = [(at - began) * scale for at, _ in steps]
             ax.vlines(places, -0.5, len(ranks) - 0.5, colors=INK, linewidth=0.6, alpha=0.45)
             top = ax.secondary_xaxis("top")
-            top.set_xticks(places, [f"step {steps[0][1]:g}", *(f"{it:g}" for _, it in steps[1:])])
+            names = [f"step {steps[0][1]:g}", *(f"{it:g}" for _, it in steps[1:])]
+            top.set_xticks(places, _separate(names, places, ax.get_xlim()[1] / LINE_LENGTH))
             top.spines["top"].set_visible(False)
             top.tick_params(length=0)
         keys = {
@@ -205,6 +208,26 @@ def draw_timeline(timeline: Timeline, ranks: Sequence[int]) -> Figure:
             keys["died"] = Line2D([], [], color=ALERT, marker="x", linestyle="")
         figure.legend(keys.values(), keys.keys(), loc="outside upper left", ncols=len(keys))
     return figure
+
+
+def _separate(names: Sequence[str], places: Sequence[float], width: float) -> list[str]:
+    """Replace each centred name that would touch the one before by an empty text.
+
+    Args:
+        names: the names along a line, in order.
+        places: their positions.
+        width: of a character.
+
+    >>> _separate(["step 8", "9", "10", "11"], [0.0, 3.0, 6.0, 8.0], 1.0)
+    ['step 8', '', '10', '']
+    """
+    shown, end = [], -float("inf")
+    for name, at in zip(names, places, strict=True):
+        half = len(name) * width / 2
+        fits = at - half > end
+        end = at + half + width if fits else end
+        shown.append(name if fits else "")
+    return shown
 
 
 def _draw_arrivals(ax: Axes, timeline: Timeline, ranks: Sequence[int], scale: float) -> None:

@@ -79,6 +79,8 @@ def _show_timeline(notebook: NotebookState, args: Namespace) -> None:
     """Show which rank waited for which, if requested; useful above all for a cell that hung."""
     if args.timeline:
         timeline = notebook.group.timeline(SHOWN_STEPS)
+        if notebook.presenter.has_record:  # it has the same sentence about the slow rank
+            timeline = replace(timeline, awaited=None)
         notebook.presenter.show(timeline_report(timeline))
 
 
