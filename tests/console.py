@@ -24,6 +24,7 @@ def ddp(line: str, **state: Any) -> str:
         "last_run": None,
         "shell": None,
         "group": Mock(),
+        "show_messages": lambda: None,
         **state,
     }
     run_command(SimpleNamespace(**known), line)  # type: ignore[arg-type]

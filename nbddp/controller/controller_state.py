@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Set
 
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.pending_futures import PendingFutures
@@ -57,6 +58,18 @@ class ControllerState:
         self.numbers = itertools.count(1)
         self.cleanup: Future[None] | None = None
         self.start_error: StartError | None = None
+
+    @property
+    def armed_now(self) -> tuple[str, ...]:
+        """The faults that are armed in living ranks."""
+        of_ranks = (self.armed_faults.get(rank, ()) for rank in self.life.alive)
+        return tuple(fault for armed in of_ranks for fault in armed)
+
+    def record_fired(self, faults: Set[str]) -> None:
+        """Record that faults have fired, so that they are not armed any more."""
+        self.fired_faults |= faults
+        for rank, armed in self.armed_faults.items():
+            self.armed_faults[rank] = [each for each in armed if each not in faults]
 
     @property
     def active_runtime(self) -> Runtime:

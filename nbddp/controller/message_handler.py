@@ -80,7 +80,7 @@ class MessageHandler:
             case msg.EventReported(kind=kind, facts=facts):
                 state.event_log.record_reported(rank, kind, facts)
                 if kind == "fault":
-                    state.fired_faults.add(str(facts.get("fault")))
+                    state.record_fired({str(facts.get("fault"))})
             case msg.InterruptAcknowledged(cell=cell):
                 self._step(ev.RankAcknowledged(attempt=attempt, rank=rank, cell=cell))
             case msg.StepAwaited(cell=cell, seconds=seconds):

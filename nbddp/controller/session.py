@@ -157,9 +157,7 @@ class Session(Executor):
     @on_thread
     def add_fired_faults(self, faults: Set[str]) -> None:
         """Add faults that fired in a script's ranks; a recovery or replay does not arm them."""
-        self.fired_faults |= faults
-        for rank, armed in self.armed_faults.items():
-            self.armed_faults[rank] = [each for each in armed if each not in faults]
+        self.record_fired(faults)
 
     def require_link(self) -> StoreLink:
         """Return the link to the ranks; raise RequestError if no group was started."""

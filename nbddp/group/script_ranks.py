@@ -74,8 +74,7 @@ class ScriptRanks:
             RequestError: the ranks cannot be started now.
             StartError: a rank failed to start.
         """
-        armed = tuple(self._cell_session.armed_faults.values())
-        faults = ";".join(fault for of_rank in armed for fault in of_rank)
+        faults = ";".join(self._cell_session.armed_now)
         env = {**spec.env, FAULTS_VARIABLE: faults} if faults else spec.env
         more = {"started_by": Path(script.name).name} if script else {}
         try:

@@ -24,7 +24,9 @@ from nbddp.magics.presenter import ViewChoice
 from nbddp.record.cell import CellRequest
 from nbddp.record.heal.rerun import cells_to_rerun
 from nbddp.record.log_reader import log_name, tail
+from nbddp.train.faults.kinds import Fault
 from nbddp.ui.report.timeline import timeline_report
+from nbddp.ui.wording import describe_armed
 
 HELP = ("--help", "-h")  # only as the first word: a script may have such an argument too
 SCRIPT_RANKS_KEPT = (
@@ -57,7 +59,10 @@ def run_command(notebook: NotebookState, line: str) -> Any:
     with reporting_errors(f"%ddp {name}", notebook.group):
         args = parse_line(command_parser(name), rest)
         args.line = rest
-        return HANDLERS[name](notebook, args)
+        try:
+            return HANDLERS[name](notebook, args)
+        finally:
+            notebook.show_messages()
 
 
 def _status(notebook: NotebookState, _args: Namespace) -> None:
@@ -164,6 +169,19 @@ def _kill(notebook: NotebookState, args: Namespace) -> None:
     notebook.presenter.print_line(f"nbddp: rank {args.rank} was killed{advice}")
 
 
+def _fault(notebook: NotebookState, args: Namespace) -> None:
+    session, call = notebook.group.session, "clear()"
+    ranks = tuple(session.life.alive) or None
+    if args.kind != "off":
+        if args.rank is None or args.step is None:
+            command_parser("fault").error("the following arguments are required: --rank, --step")
+        fault = Fault(kind=args.kind, rank=args.rank, step=args.step, factor=args.factor)
+        at = f"step={fault.step}, rank={fault.rank}, kind={fault.kind!r}, factor={fault.factor}"
+        ranks, call = (fault.rank,), f"at({at}, again=True)"
+    notebook.call_faults(f"{call}  # %ddp fault {args.line}", ranks)
+    notebook.presenter.print_line(f"nbddp: {describe_armed(session.armed_now)}")
+
+
 def _auto(notebook: NotebookState, args: Namespace) -> None:
     notebook.auto.is_on = args.switch == "on"
     notebook.presenter.print_line(f"nbddp: {AUTO_ON if notebook.auto.is_on else AUTO_OFF}")
@@ -186,9 +204,7 @@ HANDLERS: dict[str, Handler] = {
     "nodes": lambda notebook, args: notebook.presenter.print_line(
         f"nbddp: {manage_nodes(notebook, args)}"
     ),
-    "fault": lambda notebook, args: notebook.arm_fault(
-        args.kind, rank=args.rank, step=args.step, factor=args.factor
-    ),
+    "fault": _fault,
     "debug": lambda notebook, args: notebook.debug(args.rank, args.command),
     "check": check,
     "timeline": lambda notebook, args: notebook.presenter.show(

@@ -37,7 +37,6 @@ from nbddp.record.run_folder import folder_name
 from nbddp.record.trace import Trace
 from nbddp.record.verdict import Verdict
 from nbddp.sigint import Future, run_in_thread, sigint_deferred, wait_for_all
-from nbddp.train.faults.kinds import Fault
 from nbddp.ui.frontend import is_restarting
 from nbddp.ui.report.trace import trace_report
 from nbddp.wire.trace_messages import TraceSteps
@@ -304,11 +303,11 @@ class NotebookState:
         display = NotebookDisplay(self.presenter, quiet=quiet)
         self._raise_for_failure(Recovery(session, display).run(request))
 
-    def _raise_for_failure(self, result: CellResult) -> None:
+    def _raise_for_failure(self, result: CellResult, *, is_shown: bool = False) -> None:
         try:
             result.raise_for_failure()
         except CellFailedError as error:
-            error.is_shown = self.presenter.has_record
+            error.is_shown = is_shown or self.presenter.has_record
             raise
 
     def wait(self) -> None:
@@ -326,7 +325,8 @@ class NotebookState:
         result, traced = background.result()
         if traced is not None:  # the cell may be far above, or no longer shown
             self.presenter.show(trace_report(traced))
-        self._raise_for_failure(result)
+        # a terminal has no cells: it has shown the report where this error appears
+        self._raise_for_failure(result, is_shown=not hasattr(self.shell, "kernel"))
 
     def _follow_cell_without_view(self) -> None:
         """Show a running cell whose view ended before it, such as after an error in nbddp."""
@@ -340,18 +340,16 @@ class NotebookState:
         self._finish_cell(result, session, handle.request)
         self._raise_for_failure(result)
 
-    def arm_fault(self, kind: str, *, rank: int, step: int, factor: float) -> None:
-        """Make a rank fail at a step.
-
-        Raises:
-            ArgumentError: the kind of fault or the rank does not exist.
-        """
-        Fault(kind=kind, rank=rank, step=step, factor=factor)
-        options = f"step={step}, rank={rank}, kind={kind!r}, factor={factor}, again=True"
-        typed = f"%ddp fault {kind} --rank {rank} --step {step}"
-        source = f"nbddp.faults.at({options})  # {typed}"
-        request = CellRequest(source=source, ranks=(rank,), execution_count=self.prompt_number)
+    def call_faults(self, call: str, ranks: tuple[int, ...] | None) -> None:
+        """Call a function of ``nbddp.faults`` on ranks, all if None, and in a replay too."""
+        source = f"nbddp.faults.{call}"
+        request = CellRequest(source=source, ranks=ranks, execution_count=self.prompt_number)
         self._run_and_raise(request, self.group.session, quiet=True)
+
+    def show_messages(self) -> None:
+        """Print the messages that would otherwise appear in the next cell."""
+        for text in self.group.session.router.pending.take_messages():
+            self.presenter.print_line(f"nbddp: {text}")
 
     def restart_and_replay(self, spec: GroupSpec, *, new_run: bool = False) -> None:
         """Restart the ranks and replay all entries, also those that an earlier replay left out."""

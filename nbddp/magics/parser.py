@@ -238,9 +238,9 @@ add = _command(
     "Cause a failure at a step that nbddp.log or the loader reports.",
 )
 meanings = ", ".join(f"{kind} ({meaning})" for kind, meaning in FAULTS.items())
-add("kind", meanings, choices=FAULTS, metavar="KIND")
-add("--rank R", "the rank on which it happens", count, required=True)
-add("--step N", "the step at which it happens, once", count, required=True)
+add("kind", f"{meanings}; off (disarms all faults)", choices=(*FAULTS, "off"), metavar="KIND")
+add("--rank R", "the rank on which it happens", count)
+add("--step N", "the step at which it happens, once", count)
 add("--factor FACTOR", "how much slower (kind slow; default: 2)", float, default=2.0)
 
 add = _command("debug", "Open a debugger in the frames of the last failure.")

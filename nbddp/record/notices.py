@@ -207,6 +207,14 @@ class NoticeQueue:
                 notice for notice in self._remove_all() if isinstance(notice, ControllerMessage)
             ]
 
+    def take_messages(self) -> list[str]:
+        """Remove and return the messages of the controller; output and pictures stay."""
+        with self._changed:
+            taken = [each for each in self._waiting if isinstance(each, ControllerMessage)]
+            for message in taken:
+                self._waiting.remove(message)
+        return [message.text for message in taken]
+
     def move_to(self, other: NoticeQueue) -> None:
         """Move the waiting notices to another queue; replace long text by the name of the log."""
         with self._changed:

@@ -18,7 +18,7 @@ SET_IN_EACH_RANK = frozenset(
     {"rank", "local_rank", "world_size", "device", "torch", "dist", "nbddp"}
 )
 STORES = frozenset({"STORE_NAME", "STORE_GLOBAL"})  # bytecode that binds a name of a cell
-FAULT = re.compile(r"nbddp\.faults\.at\(.*\)  # (%ddp fault .*)")  # of NotebookState.arm_fault
+FAULT = re.compile(r"nbddp\.faults\.\w+\(.*\)  # (%ddp fault .*)")  # of NotebookState
 
 
 class ReplayLog:
@@ -182,7 +182,7 @@ def describe_entries(entries: Sequence[ReplayEntry]) -> str:
     >>> describe_entries([CellRequest(source="") for _ in range(3)]), describe_entries([])
     ('3 cells', 'nothing')
     >>> describe_entries([*cells, CellRequest(source="nbddp.faults.at(step=3)  # %ddp fault kill")])
-    'cells 2-3,5, 1 armed fault'
+    'cells 2-3,5, 1 fault command'
     """
     cells = [entry for entry in entries if isinstance(entry, CellRequest)]
     faults = [cell for cell in cells if FAULT.fullmatch(cell.source)]
@@ -194,7 +194,7 @@ def describe_entries(entries: Sequence[ReplayEntry]) -> str:
     elif numbers:
         parts.append(f"cell{'s' if len(numbers) > 1 else ''} {format_number_ranges(numbers)}")
     if faults:
-        parts.append(plural(len(faults), "armed fault"))
+        parts.append(plural(len(faults), "fault command"))
     if names:
         parts.append(f"the push of {', '.join(dict.fromkeys(names))}")
     return ", ".join(parts) or "nothing"

@@ -102,6 +102,17 @@ def describe_lag(lag: StragglerLag) -> str:
     return f"slow: {100 * lag.share:.0f} % fewer steps a second than the others, {over}"
 
 
+def describe_armed(faults: Sequence[str]) -> str:
+    """List the armed faults, and say how to disarm them.
+
+    >>> describe_armed(["kill@rank=1,step=30"])
+    'armed faults: kill@rank=1,step=30; `%ddp fault off` disarms all'
+    """
+    if not faults:
+        return "no fault is armed"
+    return f"armed faults: {' '.join(faults)}; `%ddp fault off` disarms all"
+
+
 def describe_straggler(straggler: Straggler) -> str:
     """Say which rank the others wait for, how long, before which collective, and at which line.
 

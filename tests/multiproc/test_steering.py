@@ -71,6 +71,11 @@ def test_kill_stop_and_auto_say_in_one_line_what_they_did(notebook: Notebook) ->
     assert notebook.run("%ddp stop").text == "nbddp: there were no ranks to stop\n"
     for switch, words in {"on": "cells run on the ranks", "off": "cells run in the kernel"}.items():
         assert words in notebook.run(f"%ddp auto {switch}").text
+    notebook.run(
+        "%%ddp --nproc 2 --grace 1\nimport atexit, time\n_ = atexit.register(time.sleep, 60)"
+    )
+    assert "ranks 0-1 did not end in 1 s: killed" in notebook.run("%ddp stop").text
+    assert notebook.run("%%ddp --grace 5\npass").text == ""  # it is not told again
 
 
 def test_status_shows_every_rank(notebook: Notebook) -> None:
@@ -81,6 +86,16 @@ def test_status_shows_every_rank(notebook: Notebook) -> None:
     # a moment later the CPU is known too
     known = re.compile(r"^1 +ready +\d+ % +\d+ MiB +\d+$", re.MULTILINE)
     assert wait_until(lambda: known.search(notebook.run("%ddp status").text) is not None)
+
+
+def test_an_armed_fault_is_confirmed_listed_and_disarmed(notebook: Notebook) -> None:
+    notebook.run("%ddp start --nproc 2")
+    armed = "armed faults: kill@rank=1,step=3; `%ddp fault off` disarms all\n"
+    assert notebook.run("%ddp fault kill --rank 1 --step 3").text == f"nbddp: {armed}"
+    assert armed in notebook.run("%ddp status").text
+    assert notebook.run("%ddp fault off").text == "nbddp: no fault is armed\n"
+    assert notebook.run("%ddp restart --replay").status == "ok"
+    assert notebook.run("%%ddp\nnbddp.log(step=3, loss=1)").status == "ok"
 
 
 def test_ranks_inherit_environment_folder_and_path_and_options_override(

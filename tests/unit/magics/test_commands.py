@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from traitlets.config import Config
 
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
+from nbddp.errors import CellFailedError
 from nbddp.group.node_pool import NodesSpec
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
@@ -30,6 +32,7 @@ from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.presenter import Presenter
 from nbddp.publish.tracker import Target
 from nbddp.record.cell import CellRequest, CellResult
+from nbddp.sigint import run_in_thread
 from nbddp.ui.log_lines import LogBuffer
 from nbddp.ui.report.render import render_html
 from nbddp.wire.rank_start import RankStart
@@ -219,6 +222,50 @@ def test_a_fault_is_armed_on_the_given_rank_with_the_given_options(typed: Typed)
     calls: list[dict[str, Any]] = []
     exec(request.source, {"nbddp": Mock(**{"faults.at": lambda **how: calls.append(how)})})
     assert calls == [{"kind": "slow", "rank": 1, "step": 7, "factor": 3.0, "again": True}]
+    with pytest.raises(UsageError, match="required: --rank, --step; for "):
+        typed.line("fault kill --rank 1")
+    typed.line("fault off")
+    exec(typed.run.call_args.args[0].source, {"nbddp": (kit := Mock())})
+    kit.faults.clear.assert_called_once_with()
+
+
+def test_armed_faults_are_those_of_living_ranks_that_have_not_fired(
+    with_ranks: Typed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = with_ranks.notebook.group.session
+    with_ranks.line("start --nproc 3")
+    faults = {rank: [f"kill@rank={rank},step=4", f"raise@rank={rank},step=9"] for rank in range(3)}
+    session.armed_faults |= faults
+    with_ranks.line("kill 1")
+    session.add_fired_faults({"kill@rank=2,step=4"})
+    capsys.readouterr()
+    with_ranks.line("status")
+    armed = "armed faults: kill@rank=0,step=4 raise@rank=0,step=9 raise@rank=2,step=9; "
+    assert f"\n{armed}`%ddp fault off` disarms all\n" in capsys.readouterr().out
+    with_ranks.line("stop")
+    assert session.armed_now == ()
+
+
+def test_wait_in_a_terminal_does_not_repeat_the_report_of_a_background_cell(typed: Typed) -> None:
+    failed = Mock(spec=CellResult)
+    failed.raise_for_failure.side_effect = CellFailedError("it failed", rank=0, report="a report")
+    typed.notebook._background = run_in_thread("nbddp-view", lambda: (failed, None))
+    with pytest.raises(CellFailedError) as raised:
+        typed.line("wait")
+    assert raised.value._render_traceback_() == ["it failed (more above)"]
+
+
+def test_a_message_during_a_command_is_not_kept_for_the_next_cell(
+    with_ranks: Typed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_ranks.line("start")
+    shutil.rmtree(".nbddp")
+    capsys.readouterr()
+    with_ranks.line("restart")
+    shown = capsys.readouterr().out
+    assert shown.endswith(" is not complete: No such file or directory\n")
+    router = with_ranks.notebook.group.session.router
+    assert router.pending.get(0) is None
 
 
 WHAT: dict[str, tuple[str, Any]] = {

@@ -174,6 +174,8 @@ def test_unread_pictures_beyond_the_limit_are_dropped_and_counted(
 
 def test_notices_between_cells_are_shown_in_the_next(log: Log, snapshot: SnapshotAssertion) -> None:
     between, cell = NoticeQueue(max_text=10), NoticeQueue()
+    between.put(ControllerMessage("rank 2 was killed"))
+    assert between.take_messages() == ["rank 2 was killed"]
     between.put(ControllerMessage("rank 1 was killed"))
     for text in ("short\n", "too long\n", "for memory\n"):
         between.put(log.write(text))
