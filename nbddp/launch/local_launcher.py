@@ -296,6 +296,9 @@ class LocalLauncher(Launcher):
 class SpawnedRank(LocalRank, SpawnProcess):
     """A rank started by ``spawn``: it imports everything itself."""
 
+    # for children of the rank: on Linux, DataLoader workers see its cells
+    _start_method = "fork" if sys.platform == "linux" else "spawn"
+
 
 def _spawn(start: RankStart, name: str) -> RankHandle:
     restore_main_spec()
