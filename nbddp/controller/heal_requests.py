@@ -68,6 +68,7 @@ class HealRequests:
             request=next(self._state.numbers),
             exclude=[*action.exclude],
             replacements=[*action.replacements],
+            checks=action.checks,
         )
         answer = self._state.request(self._donor, request)
         answer.add_done_callback(partial(self._on_pickled, action.generation))
@@ -84,6 +85,7 @@ class HealRequests:
             replacements=[*self.ranks],
             payload=self._pickled_names.payload,
             storages=self._pickled_names.content["storages"],
+            has_shards=self._pickled_names.content["has_shards"],
             own_values=dict(self._own_values[rank].own) if rank in self._own_values else {},
         )
         self._join_requests[rank] = request.request

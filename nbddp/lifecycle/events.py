@@ -249,12 +249,13 @@ class ReplacementsReady(Action):
 class RequestNamespace(Action):
     """Ask the donor to pickle its variables, except those in ``exclude``.
 
-    ``replacements`` is empty if the user chose the donor.
+    ``checks`` is false if the user chose the donor.
     """
 
     generation: int
     exclude: tuple[str, ...]
     replacements: tuple[int, ...]
+    checks: bool = True
 
 
 class RequestJoin(RankAction):

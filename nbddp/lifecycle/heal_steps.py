@@ -52,7 +52,8 @@ def _request_namespace(life: Life, heal: HealLife) -> Step:
     request = ev.RequestNamespace(
         generation=generation,
         exclude=heal.not_loaded,
-        replacements=heal.replacements if heal.checks else (),
+        replacements=heal.replacements,
+        checks=heal.checks,
     )
     return replace(life, generation=generation, heal=heal), [request]
 

@@ -56,11 +56,12 @@ class CollectFacts(RankRequest):
 class SendNamespace(RankRequest):
     """Pickle all variables except ``exclude``, for the replacements of dead ranks.
 
-    ``replacements`` is empty if the user has chosen the donor.
+    ``checks``: the rank first checks whether its variables can replace those of the dead ranks.
     """
 
     exclude: list[str]
     replacements: list[int]
+    checks: bool = True
 
 
 class JoinGroup(RankRequest):
@@ -72,6 +73,7 @@ class JoinGroup(RankRequest):
         replacements: ranks with a new process.
         payload: reference to the pickled variables.
         storages: bytes and device type of each tensor's memory.
+        has_shards: whether there are sharded models; replacements get shards from other ranks.
         own_values: for a replacement, by path, the texts of the donor's value and of its own value.
     """
 
@@ -80,6 +82,7 @@ class JoinGroup(RankRequest):
     replacements: list[int]
     payload: dict[str, Any]
     storages: list[Any]
+    has_shards: bool = False
     own_values: dict[str, Any] = field(default_factory=dict)
 
 

@@ -7,6 +7,7 @@ So a rank unpickles only data that another rank of the group has signed.
 from __future__ import annotations
 
 import gc
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import UntypedStorage
+from torch import UntypedStorage, nn
 
 from nbddp.errors import RequestError
 from nbddp.formatting import format_ranks
 from nbddp.train.call_agreement import communication_device
-from nbddp.train.checkpoint.sharded import has_dtensors
 from nbddp.wire import payloads
 from nbddp.wire.messages import JsonDict, Regroup
 from nbddp.wire.request_messages import Answer, JoinGroup, SendNamespace
@@ -32,12 +32,17 @@ from nbddp.worker.heal.rank_attributes import (
     set_sampler_ranks,
 )
 from nbddp.worker.heal.reported_values import SHELL_NAMES
-from nbddp.worker.process_group.bound_objects import is_sharded, sharded_modules
+from nbddp.worker.heal.shard_recovery import copy_from_replicas, ranks_without_replica
+from nbddp.worker.heal.sharded_pickling import LOST
+from nbddp.worker.heal.spread_state import Objects, dtensors_in, spread_objects
+from nbddp.worker.process_group import unfinished_steps
+from nbddp.worker.process_group.bound_objects import BoundObjects, is_sharded, sharded_modules
 from nbddp.worker.process_group.object_collectives import (
     gather_objects,
     split_into_batches,
     wait_for_message,
 )
+from nbddp.worker.process_group.unfinished_steps import spread_optimizers
 
 if TYPE_CHECKING:
     from nbddp.worker.cell.shell import RankShell
@@ -79,8 +84,8 @@ class HealHandler:
 
     def send_namespace(self, command: SendNamespace) -> Answer:
         """Pickle all variables. Their tensors stay here until the ranks have joined the group."""
-        _check_nothing_is_sharded(self._namespace, self._group.bound_objects.optimizers)
-        for replacement in command.replacements:
+        spread = self._check_sharded(command.replacements)
+        for replacement in command.replacements if command.checks else ():
             if part := self._group.group_without(replacement):
                 # only the user knows which rank has the right values
                 outside = "this rank is" if replacement in part else f"rank {replacement} was"
@@ -93,7 +98,14 @@ class HealHandler:
         shell_names = filter(SHELL_NAMES.fullmatch, self._namespace)
         exclude = [*self._preset_names, *shell_names, *command.exclude]
         extra = self._shell.compile.sources, self._environment.capture()
-        pickled = pickle_namespace(self._namespace, exclude=exclude, extra=extra)
+        groups = self._group.lasting_names(command.replacements)
+        restored = {*map(id, dtensors_in(spread))}
+        pickled = pickle_namespace(self._namespace, exclude, extra, groups, restored)
+        for path in spread:  # its state would have no object on the new rank
+            name = re.split(r"\W", path)[0]
+            if name not in pickled.names:
+                reason = pickled.not_carried.get(name, "the heal excludes it")
+                raise RequestError(f"{name} cannot be copied to a new process: {reason}")
         self._storages = pickled.storages
         key = self._payload_key(f"names{command.request}")
         payload = payloads.put(self._store, key, pickled.data)
@@ -106,6 +118,7 @@ class HealHandler:
             "left": {name: reason[:MAX_REASON] for name, reason in not_carried[:MAX_LISTED]},
             "more": {"": len(not_carried) - MAX_LISTED} if len(not_carried) > MAX_LISTED else {},
             "storages": [[each.nbytes(), each.device.type] for each in self._storages],
+            "has_shards": bool(spread),
         }
         return Answer(request=command.request, payload=payload, content=content)
 
@@ -115,16 +128,21 @@ class HealHandler:
         error = self._regrouper.regroup(
             Regroup(generation=command.generation),
             source=command.donor,
-            is_heal=True,
-            on_joined=lambda: self._transfer_namespace(command),
+            new_ranks=command.replacements,
+            on_joined=lambda reports: self._transfer_namespace(command, reports),
         )
         self._storages = ()
         self._report["was_left"] = bool(error) and self._regrouper.is_consequence
         error = next(iter(self._report.get("unopened", {}).values()), error)
         return Answer(request=command.request, error=error, content=self._report)
 
-    def _transfer_namespace(self, command: JoinGroup) -> None:
-        """Send or receive the memory of tensors first: unpickled objects may read it at once."""
+    def _transfer_namespace(self, command: JoinGroup, reports: Sequence[Any]) -> bool:
+        """Send or receive the memory of tensors first: unpickled objects may read it at once.
+
+        Return whether sharded models have their state.
+        """
+        if command.has_shards and not reports:
+            raise RuntimeError(f"the process groups are new ones, and {LOST}")
         rank, device = dist.get_rank(), self._group.device
         if rank == command.donor:
             self._send(command.replacements)
@@ -138,12 +156,16 @@ class HealHandler:
             ]
             self._receive(storages, command.donor)
             try:
-                load_namespace(data, self._namespace, storages, on_extra=self._apply_extra)
+                load_namespace(data, self._namespace, storages, self._apply_extra, self._group.find)
             except UnpickleError as error:
                 self._report["unopened"] = {error.name: str(error)}
                 raise
             self._group.bound_objects.add_existing()
         self._restore_own_values(command)
+        if command.has_shards:
+            objects = spread_objects(self._namespace, self._group.bound_objects)
+            copy_from_replicas(objects, reports, {*command.replacements}, self._wait_for_message)
+        return command.has_shards
 
     def _restore_own_values(self, command: JoinGroup) -> None:
         """On replacements, restore values and attributes that are different on each rank.
@@ -219,28 +241,48 @@ class HealHandler:
         while in_flight:
             in_flight.extend(islice(waiting, 1))
             work, data = in_flight.popleft()
-            wait_for_message(work, lambda: self._group.is_broken)
+            self._wait_for_message(work)
             yield data
 
+    def _wait_for_message(self, work: Any) -> None:
+        wait_for_message(work, lambda: self._group.is_broken)
 
-def _check_nothing_is_sharded(namespace: dict[str, Any], optimizers: Iterable[Any]) -> None:
-    """Raise an error for sharded objects: a part of them died with the rank."""
-    sharded = _name_sharded(namespace, optimizers)
-    if sharded:  # the sharded object may be garbage
-        gc.collect()
-        sharded = _name_sharded(namespace, optimizers)
-    if sharded:
-        raise RequestError(
-            f"a part of the sharded state ({sharded}) died with its rank: "
-            "run `%ddp restart --replay` and load a checkpoint"
-        )
+    # ---- sharded models
+
+    def _check_sharded(self, new_ranks: Sequence[int]) -> Objects:
+        """Return the sharded models and optimizers.
+
+        Raises:
+            RequestError: a part of a sharded model died with its rank, and no rank has it.
+        """
+        bound = self._group.bound_objects
+        spread, lost = _find_sharded(self._namespace, bound)
+        if lost:  # the sharded object may be garbage
+            gc.collect()
+            spread, lost = _find_sharded(self._namespace, bound)
+        if spread and not lost:
+            unfinished_steps.reset(bound)
+            size, replaced = dist.get_world_size(), {*new_ranks}
+            lasts = self._group.lasting_names(new_ranks)
+            if not lasts or ranks_without_replica(spread, size, replaced):
+                lost = "FSDP" if sharded_modules() else "DTensor"
+        if lost:
+            raise RequestError(
+                f"a part of the sharded state ({lost}) died with its rank: "
+                "run `%ddp restart --replay` and load a checkpoint"
+            )
+        return spread
 
 
-def _name_sharded(namespace: dict[str, Any], optimizers: Iterable[Any]) -> str:
-    if sharded_modules():
-        return "FSDP"
-    kinds = (type(each).__name__ for each in optimizers if is_sharded(each))
-    return next(kinds, "DTensor" if any(map(has_dtensors, namespace.values())) else "")
+def _find_sharded(namespace: dict[str, Any], bound: BoundObjects) -> tuple[Objects, str]:
+    """Return the sharded models and optimizers, and the kind of one that cannot be restored."""
+    spread = spread_objects(namespace, bound)
+    models = [each for each in spread.values() if isinstance(each, nn.Module)]
+    known = {id(part) for model in models for part in model.modules()} | {*map(id, spread.values())}
+    lost = [type(each).__name__ for each in bound.optimizers if is_sharded(each)]
+    lost += ["FSDP" for each in sharded_modules() if id(each) not in known]
+    lost += ["pipeline" for each in spread_optimizers(bound) if id(each) not in known]
+    return spread, next(iter(lost), "")
 
 
 def _storage_bytes(storage: UntypedStorage) -> torch.Tensor:

@@ -19,13 +19,14 @@ import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from mmap import mmap
 from multiprocessing.connection import Connection
 from multiprocessing.managers import BaseManager, BaseProxy
 from multiprocessing.process import BaseProcess
 from multiprocessing.shared_memory import ShareableList, SharedMemory
 from operator import attrgetter
-from types import BuiltinMethodType, FunctionType, ModuleType
+from types import BuiltinMethodType, FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,14 @@ from nbddp.wire.function_sources import Pickler
 from nbddp.wire.request_messages import KEEPS_RANK, MADE_BY_ALL
 from nbddp.worker.cell.failure import error_text
 from nbddp.worker.heal.placeholder import Placeholder
+from nbddp.worker.heal.sharded_pickling import (
+    describe_fsdp,
+    newest_hook,
+    number_hooks_from,
+    reduce_sharded,
+    shard_again,
+    why_not_restored,
+)
 from nbddp.worker.process_group.migration import GROUP_ATTRIBUTES
 from nbddp.worker.watch.namespace import paths_of
 
@@ -104,15 +113,24 @@ class UnpickleError(Exception):
 class _NamespacePickler(Pickler):
     """Pickles objects of a namespace for the same namespace in another process."""
 
-    def __init__(self, file: Any, namespace: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        file: Any,
+        namespace: dict[str, Any],
+        groups: Mapping[Any, str],
+        restored: Container[int],
+    ) -> None:
         super().__init__(file, protocol=PROTOCOL)
         self.file = file
         self._namespace = namespace
+        self._groups = groups
+        self._restored = restored
         self.globals_ref[id(namespace)] = namespace  # cloudpickle's table of globals of functions
         self._indices: dict[int, int] = {}  # index of a storage, by its address in C++
         self.storages: list[UntypedStorage] = []
         self.missing: list[tuple[Any, str]] = []
         self.prepared: list[nn.Module] = []
+        self.sharded: list[nn.Module] = []
         self._whole: Any = None
         self._may_lack_parts = False
 
@@ -122,9 +140,11 @@ class _NamespacePickler(Pickler):
         self.dump(value)
 
     def persistent_id(self, obj: Any) -> Any:
-        """Pickle the namespace and the memory of tensors by reference."""
+        """Pickle the namespace, living process groups and the memory of tensors by reference."""
         if obj is self._namespace:
             return _NAMESPACE_ID
+        if isinstance(obj, dist.ProcessGroup) and obj in self._groups:
+            return self._groups[obj]
         if isinstance(obj, TypedStorage):
             return self._storage_index(obj._untyped_storage), obj.dtype
         return (self._storage_index(obj), None) if isinstance(obj, UntypedStorage) else None
@@ -142,14 +162,16 @@ class _NamespacePickler(Pickler):
         """
         if isinstance(obj, nn.Module) and is_prepared(obj):
             self.prepared.append(obj)
+        if isinstance(obj, nn.Module) and hasattr(type(obj), "_get_fsdp_state"):
+            self.sharded.append(obj)
         if isinstance(obj, FunctionType) and obj.__globals__ is self._namespace:
             make, arguments, (attributes, slots), *more = self._dynamic_function_reduce(obj)
             return make, arguments, (attributes, slots | {"__globals__": {}}), *more
         if isinstance(obj, _LRU_CACHE):  # it pickles itself by name only
             return _make_cached, (obj.__wrapped__, obj.cache_parameters())
-        if reason := _why_not_movable(obj):
+        if reason := _why_not_movable(obj) or why_not_restored(obj, self._restored):
             return self._replace_part(obj, reason)
-        if reduced := _custom_reduce(obj):
+        if reduced := reduce_sharded(obj) or _custom_reduce(obj, self._groups):
             return reduced
         if isinstance(obj, logging.Logger) and obj is logging.getLogger(obj.name):
             return _make_logger, (obj.name, obj.level, obj.propagate, obj.disabled)
@@ -175,16 +197,23 @@ class _NamespaceUnpickler(pickle.Unpickler):
     """Unpickles objects into a namespace."""
 
     def __init__(
-        self, data: bytes, namespace: dict[str, Any], storages: Sequence[UntypedStorage]
+        self,
+        data: bytes,
+        namespace: dict[str, Any],
+        storages: Sequence[UntypedStorage],
+        find_group: Callable[[str], Any],
     ) -> None:
         super().__init__(io.BytesIO(data))
         self._namespace = namespace
         self._storages = storages
+        self._find_group = find_group
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return this process's namespace, or memory that was allocated here."""
+        """Return this process's namespace or group, or memory that was allocated here."""
         if pid == _NAMESPACE_ID:
             return self._namespace
+        if isinstance(pid, str):
+            return self._find_group(pid)
         index, dtype = pid
         storage = self._storages[index]
         if dtype is None:
@@ -193,7 +222,11 @@ class _NamespaceUnpickler(pickle.Unpickler):
 
 
 def pickle_namespace(
-    namespace: dict[str, Any], exclude: Iterable[str] = (), extra: Any = None
+    namespace: dict[str, Any],
+    exclude: Iterable[str] = (),
+    extra: Any = None,
+    groups: Mapping[Any, str] = MappingProxyType({}),
+    restored: Container[int] = (),
 ) -> PickledNamespace:
     """Pickle all variables of a namespace except some.
 
@@ -201,6 +234,8 @@ def pickle_namespace(
         namespace: the globals of the cells' functions.
         exclude: variables that are the rank's own, or the shell's.
         extra: more values for :func:`load_namespace`.
+        groups: the names of the process groups that the replacement has too.
+        restored: the ids of the DTensors whose values the replacement gets later.
 
     >>> step = [3]
     >>> carried = pickle_namespace({"step": step, "same": step, "gate": (n for n in ())})
@@ -213,14 +248,15 @@ def pickle_namespace(
     """
     exclude = {*exclude}
     names = {name: value for name, value in namespace.items() if name not in exclude}
+    new_pickler = partial(_NamespacePickler, namespace=namespace, groups=groups, restored=restored)
     not_carried: dict[str, str] = {}
     broken: set[str] = set()
-    pickler, reason = _pickle_names(names, namespace, extra)
+    pickler, reason = _pickle_names(new_pickler, names, extra)
     if reason:
         for name, value in names.items():
-            if not _pickle_names({name: value}, namespace)[1]:
+            if not _pickle_names(new_pickler, {name: value})[1]:
                 continue
-            parts, reason = _pickle_names({name: value}, namespace, broken={name})
+            parts, reason = _pickle_names(new_pickler, {name: value}, broken={name})
             not_carried |= (
                 {name: reason} if reason else _describe_missing(name, value, parts.missing)
             )
@@ -231,7 +267,7 @@ def pickle_namespace(
             if reason == KEEPS_RANK and name in names
         }
         names = {name: value for name, value in names.items() if name not in not_carried}
-        pickler, reason = _pickle_names(names | trainers, namespace, extra, broken)
+        pickler, reason = _pickle_names(new_pickler, names | trainers, extra, broken)
         if reason:
             raise pickle.PicklingError(reason)
     return PickledNamespace(pickler.file.getvalue(), pickler.storages, tuple(names), not_carried)
@@ -252,16 +288,18 @@ def load_namespace(
     namespace: dict[str, Any],
     storages: Sequence[UntypedStorage],
     on_extra: Callable[[Any], None] = lambda _: None,
+    find_group: Callable[[str], Any] = lambda _: None,
 ) -> None:
     """Unpickle variables into this process's namespace.
 
     ``storages`` has memory of the same sizes as on the other rank; it may be filled later.
     ``on_extra`` is called with the ``extra`` values before the variables are unpickled.
+    ``find_group`` returns this rank's group for the name of one of the donor's groups.
 
     Raises:
         UnpickleError: a variable could not be unpickled here. The namespace is unchanged.
     """
-    unpickler = _NamespaceUnpickler(data, namespace, storages)
+    unpickler = _NamespaceUnpickler(data, namespace, storages, find_group)
     names, extra = unpickler.load()
     on_extra(extra)
     before = dict(namespace)
@@ -272,14 +310,17 @@ def load_namespace(
             namespace.clear()
             namespace.update(before)
             raise UnpickleError(name, error) from error
-    register(unpickler.load())
+    prepared, fsdp, hook = unpickler.load()
+    register(prepared)
+    number_hooks_from(hook)
+    shard_again(fsdp)
     if "__builtins__" in before:  # cloudpickle sets it to a dict for each function
         namespace["__builtins__"] = before["__builtins__"]
 
 
 def _pickle_names(
+    new_pickler: Callable[..., _NamespacePickler],
     names: Mapping[str, Any],
-    namespace: dict[str, Any],
     extra: Any = None,
     broken: Container[str] = (),
 ) -> tuple[_NamespacePickler, str]:
@@ -287,7 +328,7 @@ def _pickle_names(
 
     Return the pickler, and why it failed; "" if it succeeded.
     """
-    pickler = _NamespacePickler(io.BytesIO(), namespace)
+    pickler = new_pickler(io.BytesIO())
     # modules first, then classes and functions: other objects may need them while unpickling
     first = [each for each in names if isinstance(names[each], ModuleType)]
     then = [each for each in names if isinstance(names[each], (type, FunctionType))]
@@ -296,7 +337,7 @@ def _pickle_names(
         pickler.add((order, extra))
         for name in order:
             pickler.add(names[name], may_lack_parts=name in broken)
-        pickler.add(pickler.prepared)
+        pickler.add((pickler.prepared, describe_fsdp(pickler.sharded), newest_hook()))
     except Exception as error:  # noqa: BLE001 - an object's code may raise anything; it is reported
         return pickler, _first_line(error)
     return pickler, ""
@@ -377,7 +418,7 @@ def _make_logger(name: str, level: int, propagate: bool, disabled: bool) -> logg
 # ---- loaders and models
 
 
-def _custom_reduce(obj: Any) -> Any:
+def _custom_reduce(obj: Any, groups: Container[Any]) -> Any:
     """Return how to pickle an object that pickle refuses or restores incompletely, else None."""
     if type(obj) is weakref.ReferenceType:
         target = obj()
@@ -389,7 +430,9 @@ def _custom_reduce(obj: Any) -> Any:
     if f"{type(obj).__module__}.{type(obj).__qualname__}" == _FP32_OUTPUTS:
         return type(obj), (obj.model_forward,)
     if isinstance(obj, DistributedDataParallel):
-        state = {key: value for key, value in vars(obj).items() if key not in GROUP_ATTRIBUTES}
+        has_group = vars(obj).get("process_group") in groups
+        dropped = GROUP_ATTRIBUTES[has_group:]
+        state = {key: value for key, value in vars(obj).items() if key not in dropped}
         return _make_unbound, (type(obj), state)
     if isinstance(obj, Optimizer) and type(obj).__getstate__ is Optimizer.__getstate__:
         return copyreg.__newobj__, (type(obj),), _optimizer_state(obj)  # type: ignore[attr-defined]

@@ -71,20 +71,20 @@ class Migration:
     Args:
         bound_objects: the models, optimizers, schedules and scalers of this process.
         namespace: the user's variables.
+        is_heal: whether some ranks have a new process. Then loaders get the position of the source
+            too.
+        is_inside_step: whether an optimizer of this rank may have updated only some parameters.
         source: after a heal, the rank in the group whose state the others get.
         group: the process group; None for the default group.
         dropped: if the groups of before live on, those that do not. None if there are new groups.
         not_reset: models that are in the middle of a step, and why.
-        is_heal: whether some ranks have a new process. Then loaders get the position of the source
-            too.
-        is_inside_step: whether an optimizer of this rank may have updated only some parameters.
     """
 
     _bound_objects: BoundObjects
     _namespace: Mapping[str, Any]
-    _source: int
     _is_heal: bool
     _is_inside_step: bool
+    _source: int
     _group: Any = None
     _dropped: Sequence[Any] | None = None
     _not_reset: Sequence[tuple[Any, str]] = ()

@@ -57,17 +57,18 @@ def load_state(obj: Any, state: Any) -> None:
 
 def describe_state(obj: Any) -> str:
     """Describe the state of an object as JSON: numbers as values, tensors by type and shape."""
-    return json.dumps(_describe(state_of(obj)))
+    return json.dumps(describe(state_of(obj)))
 
 
-def _describe(value: Any) -> list[Any]:
+def describe(value: Any) -> list[Any]:
+    """Describe a state as JSON values, with a type and a shape for each tensor."""
     if _is_sendable(value):
         dtype = str(value.dtype).removeprefix("torch.")
         return ["tensor", dtype, [*value.shape], value.device.type == "cpu"]
     if type(value) is dict and all(isinstance(key, PLAIN) for key in value):
-        return ["dict", [[key, _describe(each)] for key, each in value.items()]]
+        return ["dict", [[key, describe(each)] for key, each in value.items()]]
     if type(value) in (list, tuple):
-        return [type(value).__name__, [*map(_describe, value)]]
+        return [type(value).__name__, [*map(describe, value)]]
     return ["plain", value] if isinstance(value, PLAIN) else ["other", type(value).__name__]
 
 
@@ -113,7 +114,7 @@ def state_from_description(obj: Any, description: str, device: torch.device) -> 
 
 
 def _value_from_description(description: list[Any], own: Any, device: torch.device) -> Any:
-    if _describe(own) == description:
+    if describe(own) == description:
         return own
     match description:
         case ["plain", value]:

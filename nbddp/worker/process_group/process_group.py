@@ -34,6 +34,7 @@ FORM_TIMEOUT = timedelta(seconds=60)  # for all ranks to arrive
 # at least this much for each rank, to connect to the others
 CONNECT_TIMEOUT_PER_RANK = timedelta(milliseconds=100)
 EXTRA_DESCRIPTORS = 10  # file descriptors of a group, in addition to one for each rank
+MESH = "mesh_"  # begins torch's description of a group that belongs to a DeviceMesh
 GROUPS_PER_CELL = 10_000  # numbers of groups that are reserved for each cell
 # torch 2.14 made it public, and warns when the private function is called
 set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
@@ -66,6 +67,7 @@ class ProcessGroup:
             self._unblocker, connections.recording_group, self.bound_objects.has_any_in
         )
         self._group_members: set[frozenset[int]] = set()
+        self._all_groups: dict[str, tuple[list[int], str]] = {}
         wrap(dist.distributed_c10d, "_new_process_group_helper", self._create_group)
         self._topology = topology
         self._timeout = timeout
@@ -93,28 +95,32 @@ class ProcessGroup:
 
         The ranks may not include this one. An empty sequence means all ranks.
         """
-        self._group_members.add(frozenset(ranks))
+        if not str(options.get("group_desc")).startswith(MESH):
+            self._group_members.add(frozenset(ranks))
         with self._unblocker.forming(), self._connections.recording_group():
             result = create(size, rank, ranks, *args, **options)
         if isinstance(result[0], dist.ProcessGroup):  # else this rank is not in the group
             self._releaser.keep_alive(result[0])
         return result
 
-    def init(self, generation: int, *, keeps_groups: bool = False) -> bool:
+    def init(
+        self, generation: int, *, keeps_groups: bool = False, new_ranks: Sequence[int] = ()
+    ) -> bool:
         """Connect this rank with the other ranks again, and return whether all groups live on.
 
         With ``keeps_groups``, the default group gets new connections if this is possible on all
-        ranks. Then call :meth:`revive_subgroups`. Otherwise the old groups, if any, are destroyed,
-        and a new default group is formed.
+        ranks; ranks with a new process adopt it. Then call :meth:`revive_subgroups`. Otherwise the
+        old groups, if any, are destroyed, and a new default group is formed.
 
         A group keeps the timeout that it was created with for send, recv and the checks of
         TORCH_DISTRIBUTED_DEBUG. So it is created with the user's timeout. The ranks, which may take
         longer to arrive, wait for each other before that.
         """
-        keeps_groups = keeps_groups and self.backend == "gloo" and self._has_all_ranks()
+        is_new = self._topology.rank in new_ranks
+        keeps_groups = keeps_groups and (self._has_gloo_groups() or is_new)
         is_exhausted = keeps_groups and self.reviver.is_exhausted()
-        can_revive = keeps_groups and not is_exhausted and self.reviver.can_revive()
-        if not can_revive:
+        can_revive = keeps_groups and not is_exhausted
+        if is_new or not can_revive:
             self.destroy()
         self.is_broken = False
         check_free_descriptors(self._topology.world_size + EXTRA_DESCRIPTORS)
@@ -125,36 +131,89 @@ class ProcessGroup:
         self._is_reviving = can_revive  # see suspend()
         if is_exhausted:
             self._group_store.set("exhausted", "")
+        if can_revive and not is_new:
+            self._group_store.set("name", dist.distributed_c10d._get_default_group().group_name)
         all_can = self._wait_for_all_ranks(self._group_store, world, can_revive=can_revive)
         self._is_reviving = all_can
         self.is_exhausted = not all_can and self._group_store.check(["exhausted"])
         self._check_not_broken()
-        if all_can:
+        if all_can and not is_new:
             self._connections.close_groups()  # not before: a peer might still form a group
             self.reviver.revive_default(self._group_store, self._connect_timeout)
         else:
-            if can_revive:
+            if can_revive and not is_new:
                 self.destroy()
-            self._form_new(self._group_store)
+            name = int(self._group_store.get("name")) if all_can else 0
+            self._form_new(self._group_store, name)
         self._check_not_broken()
         self._set_timeout(max(self._connect_timeout, FORM_TIMEOUT))
         return all_can
+
+    def _has_gloo_groups(self) -> bool:
+        """Return whether there is a default group of all ranks, and all groups use Gloo."""
+        return self.backend == "gloo" and self._has_all_ranks() and self.reviver.can_revive()
+
+    def lasting_names(self, new_ranks: Sequence[int]) -> dict[Any, str]:
+        """Return the names by which new processes find the living groups of this rank.
+
+        The default group has the name "", because a new one may have another name.
+        """
+        if not self._has_gloo_groups() or self.reviver.is_exhausted():
+            return {}
+        world: Any = dist.distributed_c10d._world
+        names = {dist.group.WORLD: ""}
+        for group, name in world.pg_names.items():
+            is_shared = {*new_ranks} <= world.pg_group_ranks.get(group, {}).keys()
+            if is_shared or group.group_desc.startswith(MESH):
+                names.setdefault(group, name)
+        return names
+
+    def find(self, name: str) -> Any:
+        """Return this rank's group for a name of another rank; see :meth:`lasting_names`.
+
+        For a group of a mesh, it is the group of this rank along the same dimension. torch makes
+        the groups of a dimension one after the other, and their names are numbers.
+
+        Raises:
+            LookupError: this rank has no such group.
+        """
+        if not name:
+            return dist.group.WORLD
+        mine, (ranks, description) = self._topology.rank, self._all_groups.get(name, ([], ""))
+        candidates = [
+            each
+            for each, (others, text) in self._all_groups.items()
+            if mine in others and text == description and len(others) == len(ranks)
+        ]
+        if mine not in ranks and description.startswith(MESH) and candidates:
+            name = min(candidates, key=lambda each: abs(int(each) - int(name)))
+        for group, own_name in dist.distributed_c10d._world.pg_names.items():
+            if own_name == name:
+                return group
+        raise LookupError(f"rank {mine} has no process group {name}")
 
     def _check_not_broken(self) -> None:
         if self.is_broken:  # the connections to some ranks may be those to itself
             raise RuntimeError("an interrupt ended the process group before all ranks had joined")
 
-    def revive_subgroups(self, report: Any) -> revival.Subgroups:
+    def revive_subgroups(self, report: Any, new_ranks: Sequence[int] = ()) -> revival.Subgroups:
         """Connect the groups that all of their ranks have, and destroy the others."""
         store, timeout = self._group_store, self._connect_timeout
-        subgroups = self.reviver.revive_others(store, timeout, report)
+        subgroups = self.reviver.revive_others(store, timeout, report, new_ranks)
         self._check_not_broken()
+        self._all_groups = subgroups.ranks
+        self._group_members = {
+            frozenset(ranks)
+            for ranks, text in self._all_groups.values()
+            if not text.startswith(MESH)
+        }
         return subgroups
 
-    def _form_new(self, store: dist.Store) -> None:
+    def _form_new(self, store: dist.Store, name: int) -> None:
+        """Form a new default group. Its name is a number, as torch makes it."""
         self.reviver.forget()
         self._group_members.clear()
-        _number_groups_from(0)
+        _number_groups_from(name)
         dist.init_process_group(
             self.backend,
             store=store,
@@ -169,13 +228,15 @@ class ProcessGroup:
         self._set_timeout(self._timeout)
         self._has_input_timeout = self._was_suspended = False
 
-    def suspend(self, *, has_lost_connection: bool) -> bool:
+    def suspend(self, *, has_lost_connection: bool, is_heal: bool) -> bool:
         """Keep the groups for another revival after an interrupted one, but not twice in a row.
 
-        Return whether they are kept.
+        A heal is repeated without each variable that the new rank cannot load. Return whether the
+        groups are kept.
         """
         is_interrupted = self.is_broken or has_lost_connection
-        self._was_suspended = self._is_reviving and is_interrupted and not self._was_suspended
+        may_repeat = is_heal or not self._was_suspended
+        self._was_suspended = self._is_reviving and is_interrupted and may_repeat
         if self._was_suspended:
             self.is_broken = True
             self._connections.close_groups()  # ends the waits of other ranks for this one
@@ -219,7 +280,7 @@ class ProcessGroup:
     def group_without(self, other: int) -> list[int]:
         """Return the ranks of a group that has only one of this rank and ``other``; else [].
 
-        Only groups since the last :meth:`init` count.
+        A group of a mesh does not count: the other rank gets its own group of the mesh.
         """
         mine = self._topology.rank
         parts = (each for each in self._group_members if (mine in each) != (other in each))

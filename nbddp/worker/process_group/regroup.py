@@ -17,6 +17,7 @@ from nbddp.worker.process_group.migration import Migration, renew_torch, unbind
 from nbddp.worker.process_group.object_collectives import gather_objects
 from nbddp.worker.process_group.object_state import parameters_of
 from nbddp.worker.process_group.process_group import ProcessGroup
+from nbddp.worker.process_group.revival import Subgroups
 from nbddp.worker.torch_errors import is_backend_error
 from nbddp.worker.watch.namespace import paths_of
 
@@ -24,6 +25,7 @@ _EXHAUSTED = (
     "the process groups are new ones: after each interrupt torch keeps threads of the old "
     "connections, and there were too many of them"
 )
+OnJoined = Callable[[Sequence[Any]], bool]
 
 
 class Regrouper:
@@ -48,19 +50,19 @@ class Regrouper:
         command: Regroup,
         *,
         source: int = 0,
-        is_heal: bool = False,
-        on_joined: Callable[[], None] = lambda: None,
+        new_ranks: Sequence[int] = (),
+        on_joined: OnJoined = lambda _: False,
     ) -> str:
         """Destroy the process group or, if requested, connect it with the other ranks again.
 
-        All groups live on if that is possible. After a heal there are new groups, because a new
-        process has none.
+        All groups live on if that is possible.
 
         Args:
             command: the message.
             source: rank whose models and states the other ranks get.
-            is_heal: whether some ranks have a new process.
-            on_joined: called in the new group before models are moved.
+            new_ranks: in a heal, the ranks with a new process.
+            on_joined: called in the groups before models are moved, with the steps of each rank.
+                Returns whether sharded models have got their state.
 
         Returns:
             Why it failed, in one line; empty if it succeeded.
@@ -68,14 +70,7 @@ class Regrouper:
         self._failure = failure = None
         try:
             if command.form:
-                lives_on = self._group.init(command.generation, keeps_groups=not is_heal)
-                if not lives_on:
-                    renew_torch(self._namespace)
-                if self._group.is_exhausted:
-                    self._notify_user(_EXHAUSTED)
-                on_joined()
-                self._migrate(source, is_heal=is_heal, lives_on=lives_on)
-                self._group.apply_user_timeout()
+                self._connect(command.generation, source, new_ranks, on_joined)
             else:
                 self._group.destroy()
         except Exception as error:  # noqa: BLE001 - the next cell reports it; the rank lives on
@@ -83,9 +78,10 @@ class Regrouper:
             failure = failure_outside_cells(error)
         if failure is None:
             return ""
-        self._failure = None if is_heal else failure  # the answer reports the failure of a heal
+        self._failure = None if new_ranks else failure  # the answer reports the failure of a heal
         reason = f"{failure.name}: {failure.text}".partition("\n")[0]
-        if command.form and self._group.suspend(has_lost_connection=self.is_consequence):
+        lost, is_heal = self.is_consequence, bool(new_ranks)
+        if command.form and self._group.suspend(has_lost_connection=lost, is_heal=is_heal):
             return reason
         group = dist.group.WORLD
         for model in self._group.bound_objects.models:
@@ -101,28 +97,31 @@ class Regrouper:
         failure, self._failure = self._failure, None
         return failure if command.needs_group else None
 
-    def _migrate(self, source: int, *, is_heal: bool, lives_on: bool) -> None:
-        """Move the models. If that failed once, do not try again with the next group.
-
-        A lost connection or an interrupt does not count as a failure of the models.
-        """
-        may_migrate, self._may_migrate = self._may_migrate, True
+    def _connect(
+        self, generation: int, source: int, new_ranks: Sequence[int], on_joined: OnJoined
+    ) -> None:
+        lives_on = self._group.init(generation, keeps_groups=True, new_ranks=new_ranks)
+        if not lives_on:
+            renew_torch(self._namespace)
+        if self._group.is_exhausted:
+            self._notify_user(_EXHAUSTED)
         counts, objects = self._group.step_counts, self._group.bound_objects
         steps, is_inside_step = self._count_steps(), counts.is_inside_step
         counts.clear()  # a new process begins at zero
+        subgroups = self._group.revive_subgroups(steps, new_ranks) if lives_on else None
+        not_reset = unfinished_steps.reset(objects) if lives_on else []
+        if on_joined(subgroups.reports if subgroups else []) and subgroups:
+            subgroups.reports.clear()  # uneven steps do not matter any more
         new_migration = partial(
-            Migration, objects, self._namespace, source, is_heal, is_inside_step
+            Migration, objects, self._namespace, bool(new_ranks), is_inside_step
         )
-        try:
-            if lives_on:
-                lines = self._migrate_in_living_groups(new_migration, steps, may_migrate)
-            else:
-                lines = new_migration().run(may_migrate=may_migrate)
-        except Exception as error:
-            self._may_migrate = self._group.is_broken or is_backend_error(error)
-            raise
-        for line in lines:
-            self._notify_user(line)
+        migrations = [new_migration(source)]
+        if subgroups is not None:
+            migrations = [new_migration(source, None, subgroups.dropped, not_reset)]
+            for group in subgroups.with_objects:
+                migrations.append(new_migration(_first_survivor(group, new_ranks), group, []))
+        self._migrate(migrations, subgroups)
+        self._group.apply_user_timeout()
 
     def _count_steps(self) -> unfinished_steps.StepReport:
         """Count the steps of all optimizers except those of DDP models, which are made equal."""
@@ -143,19 +142,26 @@ class Regrouper:
             for each in optimizers
         }
 
-    def _migrate_in_living_groups(
-        self,
-        new_migration: Callable[..., Migration],
-        steps: unfinished_steps.StepReport,
-        may_migrate: bool,  # noqa: FBT001
-    ) -> Sequence[str]:
-        subgroups = self._group.revive_subgroups(steps)
-        not_reset = unfinished_steps.reset(self._group.bound_objects)
-        everywhere = new_migration(None, subgroups.dropped, not_reset)
-        others = [new_migration(each, []) for each in subgroups.with_objects]
-        lines = [
-            line for each in (everywhere, *others) for line in each.run(may_migrate=may_migrate)
-        ]
-        if subgroups.has_objects_anywhere:  # rank 0 tells what other ranks have moved
-            lines = [*dict.fromkeys(line for each in gather_objects(lines) for line in each)]
-        return [*unfinished_steps.describe_uneven(subgroups.reports), *lines]
+    def _migrate(self, migrations: Sequence[Migration], subgroups: Subgroups | None) -> None:
+        """Move the models. If that failed once, do not try again with the next group.
+
+        A lost connection or an interrupt does not count as a failure of the models.
+        """
+        may_migrate, self._may_migrate = self._may_migrate, True
+        try:
+            lines = [line for each in migrations for line in each.run(may_migrate=may_migrate)]
+            if subgroups and subgroups.has_objects_anywhere:
+                # rank 0 tells what other ranks have moved
+                lines = [*dict.fromkeys(line for each in gather_objects(lines) for line in each)]
+        except Exception as error:
+            self._may_migrate = self._group.is_broken or is_backend_error(error)
+            raise
+        uneven = unfinished_steps.describe_uneven(subgroups.reports) if subgroups else []
+        for line in [*uneven, *lines]:
+            self._notify_user(line)
+
+
+def _first_survivor(group: Any, new_ranks: Sequence[int]) -> int:
+    """Return the first rank of a group, as its number in it, that has the process of before."""
+    ranks = enumerate(dist.get_process_group_ranks(group))
+    return next(index for index, rank in ranks if rank not in new_ranks)

@@ -7,7 +7,7 @@ DTensors, sharded models, compiled functions (tried with torch 2.9, 2.13 and 2.1
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -34,9 +34,11 @@ class Subgroups:
         has_objects_anywhere: whether any rank has such a group.
         dropped: groups that were destroyed, because not all of their ranks had them.
         reports: for each rank of the default group, its report.
+        ranks: by name, the ranks and the description of each group of any rank.
     """
 
     has_objects_anywhere: bool
+    ranks: dict[str, tuple[list[int], str]]
     with_objects: list[Any] = field(default_factory=list)
     dropped: list[Any] = field(default_factory=list)
     reports: list[Any] = field(default_factory=list)
@@ -88,36 +90,56 @@ class GroupReviver:
         _world().pg_coalesce_state.clear()
         self._revive(dist.group.WORLD, store, timeout)
 
-    def revive_others(self, store: dist.Store, timeout: timedelta, report: Any) -> Subgroups:
+    def revive_others(
+        self, store: dist.Store, timeout: timedelta, report: Any, new_ranks: Sequence[int] = ()
+    ) -> Subgroups:
         """Give a new backend to each group that all its ranks have, and destroy the others.
 
-        All ranks call this, and follow one order of names, so that no two wait for each other.
+        A rank with a new process adopts its groups from the other ranks. All ranks call this, and
+        follow one order of names, so that no two wait for each other.
 
         Args:
             store: a store for this revival.
             timeout: the least time for the ranks of a group to connect.
             report: a JSON value for the other ranks.
+            new_ranks: ranks with a new process.
         """
         world = _world()
         groups = {name: pg for pg, name in list(world.pg_names.items()) if pg != world.default_pg}
-        # a group has no ranks yet if an interrupt has ended its creation
-        ranks = {name: sorted(world.pg_group_ranks.get(pg, ())) for name, pg in groups.items()}
-        facts = {name: [ranks[name], self._has_objects(groups[name])] for name in groups}
+        facts = {name: self._facts(group) for name, group in groups.items()}
         gathered = gather_objects([facts, report])
+        known = {name: fact for facts, _ in reversed(gathered) for name, fact in facts.items()}
         subgroups = Subgroups(
-            has_objects_anywhere=any(has for facts, _ in gathered for _, has in facts.values()),
+            has_objects_anywhere=any(has for *_, has in known.values()),
             reports=[report for _, report in gathered],
+            ranks={name: (ranks, text) for name, (ranks, text, *_) in known.items()},
         )
-        for name in sorted(groups):
-            group, members = groups[name], [gathered[rank][0].get(name) for rank in ranks[name]]
-            if not members or any(not each or each[0] != ranks[name] for each in members):
+        mine = dist.get_rank()
+        for name in sorted(name for name in known if name in groups or mine in known[name][0]):
+            ranks, text, seconds, _ = facts.get(name) or known[name]
+            members = [gathered[rank][0].get(name) for rank in ranks if rank not in new_ranks]
+            is_whole = bool(members) and all(each and each[0] == ranks for each in members)
+            group = groups.get(name)
+            if not is_whole and group is not None:
                 world.pg_group_ranks.setdefault(group, {})
                 dist.destroy_process_group(group)
                 subgroups.dropped.append(group)
+            if not is_whole or (group is None and mine not in new_ranks):
+                continue
+            group_timeout = max(timeout, timedelta(seconds=seconds))
+            if group is None:
+                group = _adopt(name, ranks, text, store, group_timeout)
             else:
-                self._revive(group, store, max(timeout, _gloo_backend(group).options._timeout))
-                subgroups.with_objects.extend([group] if any(has for _, has in members) else [])
+                self._revive(group, store, group_timeout)
+            subgroups.with_objects.extend([group] if any(has for *_, has in members) else [])
         return subgroups
+
+    def _facts(self, group: Any) -> tuple[list[int], str, float, bool]:
+        """Return what other ranks must know of a group."""
+        # a group has no ranks yet if an interrupt has ended its creation
+        ranks = _world().pg_group_ranks.get(group, {})
+        seconds = _gloo_backend(group).options._timeout.total_seconds()
+        return sorted(ranks, key=ranks.get), group.group_desc, seconds, self._has_objects(group)
 
     def _revive(self, group: Any, store: dist.Store, timeout: timedelta) -> None:
         world = _world()
@@ -153,6 +175,18 @@ class GroupReviver:
         options._devices, options._timeout = self._devices, timeout
         options._threads = 2 * len(self._devices)  # as torch does
         return gloo(store, rank, size, options)
+
+
+def _adopt(
+    name: str, ranks: list[int], description: str, store: dist.Store, timeout: timedelta
+) -> Any:
+    """Create a group of a rank that has a new process, while its other ranks revive it."""
+    create: Any = dist.distributed_c10d._new_process_group_helper  # recorded, as in new_group()
+    rank = ranks.index(dist.get_rank())
+    options = {"timeout": timeout, "group_desc": description}
+    group, _ = create(len(ranks), rank, ranks, "gloo", store, name, **options)
+    _world().pg_group_ranks[group] = {each: index for index, each in enumerate(ranks)}
+    return group
 
 
 def _world() -> Any:

@@ -164,7 +164,8 @@ def _fsdp_states() -> list[Any]:
     return [] if module is None else instances([module.FSDPState])
 
 
-def _groups_of(state: Any) -> list[Any]:
+def fsdp_groups_of(state: Any) -> list[Any]:
+    """Return the groups of parameters that FSDP2 gathers together for a module."""
     if hasattr(state, "_fsdp_param_groups"):  # not in torch 2.9
         return list(state._fsdp_param_groups)
     return [each for each in [state._fsdp_param_group] if each is not None]
@@ -177,7 +178,9 @@ def _reset_fsdp() -> str:
     try:
         for state in states:
             _OF_STATE(state)
-            for parameter in [each for group in _groups_of(state) for each in _OF_GROUP(group)[2]]:
+            for parameter in [
+                each for group in fsdp_groups_of(state) for each in _OF_GROUP(group)[2]
+            ]:
                 _OF_PARAMETER(parameter)
     except AttributeError as error:
         return f"torch {torch.__version__} has other names: {error}"
@@ -198,7 +201,7 @@ def _reset_state(state: Any) -> None:
     state._state_ctx.post_backward_final_callback_queued = False
     for each in (state, state._state_ctx, state._comm_ctx):
         _forget_results(each)
-    for group in _groups_of(state):
+    for group in fsdp_groups_of(state):
         _forget_results(group)
         group._training_state = idle
         for parameter in group.fsdp_params:

@@ -1,0 +1,156 @@
+"""The state of sharded models on one rank: find it, pack it into bytes, and set it from bytes.
+
+Each rank has other shards. So a heal packs the state of a rank that has the same shards as the dead
+rank, or a copy of the dead rank's own state. The bytes hold only JSON and numbers, because nothing
+that comes over a process group is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from nbddp.train.checkpoint.sharded import has_dtensors
+from nbddp.worker.process_group import object_state
+from nbddp.worker.process_group.bound_objects import BoundObjects
+from nbddp.worker.watch.namespace import paths_of, walk
+
+_LENGTH = struct.Struct("<q")
+Objects = dict[str, Any]  # by path
+Parts = list[list[Any]]  # of each DTensor, the part that each rank has
+
+
+def spread_objects(namespace: Mapping[str, Any], bound_objects: BoundObjects) -> Objects:
+    """Return the sharded models and their optimizers that a variable leads to, by path."""
+    found: Objects = {}
+    inner: set[int] = set()
+    for path, _, _, value in walk(namespace):
+        if issubclass(type(value), nn.Module) and id(value) not in inner and has_dtensors(value):
+            inner.update(map(id, value.modules()))
+            found[path] = value
+    optimizers = [*filter(has_dtensors, bound_objects.optimizers)]
+    paths = paths_of(optimizers, namespace)
+    found |= {paths[id(each)]: each for each in optimizers if id(each) in paths}
+    return found
+
+
+def dtensors_in(objects: Objects) -> Iterator[Any]:
+    """Yield the DTensors of sharded models and optimizers."""
+    for state in map(_state_of, objects.values()):
+        yield from (each for each in _tensors_in(state) if hasattr(each, "placements"))
+
+
+def parts_of(objects: Objects, rank: int) -> Parts:
+    """Return which part of each sharded tensor a rank has; ranks with equal parts are replicas."""
+    parts: Parts = []
+    for each in dtensors_in(objects):
+        placed = zip(_coordinate(each.device_mesh, rank), each.placements, strict=False)
+        parts.append([at for at, placement in placed if not placement.is_replicate()])
+    return parts
+
+
+def _coordinate(mesh: Any, rank: int) -> list[int]:
+    """Return the coordinate of a rank on a mesh, or on its slice of the same mesh."""
+    root = root_mesh(mesh)
+    names, of_root = mesh.mesh_dim_names or (), root.mesh_dim_names or ()
+    is_slice = mesh is not root and {*names} <= {*of_root}
+    whole = (root if is_slice else mesh).mesh
+    [coordinate] = (whole == rank).nonzero().tolist() or [[-1]]
+    return [coordinate[of_root.index(name)] for name in names] if is_slice else coordinate
+
+
+def root_mesh(mesh: Any) -> Any:
+    """Return the mesh of which a mesh is a slice; the mesh itself if it is none."""
+    if hasattr(mesh, "_get_root_mesh"):  # not in torch 2.9
+        return mesh._get_root_mesh()
+    return sys.modules["torch.distributed.device_mesh"]._mesh_resources.get_root_mesh(mesh)
+
+
+def pack(objects: Objects) -> torch.Tensor:
+    """Return the states of objects as bytes: a length, a description as JSON, and all tensors."""
+    states = {path: _localize(_state_of(each)) for path, each in objects.items()}
+    text = json.dumps(object_state.describe(states)).encode()
+    head = torch.frombuffer(bytearray(_LENGTH.pack(len(text)) + text), dtype=torch.uint8)
+    tensors = object_state.tensors_in(states)
+    parts = [each.detach().contiguous().reshape(-1).view(torch.uint8) for each in tensors]
+    return torch.cat([head, *(part.cpu() for part in parts)])
+
+
+def unpack(objects: Objects, packed: torch.Tensor) -> None:
+    """Set the states of objects to packed ones.
+
+    Raises:
+        KeyError: there is no such object.
+    """
+    [length] = _LENGTH.unpack(packed[: _LENGTH.size].numpy().tobytes())
+    begin = _LENGTH.size + length
+    unpacker = _Unpacker(packed[begin:])
+    with torch.no_grad():
+        for path, described in json.loads(packed[_LENGTH.size : begin].numpy().tobytes())[1]:
+            state = unpacker.fill(described, _state_of(objects[path]))
+            if not isinstance(objects[path], nn.Module):
+                object_state.load_state(objects[path], state)
+
+
+class _Unpacker:
+    """Copies bytes into tensors, one after the other."""
+
+    def __init__(self, data: torch.Tensor) -> None:
+        self._data = data
+        self._position = 0
+
+    def fill(self, described: list[Any], held: Any) -> Any:
+        match described:
+            case ["tensor", dtype, sizes, _]:
+                return self._fill_tensor(getattr(torch, dtype), sizes, held)
+            case ["dict", items]:
+                held = held if type(held) is dict else {}
+                return {key: self.fill(each, held.get(key)) for key, each in items}
+            case ["list" | "tuple" as kind, items]:
+                held = [*held] if type(held) in (list, tuple) else []
+                held += [None] * (len(items) - len(held))
+                made = [self.fill(each, mine) for each, mine in zip(items, held, strict=False)]
+                return tuple(made) if kind == "tuple" else made
+            case ["plain", value]:
+                return value
+        return held
+
+    def _fill_tensor(self, dtype: torch.dtype, sizes: list[int], held: Any) -> torch.Tensor:
+        count = torch.Size(sizes).numel() * dtype.itemsize
+        part = self._data[self._position : self._position + count].clone()  # is aligned
+        self._position += count
+        value = part.view(dtype).view(sizes)
+        local: Any = _localize(held)
+        if not isinstance(local, torch.Tensor) or [*local.shape] != sizes or local.dtype != dtype:
+            return value
+        local.copy_(value)
+        return cast("torch.Tensor", held)
+
+
+def _state_of(obj: Any) -> Any:
+    if isinstance(obj, nn.Module):
+        return {"parameters": [*obj.parameters()], "buffers": [*obj.buffers()]}
+    return object_state.state_of(obj)
+
+
+def _localize(value: Any) -> Any:
+    """Replace each DTensor by this rank's part of it."""
+    if type(value) is dict:
+        return {key: _localize(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_localize, value))
+    return value.to_local() if hasattr(value, "placements") else value
+
+
+def _tensors_in(value: Any) -> Iterator[Any]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif type(value) in (dict, list, tuple):
+        for each in value.values() if type(value) is dict else value:
+            yield from _tensors_in(each)
