@@ -182,8 +182,9 @@ def test_heal_asks_for_a_donor_if_subgroups_differ(group: Ranks, ranks: str, par
     assert group.alive == [0, 2]
     assert group.heal(donor=2).ranks == (1,)
     assert group.pull("share") == ["mine"] * 3
-    kill(group, 1)  # no such group is there any more
-    assert group.heal().ranks == (1,)
+    kill(group, 1)  # the group is still there
+    with pytest.raises(RequestError, match=refusal):
+        group.heal()
 
 
 def test_failed_heal_falls_back_to_a_restart(group: Ranks, capsys: Capture) -> None:

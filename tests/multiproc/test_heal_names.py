@@ -229,8 +229,7 @@ def test_heal_copies_wrapped_optimizers_completely(group: Ranks, capsys: Capture
     capsys.readouterr()
     first, *others = group.run(TRAIN_AGAIN, wants_value=True).values()
     assert others == [first] * 2
-    told = capsys.readouterr().out
-    assert re.findall("nbddp: (.*):", told) == ["model, sharp.inner, sharp, loader"]
+    assert "nbddp:" not in capsys.readouterr().out  # the ranks have equal states
 
 
 def test_heal_names_a_loader_that_cannot_resume(group: Ranks, capsys: Capture) -> None:

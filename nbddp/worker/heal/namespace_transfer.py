@@ -36,7 +36,7 @@ import torch.distributed as dist
 from torch import UntypedStorage, nn
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import Optimizer, optimizer
 from torch.storage import TypedStorage
 from torch.utils.data import DataLoader
 
@@ -58,6 +58,11 @@ from nbddp.worker.process_group.migration import GROUP_ATTRIBUTES
 from nbddp.worker.watch.namespace import paths_of
 
 _NAMESPACE_ID = "the namespace"
+# The step() of a cell's optimizer refers to them. They hold the hooks of this process.
+_STEP_HOOKS = {
+    "hooks before steps": optimizer._global_optimizer_pre_hooks,
+    "hooks after steps": optimizer._global_optimizer_post_hooks,
+}
 PROTOCOL = 5  # pickle protocol
 MIN_ARRAY_BYTES = 4096  # bytes; the memory of larger arrays is sent like that of tensors
 _LRU_CACHE = type(functools.lru_cache(print))
@@ -145,6 +150,9 @@ class _NamespacePickler(Pickler):
             return _NAMESPACE_ID
         if isinstance(obj, dist.ProcessGroup) and obj in self._groups:
             return self._groups[obj]
+        for name, hooks in _STEP_HOOKS.items():
+            if obj is hooks:
+                return name
         if isinstance(obj, TypedStorage):
             return self._storage_index(obj._untyped_storage), obj.dtype
         return (self._storage_index(obj), None) if isinstance(obj, UntypedStorage) else None
@@ -213,7 +221,7 @@ class _NamespaceUnpickler(pickle.Unpickler):
         if pid == _NAMESPACE_ID:
             return self._namespace
         if isinstance(pid, str):
-            return self._find_group(pid)
+            return _STEP_HOOKS[pid] if pid in _STEP_HOOKS else self._find_group(pid)
         index, dtype = pid
         storage = self._storages[index]
         if dtype is None:

@@ -221,7 +221,13 @@ class Migration:
         owners = {*map(id, [*trained, *mine["sharded"]])}
         owned = [each for each in mine["optimizers"] if id(each) in owners]
         owned += [each for each in mine["schedules"] if id(each.optimizer) in owners]
-        self._make_equal([*models, *owned, *mine["scalers"], *mine["loaders"]])
+        # with a state that was loaded, the next loop over a loader continues in the same epoch
+        tried = [
+            _attempt(lambda obj: obj.load_state_dict(obj.state_dict()), each)
+            for each in mine["loaders"]
+        ]
+        loaders = self._without_failures(mine["loaders"], [reason for _, reason in tried])
+        self._make_equal([*models, *owned, *mine["scalers"], *loaders])
 
     def _make_equal(self, objects: list[Any]) -> None:
         """Copy the models and states that differ between the ranks from one rank to the others."""
