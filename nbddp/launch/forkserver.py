@@ -90,6 +90,7 @@ class Forkserver(forkserver.ForkServer):
             which takes those of this process.
         changed: the variables that differ from the first forkserver's; an error names them.
         has_served: whether a process was forked from it.
+        is_replacement: whether it has replaced one that ended.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Forkserver(forkserver.ForkServer):
         self._folder = ""
         self._use_lock = threading.Lock()
         self._preload_lock = threading.Lock()
-        self._is_preloaded = self._is_closing = False
+        self._is_preloaded = self._is_closing = self.is_replacement = False
 
     @property
     def pid(self) -> int | None:
@@ -267,7 +268,8 @@ class Forkserver(forkserver.ForkServer):
             if self.has_ended():  # once: other threads could see the folder and the variables
                 if self.variables is None:
                     self.variables = read_at_start(os.environ)
-                self.has_served = False
+                self.is_replacement = self.pid is not None
+                self.has_served = self._is_preloaded = False
                 variables = {**self.variables, **dict.fromkeys(POOL_VARIABLES, "1")}
                 with self._own_socket_folder(), start_variables(variables):
                     super().ensure_running()

@@ -167,8 +167,8 @@ class LocalLauncher(Launcher):
     """Starts ranks on this machine, with multiprocessing.
 
     ``forkserver`` forks ranks from a warm process in milliseconds. ``spawn`` imports torch in every
-    rank; it is used where forking is not safe (macOS). When memory is low, or with other start
-    variables, ranks are forked only after the forkserver has imported all that DDP needs. Then the
+    rank; it is used where forking is not safe (macOS). When memory is low, or if the forkserver is
+    not the first one, ranks are forked only after it has imported all that DDP needs. Then the
     first start takes 0.9 s longer, and each rank needs 80 MB less.
 
     Attributes:
@@ -225,7 +225,9 @@ class LocalLauncher(Launcher):
         name = f"nbddp-rank{start.topology.rank}"
         server = self._select_forkserver(read_at_start(start.env))
         if server is not None:
-            if memory_limit() < LOW_MEMORY or self._forkservers[:1] != [server]:
+            server.start()
+            is_first = self._forkservers[:1] == [server] and not server.is_replacement
+            if memory_limit() < LOW_MEMORY or not is_first:
                 server.preload_more()
             try:
                 return server.fork(run_rank_process, start, name)

@@ -24,7 +24,7 @@ import psutil
 import pytest
 import torch  # noqa: F401 - in a folder that was deleted its import would end this process
 from drivers.inside import imported
-from drivers.ranks import Capture, MakeRanks, Ranks, new_launcher
+from drivers.ranks import Capture, MakeRanks, Ranks, WarmLauncher, new_launcher
 from local_nodes import all_ended, is_process_running
 from notebook import Notebook
 from processes import wait_until
@@ -196,23 +196,25 @@ def test_forkserver_that_is_starting_closes_at_once(
     assert time.monotonic() - began < 25
 
 
-def test_stopped_forkserver_is_resumed_and_a_killed_one_is_named() -> None:
-    launcher = new_launcher()
-    assert launcher.forkserver is not None
-    with Ranks(launcher=launcher, nproc=2, grace=1.0) as group:
-        helper = launcher.forkserver.pid
-        assert helper is not None
-        os.kill(helper, signal.SIGSTOP)
-        group.session.kill(1)  # nothing else reports the exit
-        os.kill(helper, signal.SIGSTOP)
-        group.restart()
-        group.assert_works()
-        os.kill(helper, signal.SIGKILL)
-        with pytest.raises(CellFailedError) as failed:
-            group.run("import time\ntime.sleep(50)", quiet=True)
-        assert forkserver.FORKSERVER_ENDED in failed.value.report
-        group.restart()
-        group.assert_works()
+def test_stopped_forkserver_is_resumed_and_a_killed_one_is_named_and_replaced(
+    launcher: WarmLauncher, make_group: MakeRanks
+) -> None:
+    if launcher.forkserver is None:
+        pytest.skip("ranks are spawned")
+    group, helper = make_group(2, grace=1.0), launcher.forkserver.pid
+    assert helper is not None
+    os.kill(helper, signal.SIGSTOP)
+    group.session.kill(1)  # nothing else reports the exit
+    os.kill(helper, signal.SIGSTOP)
+    group.restart()
+    group.assert_works()
+    os.kill(helper, signal.SIGKILL)
+    with pytest.raises(CellFailedError) as failed:
+        group.run("import time\ntime.sleep(50)", quiet=True)
+    assert forkserver.FORKSERVER_ENDED in failed.value.report
+    group.restart()
+    group.assert_works()
+    assert group.pull("'torch._dynamo' in __import__('sys').modules") == [True, True]
 
 
 def test_closed_groups_leave_no_descriptor(make_group: MakeRanks) -> None:
