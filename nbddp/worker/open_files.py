@@ -11,13 +11,14 @@ import gc
 import io
 import sys
 import threading
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from nbddp.worker.lazy_preload import inherited_modules
 from nbddp.worker.watch.main_thread import is_installed
 
+# the classes in C that all files are derived from, unlike those of `io`
+_FILE, _BUFFERED_FILE = io.IOBase.__base__, io.BufferedIOBase.__base__
 SAVE_TIMEOUT = 2.0  # seconds: a pipe may be full, or a destructor may not return
 
 
@@ -30,7 +31,7 @@ class OpenFiles:
 
     def flush(self) -> None:
         """Flush the files."""
-        self._call_each("flush", lambda kind: issubclass(kind, io.IOBase))
+        self._call_each("flush", _find(_FILE))
 
     def save(self) -> None:
         """Flush the files, delete the user's objects, and flush the remaining files.
@@ -41,13 +42,13 @@ class OpenFiles:
         self.flush()
         self._pending[:] = ["archives"]
         _delete_names()
-        self._call_each("close", _is_archive)
+        # archives are files that are written in Python, such as gzip's
+        files = (each for each in _find(_BUFFERED_FILE) if type(each).__module__ != "_io")
+        self._call_each("close", [*files])
         gc.collect()
         self.flush()
 
-    def _call_each(self, method: str, accepts: Callable[[type], bool]) -> None:
-        # isinstance() would run code of objects that imitate a class, such as mocks
-        files: list[Any] = [each for each in gc.get_objects() if accepts(type(each))]
+    def _call_each(self, method: str, files: list[Any]) -> None:
         self._pending[:] = [_name(each) for each in files]
         for file in files:
             try:
@@ -73,9 +74,14 @@ def _name(file: Any) -> str:
         return type(file).__name__
 
 
-def _is_archive(kind: type) -> bool:
-    """Return whether a class is a file that is written in Python, such as gzip's."""
-    return issubclass(kind, io.BufferedIOBase) and kind.__module__ != "_io"
+def _find(base: type | None) -> list[Any]:
+    """Return all objects of a class. Of millions of objects, each class is looked at once."""
+    objects = gc.get_objects()
+    # isinstance() would run code of objects that imitate a class, such as mocks, and issubclass()
+    # needs the hash of each class, which a metaclass with __eq__ does not have
+    kinds = {id(kind): kind for kind in map(type, objects)}
+    found = {key for key, kind in kinds.items() if any(each is base for each in kind.__mro__)}
+    return [each for each in objects if id(type(each)) in found]
 
 
 def _delete_names() -> None:
