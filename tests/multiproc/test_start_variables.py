@@ -10,6 +10,8 @@ import pytest
 from drivers.ranks import Ranks, WarmLauncher
 from notebook import Notebook
 
+SHARES_KERNEL = True
+
 # variable: its value, an expression on the rank, and the value of the expression
 EFFECTS = {
     "TORCH_LOGS": ("+dynamo", "logging.getLogger('torch._dynamo').level", logging.DEBUG),
