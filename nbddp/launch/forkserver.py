@@ -88,7 +88,7 @@ class Forkserver(forkserver.ForkServer):
         rank_pids: the process ids of its ranks, each added before the rank runs any code.
         variables: its variables of :mod:`nbddp.launch.start_variables`; None until its first start,
             which takes those of this process.
-        changed: the variables that differ from the first forkserver's; an error names them.
+        changed: the variables that the first forkserver does not have; an error names them.
         has_served: whether a process was forked from it.
         is_replacement: whether it has replaced one that ended.
     """

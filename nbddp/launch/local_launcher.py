@@ -254,13 +254,14 @@ class LocalLauncher(Launcher):
                 return None
             if current.variables is None:
                 current.variables = variables
+            first = servers[0].variables or {}
             server = next((each for each in servers if each.variables == variables), None)
             if server is None:
                 for idle in [each for each in servers[1:] if not each.rank_pids]:
                     servers.remove(idle)
                     idle.close()
-                changed = {name for name, _ in variables.items() ^ current.variables.items()}
-                server = Forkserver(variables, {name: variables.get(name, "") for name in changed})
+                changed = {name for name, _ in variables.items() ^ first.items()}
+                server = Forkserver(variables, dict(sorted(variables.items() - first.items())))
                 servers.append(server)
                 logger.warning(
                     "%s: Python, torch and NumPy read such variables only when they start, so "

@@ -64,15 +64,16 @@ def test_forkservers_without_ranks_are_closed_except_the_first_and_the_newest(
 ) -> None:
     servers: list[Any] = []
 
-    def create(variables: dict[str, str] | None = None, _changed: Any = None) -> Any:
-        servers.append(Mock(variables=variables, rank_pids=set()))
+    def create(variables: dict[str, str] | None = None, changed: Any = None) -> Any:
+        servers.append(Mock(variables=variables, changed=changed, rank_pids=set()))
         return servers[-1]
 
     monkeypatch.setattr(local_launcher, "Forkserver", create)
     launcher = LocalLauncher("forkserver")
 
     def start(seed: str) -> None:
-        env = {"PYTHONHASHSEED": seed, "OTHER": seed}
+        name = "TORCH_LOGS" if seed == "1" else "PYTHONHASHSEED"
+        env = {name: seed, "OTHER": seed}
         launcher.launch(SimpleNamespace(env=env, topology=SimpleNamespace(rank=0)))  # type: ignore[arg-type]
 
     for seed in ("0", "1", "0", "1"):
@@ -82,5 +83,7 @@ def test_forkservers_without_ranks_are_closed_except_the_first_and_the_newest(
     start("2")
     start("3")
     assert [server.close.called for server in servers] == [False, False, True, False]
+    changed = [{"TORCH_LOGS": "1"}, {"PYTHONHASHSEED": "2"}, {"PYTHONHASHSEED": "3"}]
+    assert [server.changed for server in servers[1:]] == changed
     launcher.close()
     assert all(server.close.called for server in servers[:4])
