@@ -21,6 +21,7 @@ from nbddp.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
+MAX_LENGTH = 50_000  # characters; longer cells are checked only on request
 ALL_RULES = dict(sorted(RULES.items()))
 CODE_RULES = [each for each in ALL_RULES.values() if each.id.startswith("ND1")]
 FACT_RULES = [each for each in ALL_RULES.values() if each.id.startswith("ND2")]
@@ -71,6 +72,8 @@ def hang_causes(code: str, *, first_line: int = 1) -> list[str]:
     >>> hang_causes("if rank == 0:\n    dist.barrier()")[0]
     'ND101 line 2: dist.barrier is under `if rank == 0` (line 1): the other ranks do not reach it.'
     """
+    if len(code) > MAX_LENGTH:
+        return []
     found = checked(lambda: check_source(CellSource(code, first_line=first_line)))
     return [finding.headline for finding in found if finding.rule == "ND101"]
 

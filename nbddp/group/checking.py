@@ -15,8 +15,6 @@ from nbddp.errors import RequestError
 from nbddp.group.find_script import NOT_SCRIPTS, script_text
 from nbddp.record.cell import CellHandle, CellRequest
 
-MAX_LENGTH = 50_000  # characters; longer cells are checked only on request
-
 
 def check_script(name: str) -> list[Finding]:
     """Return the findings of a script that can be seen in its code.
@@ -83,7 +81,7 @@ def find_new(session: Session, handle: CellHandle) -> list[Finding]:
     The user did not ask for them. A finding about the state of the ranks is reported only once.
     """
     result = handle.result
-    if result is None or handle.request.script or len(handle.request.source) > MAX_LENGTH:
+    if result is None or handle.request.script or len(handle.request.source) > checker.MAX_LENGTH:
         return []
     ranks = {rank: RankFacts.from_json(each.facts) for rank, each in result.reports.items()}
     has_things = any(each.objects for each in ranks.values())

@@ -206,6 +206,12 @@ def test_a_comment_silences_a_rule_on_its_line_or_in_all_of_the_cell() -> None:
     assert_no_findings("# nbddp: ok ND102, ND101\n" + text.format(""))
 
 
+def test_a_long_cell_is_not_searched_for_the_cause_of_a_hang() -> None:
+    code = "if rank == 0:\n    dist.barrier()\n"
+    assert len(checker.hang_causes(code)) == 1
+    assert checker.hang_causes(code + "#" * checker.MAX_LENGTH) == []  # 1 MB would take 5 s
+
+
 def test_ipython_magics_and_shell_lines_are_not_syntax_errors() -> None:
     text = (
         "%time x = 1\n!ls\ny = !ls\nx?\nawait z\nif rank == 0:\n    %time x\n    dist.barrier()\n"
