@@ -163,10 +163,14 @@ class Precision:
             scaled.backward()
         self.micro_step += 1
         self._models = ()
-        self._optimizer = None if is_last else optimizer
+        self._optimizer = optimizer
         if not is_last:
             return False
-        has_stepped = self._update(optimizer)
+        try:
+            has_stepped = self._update(optimizer)
+        finally:  # also after an interrupt: the next micro-step is the first one
+            optimizer.zero_grad(set_to_none=True)
+            self._drop_accumulation()
         if has_stepped and scheduler is not None:
             scheduler.step()
         return has_stepped
@@ -186,10 +190,7 @@ class Precision:
         scale = self.scaler.get_scale()
         self.scaler.step(optimizer)
         self.scaler.update()
-        has_stepped = self.scaler.get_scale() >= scale  # a skipped step lowers the scale
-        optimizer.zero_grad(set_to_none=True)
-        self.micro_step, self._is_final = 0, False
-        return has_stepped
+        return self.scaler.get_scale() >= scale  # a skipped step lowers the scale
 
     @contextmanager
     def _without_gradient_sync(self) -> Iterator[None]:
@@ -236,6 +237,6 @@ class Precision:
         self._drop_accumulation()
 
     def _drop_accumulation(self) -> None:
-        """Drop a running accumulation after its gradients were lost."""
+        """Forget the micro-steps of an accumulation that has ended, or has lost its gradients."""
         self.micro_step, self._models, self._is_final = 0, (), False
         self._optimizer = None

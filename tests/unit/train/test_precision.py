@@ -227,3 +227,19 @@ def test_invalid_precision_arguments_are_refused_with_the_next_step(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")  # noqa: ARG005
     said.append(refusal(RequestError, precision, "bf16"))
     assert said == snapshot
+
+
+def test_a_step_that_an_interrupt_ends_is_the_last_one_of_its_accumulation() -> None:
+    model, optimizer = model_and_optimizer()
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    amp = precision("fp32", accumulate=2)
+    assert not step(amp, model, optimizer)
+    handle = optimizer.register_step_post_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        step(amp, model, optimizer)
+    handle.remove()
+    assert all(each.grad is None for each in model.parameters())
+    assert [step(amp, model, optimizer) for _ in range(2)] == [False, True]
