@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from conditions import interrupt_at, run_and_interrupt
+from conditions import interrupt_at, run_and_interrupt, when
 from drivers.inside import imported
 from drivers.ranks import Capture, MakeRanks, Ranks
 from sharded_models import MESHES, SHARDED
@@ -199,6 +199,11 @@ def test_a_cell_that_hangs_after_some_steps_is_interrupted_at_once(group: Ranks)
     with pytest.raises(CellInterruptedError, match=reason):
         run_and_interrupt(group, "train(5)\nif rank == 1: time.sleep(60)\ndist.barrier()")
     group.run("train(2)")
+    handle = group.begin("train(5)\nopen(f'slept{rank}', 'w').close()\ntime.sleep(60)")
+    when(lambda: group.state == "interrupting the cell", group.interrupt)
+    interrupt_at(group, handle, "slept0", "slept1")
+    assert handle.verdict is not None
+    assert "interrupted at once (you interrupted again)" in handle.verdict.summary()
 
 
 def test_ranks_that_made_uneven_steps_are_named(group: Ranks, capsys: Capture) -> None:
