@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from nbddp.train.call_agreement import communication_device
 
-LARGE_BYTES = 1 << 20  # bytes; larger tensors are compared before they are sent, and sent alone
+LARGE_BYTES = 1 << 20  # bytes; larger tensors are sent alone
 BATCH_BYTES = 16 << 20  # bytes of small tensors that are sent together
 FRAME_BYTES = 512  # bytes that each rank sends in any case; the rest follows
 POLL_INTERVAL = 0.05  # seconds between two checks whether the group is broken
@@ -125,8 +125,7 @@ def broadcast_tensors(tensors: Sequence[torch.Tensor], source: int, group: Any =
         source: rank in the group.
         group: the process group; None for the default group.
     """
-    differing = _differing(tensors, source, group)
-    for batch in split_into_batches(differing, lambda tensor: tensor.nbytes):
+    for batch in split_into_batches(tensors, lambda tensor: tensor.nbytes):
         # a step count may be on the CPU
         parts = [_tensor_bytes(each).to(communication_device()) for each in batch]
         sent = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -141,23 +140,6 @@ def broadcast_tensors(tensors: Sequence[torch.Tensor], source: int, group: Any =
 
 def _tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _differing(tensors: Sequence[torch.Tensor], source: int, group: Any) -> Sequence[torch.Tensor]:
-    """Return the tensors except those that are large and equal on all ranks.
-
-    Comparing costs a tenth of sending: after a death most ranks are at the same step.
-    """
-    large = [each for each in tensors if each.nbytes >= LARGE_BYTES]
-    if not large:
-        return tensors
-    mine = torch.stack([_fingerprint(each).to(communication_device()) for each in large])
-    source_values = mine.clone()
-    dist.broadcast(source_values, group=group, group_src=source)
-    differs = (source_values != mine).to(torch.int64)
-    dist.all_reduce(differs, op=dist.ReduceOp.MAX, group=group)
-    equal = {id(each) for each, differ in zip(large, differs.tolist(), strict=True) if not differ}
-    return [each for each in tensors if id(each) not in equal]
 
 
 def fingerprints(tensors: Iterable[torch.Tensor]) -> list[int]:
