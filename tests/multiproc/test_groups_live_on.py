@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 from conditions import interrupt_at, run_and_interrupt, when
 from drivers.inside import imported
 from drivers.ranks import Capture, MakeRanks, Ranks
@@ -46,6 +47,12 @@ WAIT = "open(f'begun{rank}', 'w').close()\nif rank == 1:\n    import time; time.
 
 
 FAIL = "if rank == 1: raise ValueError('on purpose')\ndist.barrier()"
+
+
+def notices(capsys: Capture) -> list[str]:
+    """Return nbddp's lines, without those that only a busy machine adds."""
+    lines = capsys.readouterr().out.splitlines()
+    return [line for line in lines if "nbddp: " in line and "interrupt again" not in line]
 
 
 def interrupt(group: Ranks, code: str) -> None:
@@ -99,7 +106,7 @@ def test_fsdp_and_tensor_parallel_models_train_on_as_without_the_interrupted_ste
     group: Ranks, capsys: Capture
 ) -> None:
     check_sharded(group, MESHES[2])
-    assert "nbddp: " not in capsys.readouterr().out
+    assert notices(capsys) == []
 
 
 @pytest.mark.full
@@ -107,7 +114,7 @@ def test_models_on_meshes_of_two_dimensions_train_on(
     make_group: MakeRanks, capsys: Capture
 ) -> None:
     check_sharded(make_group(4), MESHES[4])
-    assert "nbddp: " not in capsys.readouterr().out
+    assert notices(capsys) == []
 
 
 @pytest.mark.parametrize("failing", ["True", "rank == 1"], ids=["all ranks", "one rank"])
@@ -153,6 +160,7 @@ def wait(*_):
 """
 
 
+@pytest.mark.skipif(torch.__version__ < "2.10", reason="Gloo ends ranks in any pipeline")
 def test_a_pipeline_works_again_after_an_interrupt(group: Ranks) -> None:
     group.run(PIPELINE)
     for _ in range(2):
@@ -190,7 +198,7 @@ def test_all_ranks_end_an_interrupted_cell_after_the_same_step(
     assert group.pull("steps") == [int(last) - 1] * 2  # the interrupt comes from optimizer.step()
     capsys.readouterr()
     group.run("train(2)")
-    assert "nbddp: " not in capsys.readouterr().out
+    assert notices(capsys) == []
 
 
 def test_a_cell_that_hangs_after_some_steps_is_interrupted_at_once(group: Ranks) -> None:
@@ -228,7 +236,7 @@ def test_a_group_that_not_all_of_its_ranks_have_is_named(group: Ranks, capsys: C
             "    raise ValueError('on purpose')\ndist.barrier()"
         )
     group.run("dist.barrier(pair)")
-    [line] = [line for line in capsys.readouterr().out.splitlines() if "nbddp: " in line]
+    [line] = notices(capsys)
     assert "usable: other: it was destroyed because some ranks do not have it; make it" in line
     group.assert_works()
 
@@ -258,7 +266,7 @@ def test_groups_are_new_ones_after_many_interrupts(group: Ranks, capsys: Capture
     group.run(
         "revival.MAX_DEAD_BACKENDS = limit\nassert pair not in dist.distributed_c10d._world.pg_map"
     )
-    first, second = [line for line in capsys.readouterr().out.splitlines() if "nbddp: " in line]
+    first, second = notices(capsys)
     assert "new ones: after each interrupt torch keeps threads" in first
     assert "usable: pair: it was destroyed together with the default group; make it again" in second
 
