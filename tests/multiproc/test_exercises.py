@@ -248,6 +248,7 @@ MESH_WRONG = [
 ]
 
 
+@pytest.mark.full
 def test_a_gpt_on_a_mesh_gets_a_verdict(make_group: MakeRanks, snapshot: SnapshotAssertion) -> None:
     assert_verdicts(
         make_group(4), MESH_OTHERS, MESH_RIGHT, MESH_WRONG, snapshot, answers=MESH_ANSWERS

@@ -18,7 +18,7 @@ from notebook import Notebook
 pytestmark = [pytest.mark.notebook, pytest.mark.multiproc]
 
 QUICKSTART = NOTEBOOKS[0]
-IN_GATE = ("00", "05", "12")
+IN_GATE = ("00", "12")
 EACH = [
     pytest.param(path, id=path.stem, marks=() if path.stem[:2] in IN_GATE else pytest.mark.full)
     for path in NOTEBOOKS
