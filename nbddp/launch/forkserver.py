@@ -321,7 +321,7 @@ class LocalRank(process.BaseProcess):
         return is_stopped(self.pid or 0)
 
     def is_ending(self) -> bool:
-        """Return whether the process was killed but still exists: to free its memory takes 50 ms."""
+        """Return whether the process was killed but still frees its memory, for about 50 ms."""
         return not is_alive(self.pid or 0)
 
     def cpu_time(self) -> tuple[float, float]:
