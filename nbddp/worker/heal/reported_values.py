@@ -174,7 +174,10 @@ class _Search:
             if known is not None and known[0] is value and _has_items(value, known[1]):
                 text = known[2]
             else:
-                text = self._new_text(form, path, value)
+                try:
+                    text = self._new_text(form, path, value)
+                except Exception:  # noqa: BLE001 - a user's class; the others keep their texts
+                    text = ""
             if text:
                 self._values_left -= 1
                 yield path, container, key, text

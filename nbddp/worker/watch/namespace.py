@@ -14,7 +14,8 @@ from torch import nn
 DEPTH = 4  # levels, as in ``trainer.models["a"].inner``
 MAX_VISITS = 20_000  # objects to look into
 MAX_PARTS = 200  # parts of one object; a list of 30 million numbers took 45 s
-PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})  # types without parts
+# types without parts, by id: a class has no hash if its metaclass has an __eq__
+PLAIN = frozenset(map(id, (bool, int, float, complex, str, bytes, type(None))))
 
 
 class Part(NamedTuple):
@@ -42,7 +43,7 @@ def walk(namespace: Mapping[str, Any]) -> Iterator[Part]:
         inner: list[Iterable[Part]] = []
         for part in chain.from_iterable(layer):
             yield part
-            is_new = type(part.value) not in PLAIN and id(part.value) not in seen
+            is_new = id(type(part.value)) not in PLAIN and id(part.value) not in seen
             if is_new and len(seen) < MAX_VISITS:
                 seen.add(id(part.value))
                 inner.append(_parts(part.path, part.value))

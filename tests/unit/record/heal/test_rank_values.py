@@ -23,6 +23,7 @@ from nbddp.record.heal.rank_values import OwnValues, RankValues
 from nbddp.topology import Topology
 from nbddp.worker.heal import reported_values
 from nbddp.worker.heal.reported_values import MAX_VALUES, ReportedValues
+from nbddp.worker.watch.namespace import paths_of
 
 NODES = [
     Topology(rank=rank, local_rank=rank % 2, world_size=4, local_world_size=2, node_rank=rank // 2)
@@ -138,6 +139,17 @@ def test_only_changed_values_are_reported_and_all_values_to_another_notebook() -
     assert plain.changes() == {"new": {"a": "True"}, "gone": ["b"]}
     plain.report_all_next()
     assert plain.changes() == {"new": {"a": "True"}, "is_all": True}
+
+
+class Unhashable(type):
+    __hash__ = None  # type: ignore[assignment]  # as of a metaclass with an __eq__
+
+
+def test_an_object_of_a_class_without_a_hash_hides_no_other_value() -> None:
+    odd = Unhashable("Odd", (), {})()
+    names = {"a": odd, "held": [odd], "kind": type(odd), "mine": 1}
+    assert ReportedValues(names).changes()["new"]["mine"] == "1"
+    assert paths_of([odd], {"held": [odd]}) == {id(odd): "held[0]"}
 
 
 def test_the_report_is_bounded_and_has_only_the_ends_of_long_texts_and_lists() -> None:
