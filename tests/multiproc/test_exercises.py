@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from answers import assert_verdicts
 from drivers.ranks import MakeRanks
 from lessons import definitions
