@@ -86,8 +86,8 @@ number = 0
 """
 
 
-def interrupt_training(group: Ranks, way: str, seconds: float) -> str:
-    """Interrupt a training, and return how it ended."""
+def interrupt_training(group: Ranks, way: str, seconds: float) -> None:
+    """Interrupt a training after a step if the ranks are quick, at once, or in a collective."""
     begun = [Path(f"begun{rank}") for rank in range(group.world_size)]
     for each in begun:
         each.unlink(missing_ok=True)
@@ -102,7 +102,6 @@ def interrupt_training(group: Ranks, way: str, seconds: float) -> str:
     group.finish(handle)
     assert handle.verdict is not None
     assert handle.verdict.is_interrupt, handle.verdict.report()
-    return handle.verdict.report()
 
 
 def check(group: Ranks, capsys: Capture) -> None:
@@ -141,6 +140,5 @@ def test_a_training_goes_on_after_random_interrupts(
     )
     for index in range(INTERRUPTS):
         way = ("after a step", "aborted", "at once", "aborted")[index % 4]
-        report = interrupt_training(group, way, draw.uniform(0.01, 0.3))
-        assert ("after step" in report) is (way == "after a step"), report
+        interrupt_training(group, way, draw.uniform(0.01, 0.3))
         check(group, capsys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -13,11 +14,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from torch.distributed import HashStore
 
-from nbddp.worker.cell import interrupt
+from nbddp.wire.collective import Collective
+from nbddp.worker.cell import interrupt, last_step
 from nbddp.worker.cell.interrupt import CellInterrupter
 from nbddp.worker.cell.last_step import LastStep
+from nbddp.worker.watch.flight_recorder import RecordedCollective
 
 CELL = "<a cell>"
 FOREVER = "while True: time.sleep(0.01)"
@@ -309,6 +313,39 @@ def test_imports_of_user_modules_and_endless_imports_are_interrupted(
     source = "imported(5.0, filename=filename, name=name)\nlibrary_is_whole = 1 / 0"
     names = {"imported": imported, "filename": filename, "name": name}
     assert cells.interrupted(source, **names) == "KeyboardInterrupt"
+
+
+class SlowSGD(torch.optim.SGD):
+    """Its step takes 0.6 s in Python."""
+
+    whole_steps = 0
+
+    def step(self, _closure: object = None) -> None:  # type: ignore[override]
+        for _ in range(60):
+            time.sleep(0.01)
+        self.whole_steps += 1
+
+
+@pytest.mark.parametrize(
+    ("step_timeout", "began_at", "whole_steps"),
+    [(10.0, 0.0, 1), (0.2, 0.0, 0), (10.0, math.inf, 0)],
+    ids=["whole", "too slow", "with a collective"],
+)
+def test_an_interrupt_waits_until_a_step_of_an_optimizer_is_complete(
+    cells: Cells,
+    monkeypatch: pytest.MonkeyPatch,
+    step_timeout: float,
+    began_at: float,
+    whole_steps: int,
+) -> None:
+    newest = RecordedCollective(Collective("all_reduce", 1), is_in_flight=True, began_at=began_at)
+    monkeypatch.setattr(last_step, "newest_collective", lambda: newest)
+    monkeypatch.setattr(interrupt, "STEP_TIMEOUT", step_timeout)
+    optimizer = SlowSGD([torch.ones(1)])
+    assert cells.interrupted("while True: step()", step=optimizer.step) == "KeyboardInterrupt"
+    assert optimizer.whole_steps == whole_steps
+    assert cells.acknowledged == [1]
+    assert cells.aborts == []
 
 
 def test_forming_a_process_group_is_aborted_before_the_cell(
