@@ -56,6 +56,22 @@ CELLS = {
 }
 
 
+# IPython 9 keeps all that is printed; glibc keeps what is freed
+TRIM = """
+import ctypes, gc
+getattr(get_ipython().history_manager, "outputs", {}).clear()
+gc.collect()
+ctypes.CDLL(None).malloc_trim(0)
+"""
+WARM_UP = 200  # steps; in 100 steps the memory of a warm kernel grows by 0.4 MiB
+MAX_GROWTH = 8 << 20  # bytes after them, up to step 1,000
+
+
+def kernel_memory(notebook: Notebook) -> int:
+    assert notebook.run(TRIM).status == "ok"
+    return int(psutil.Process(notebook.pid).memory_info().rss)
+
+
 def check_names(notebook: Notebook, nproc: int) -> None:
     reply = notebook.run(AFTER)
     expected = [[f"{rank} {nproc} [0, 1, 2, 3]"] for rank in range(nproc)]
@@ -94,7 +110,10 @@ def test_interrupts_at_random_moments_of_random_cells(
     seed = int(os.environ.get("NBDDP_SOAK_SEED", str(nproc)))
     chance = random.Random(seed)
     notebook.run(MODEL.format(nproc=nproc, width=256))
+    warm_up, memory = min(WARM_UP, steps // 2), 0
     for step in range(steps):
+        if step == warm_up:
+            memory = kernel_memory(notebook)
         for _ in range(chance.choice([1, 1, 2, 3])):  # in a row; after each row all names are there
             name = chance.choice(list(CELLS))
             seconds = chance.choice([0.0, 0.005, 0.02, chance.random(), chance.random() * 0.3])
@@ -104,6 +123,8 @@ def test_interrupts_at_random_moments_of_random_cells(
             assert not reply.error or re.match(ENDINGS, reply.error), where
             assert ": killed" not in reply.text, where  # a warning that it may be is no harm
         check_names(notebook, nproc)
+    grown = kernel_memory(notebook) - memory
+    assert steps < 100 or grown < MAX_GROWTH, f"{grown >> 10:,} KiB after step {warm_up}"
 
 
 def test_interrupt_just_before_a_cell_interrupts_that_cell(
