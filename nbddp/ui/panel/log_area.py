@@ -33,7 +33,8 @@ class LogArea:
         kind = widgets.ToggleButtons if len(ranks) <= MAX_TABS else widgets.Dropdown
         options = [("all", ALL), *((f"rank {rank}", rank) for rank in ranks)]
         self._choice = kind(options=options, value=ALL)
-        self._search = widgets.Text(placeholder="lines with ...", layout={"width": "150px"})
+        layout = {"flex": "1 1 90px", "min_width": "90px", "max_width": "150px"}
+        self._search = widgets.Text(placeholder="lines with ...", layout=layout)
         self._times = toggle("Times", "Show the time of each line", "clock-o")
         self._pause = toggle("Hold", "Pause the log: add and remove no lines", "pause")
         self._match_count, self._earlier_note = html(), html()
