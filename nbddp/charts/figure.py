@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from nbddp.archive.scaling import Scaling, WorldSizeResult
-    from nbddp.record.waiting.collective_timeline import Timeline
+    from nbddp.record.waiting.collective_timeline import TimedStep, Timeline
 
 COLUMNS = 2  # of charts
 WIDE, HIGH = 3.7, 2.4  # size of a chart in inches; an inch is 100 CSS pixels
 MAX_NAME_LENGTH = 36  # characters of a shown name
 KEY_COLUMNS = 5  # of the legend
 MAX_ARRIVALS = 400  # lines that mark the last arrival at a collective
-MAX_STEPS = 24  # marked steps of a timeline
 LINE_LENGTH = 130  # characters that fit along a timeline
 # the colours for waiting have a contrast of 3 : 1 against white and #111
 COMPUTE: dict[str, Any] = {"facecolor": INK, "alpha": 0.28, "linewidth": 0}
@@ -189,13 +188,16 @@ def draw_timeline(timeline: Timeline, ranks: Sequence[int]) -> Figure:
         ax.tick_params(axis="y", length=0)
         ax.spines[["left", "bottom"]].set_visible(False)
         ax.xaxis.set_major_formatter(f"{{x:g}} {unit}")
-        steps = timeline.steps[:: -(-len(timeline.steps) // MAX_STEPS) or 1]
+        steps: list[TimedStep] = []  # their names, and "step" before the first, do not touch
+        for at, step in timeline.steps:
+            gap = timeline.seconds * (len(f"{step:g}") + 3) / LINE_LENGTH
+            if not steps or at - steps[-1][0] > gap:
+                steps.append((at, step))
         if steps:
             places = [(at - began) * scale for at, _ in steps]
             ax.vlines(places, -0.5, len(ranks) - 0.5, colors=INK, linewidth=0.6, alpha=0.45)
             top = ax.secondary_xaxis("top")
-            names = [f"step {steps[0][1]:g}", *(f"{it:g}" for _, it in steps[1:])]
-            top.set_xticks(places, _separate(names, places, ax.get_xlim()[1] / LINE_LENGTH))
+            top.set_xticks(places, [f"step {steps[0][1]:g}", *(f"{it:g}" for _, it in steps[1:])])
             top.spines["top"].set_visible(False)
             top.tick_params(length=0)
         keys = {
@@ -208,26 +210,6 @@ def draw_timeline(timeline: Timeline, ranks: Sequence[int]) -> Figure:
             keys["died"] = Line2D([], [], color=ALERT, marker="x", linestyle="")
         figure.legend(keys.values(), keys.keys(), loc="outside upper left", ncols=len(keys))
     return figure
-
-
-def _separate(names: Sequence[str], places: Sequence[float], width: float) -> list[str]:
-    """Replace each centred name that would touch the one before by an empty text.
-
-    Args:
-        names: the names along a line, in order.
-        places: their positions.
-        width: of a character.
-
-    >>> _separate(["step 8", "9", "10", "11"], [0.0, 3.0, 6.0, 8.0], 1.0)
-    ['step 8', '', '10', '']
-    """
-    shown, end = [], -float("inf")
-    for name, at in zip(names, places, strict=True):
-        half = len(name) * width / 2
-        fits = at - half > end
-        end = at + half + width if fits else end
-        shown.append(name if fits else "")
-    return shown
 
 
 def _draw_arrivals(ax: Axes, timeline: Timeline, ranks: Sequence[int], scale: float) -> None:

@@ -68,6 +68,8 @@ def run_command(notebook: NotebookState, line: str) -> Any:
 def _status(notebook: NotebookState, _args: Namespace) -> None:
     scripts = notebook.group.scripts
     notebook.presenter.show_status(scripts.active_session)
+    if armed := notebook.group.session.armed_now:
+        notebook.presenter.print_line(f"nbddp: {describe_armed(armed)}")
     if scripts.are_kept:
         notebook.presenter.print_line(SCRIPT_RANKS_KEPT)
 

@@ -213,15 +213,14 @@ class Presenter:
         snapshot, last = session.snapshot(), self._last_panel
         is_same_attempt = last and last.session is session and last.attempt == session.life.attempt
         if not (self.shows_panels and last and is_same_attempt):
-            self.show(status_report(snapshot, armed=session.armed_now))
+            self.show(status_report(snapshot))
             return
         from nbddp.ui.panel.panel_view import RECORD_LINES  # loads widgets
 
         metrics = session.rank_monitor.metrics.snapshot(most=MAX_CHARTS)
         # notices, such as "still busy", describe the moment when they were written
         lines = [line for line in last.log_buffer.lines() if line.ranks][-RECORD_LINES:]
-        armed = session.armed_now
-        self.show(status_report(snapshot, metrics=metrics, lines=lines, armed=armed))
+        self.show(status_report(snapshot, metrics=metrics, lines=lines))
 
     def print_line(self, text: str) -> None:
         """Print a line for the user."""

@@ -27,11 +27,7 @@ _DOTS = {
 
 
 def status_report(
-    snapshot: Snapshot,
-    *,
-    metrics: MetricsSnapshot | None = None,
-    lines: Sequence[LogLine] = (),
-    armed: Sequence[str] = (),
+    snapshot: Snapshot, *, metrics: MetricsSnapshot | None = None, lines: Sequence[LogLine] = ()
 ) -> Report:
     """Report the group; a page also shows the charts and log lines of its last cell."""
     if not snapshot.state.is_live:
@@ -43,7 +39,6 @@ def status_report(
             *rank_blocks(snapshot.ranks, has_pid=True),
             events_block(snapshot),
             straggler_block(snapshot),
-            note(wording.describe_armed(armed) if armed else ""),
             *([charts_block(metrics)] if metrics else []),
             *([Markup(lambda: scroll_box(log_html(lines)))] if lines else []),
             note(f"logs in {wording.relative_path(snapshot.folder)}" if snapshot.folder else ""),

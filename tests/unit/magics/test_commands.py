@@ -240,7 +240,7 @@ def test_armed_faults_are_those_of_living_ranks_that_have_not_fired(
     session.add_fired_faults({"kill@rank=2,step=4"})
     capsys.readouterr()
     with_ranks.line("status")
-    armed = "armed faults: kill@rank=0,step=4 raise@rank=0,step=9 raise@rank=2,step=9; "
+    armed = "nbddp: armed faults: kill@rank=0,step=4 raise@rank=0,step=9 raise@rank=2,step=9; "
     assert f"\n{armed}`%ddp fault off` disarms all\n" in capsys.readouterr().out
     with_ranks.line("stop")
     assert session.armed_now == ()

@@ -53,8 +53,6 @@ def test_the_status_as_text_and_as_a_page_with_a_time_line(snapshot: Any) -> Non
     off = Snapshot(state=GroupState.OFF)
     groups = {"off": off, "ready": TWO, "in a hang": hang, "one is gone": gone}
     assert {name: status(each) for name, each in groups.items()} == snapshot
-    armed = render_text(status_report(TWO, armed=["kill@rank=1,step=3"]))
-    assert "armed faults: kill@rank=1,step=3; `%ddp fault off` disarms all" in armed
     assert "%ddp start" in NO_GROUP == status(off)
     events = failure(1), failure(2)
     known = replace(with_ranks(state="waiting"), events=events, alarm="<no progress>")
