@@ -36,18 +36,19 @@ class GlooUnblocker:
     def __init__(self) -> None:
         # by forming group: addresses in use before it, and addresses already connected to
         self._handled: dict[object, list[Any]] = {}
-        self._first_pairs: dict[Any, int] = {}  # by address of a device with pairs of older groups
+        # numbers of the pairs that form, by address of a device that older groups use too
+        self._pairs: dict[Any, range] = {}
 
     @contextmanager
-    def forming(self, shared: Sequence[Any] = (), first_pair: int = 0) -> Iterator[None]:
+    def forming(self, shared: Sequence[Any] = (), pairs: range = range(0)) -> Iterator[None]:
         """Treat addresses where this process starts to listen as those of a forming group.
 
         Args:
             shared: addresses of a device that older groups use too.
-            first_pair: number that this device gives its next pair.
+            pairs: numbers that this device gives its next pairs.
         """
         group = object()
-        self._first_pairs = dict.fromkeys(shared, first_pair)
+        self._pairs.update(dict.fromkeys(shared, pairs))
         self._handled[group] = [each for each in listening() if each not in shared]
         try:
             yield
@@ -64,8 +65,7 @@ class GlooUnblocker:
         for handled in list(self._handled.values()):
             for address in [each for each in listening() if each not in handled]:
                 handled.append(address)
-                first = self._first_pairs.get(address, 0)
-                for number in range(first, first + world_size):
+                for number in self._pairs.get(address, range(world_size)):
                     with (
                         suppress(OSError),
                         socket.create_connection(address[:2], CONNECT_TIMEOUT) as own,

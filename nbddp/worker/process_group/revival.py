@@ -7,8 +7,8 @@ DTensors, sharded models, compiled functions (tried with torch 2.9, 2.13 and 2.1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -88,7 +88,8 @@ class GroupReviver:
         """Give the default group a new backend. All ranks have arrived, and none uses a group."""
         self._revivals += 1
         _world().pg_coalesce_state.clear()
-        self._revive(dist.group.WORLD, store, timeout)
+        with self._forming(dist.get_world_size()):
+            self._revive(dist.group.WORLD, store, timeout)
 
     def revive_others(
         self, store: dist.Store, timeout: timedelta, report: Any, new_ranks: Sequence[int] = ()
@@ -115,23 +116,25 @@ class GroupReviver:
             ranks={name: (ranks, text) for name, (ranks, text, *_) in known.items()},
         )
         mine = dist.get_rank()
-        for name in sorted(name for name in known if name in groups or mine in known[name][0]):
-            ranks, text, seconds, _ = facts.get(name) or known[name]
-            members = [gathered[rank][0].get(name) for rank in ranks if rank not in new_ranks]
-            is_whole = bool(members) and all(each and each[0] == ranks for each in members)
-            group = groups.get(name)
-            if not is_whole and group is not None:
-                world.pg_group_ranks.setdefault(group, {})
-                dist.destroy_process_group(group)
-                subgroups.dropped.append(group)
-            if not is_whole or (group is None and mine not in new_ranks):
-                continue
-            group_timeout = max(timeout, timedelta(seconds=seconds))
-            if group is None:
-                group = _adopt(name, ranks, text, store, group_timeout)
-            else:
-                self._revive(group, store, group_timeout)
-            subgroups.with_objects.extend([group] if any(has for *_, has in members) else [])
+        names = sorted(name for name in known if name in groups or mine in known[name][0])
+        with self._forming(sum(len(known[name][0]) for name in names)):
+            for name in names:
+                ranks, text, seconds, _ = facts.get(name) or known[name]
+                members = [gathered[rank][0].get(name) for rank in ranks if rank not in new_ranks]
+                is_whole = bool(members) and all(each and each[0] == ranks for each in members)
+                group = groups.get(name)
+                if not is_whole and group is not None:
+                    world.pg_group_ranks.setdefault(group, {})
+                    dist.destroy_process_group(group)
+                    subgroups.dropped.append(group)
+                if not is_whole or (group is None and mine not in new_ranks):
+                    continue
+                group_timeout = max(timeout, timedelta(seconds=seconds))
+                if group is None:
+                    group = _adopt(name, ranks, text, store, group_timeout)
+                else:
+                    self._revive(group, store, group_timeout)
+                subgroups.with_objects.extend([group] if any(has for *_, has in members) else [])
         return subgroups
 
     def _facts(self, group: Any) -> tuple[list[int], str, float, bool]:
@@ -141,19 +144,25 @@ class GroupReviver:
         seconds = _gloo_backend(group).options._timeout.total_seconds()
         return sorted(ranks, key=ranks.get), group.group_desc, seconds, self._has_objects(group)
 
+    @contextmanager
+    def _forming(self, pairs: int) -> Iterator[None]:
+        """Form groups with so many pairs of ranks: to look at all sockets takes 2 ms each time."""
+        numbers = range(self._pairs, self._pairs + pairs)
+        with self._unblocker.forming(self._addresses, numbers), self._recording():
+            yield
+
     def _revive(self, group: Any, store: dist.Store, timeout: timedelta) -> None:
         world = _world()
         name, description, old = world.pg_names[group], group.group_desc, _gloo_backend(group)
         group_store = dist.PrefixStore(f"{name}/", store)
         store = dist.PrefixStore("cpu/", group_store)
         rank, size = group.rank(), group.size()
-        with self._unblocker.forming(self._addresses, self._pairs), self._recording():
-            new = self._make_backend(store, rank, size, timeout)
-            for attribute in ("global_ranks_in_group", "group_name"):  # for the flight recorder
-                setattr(new.options, attribute, getattr(old.options, attribute))
-            if dist.get_debug_level() == dist.DebugLevel.DETAIL:
-                with_checks: Any = dist.distributed_c10d._create_process_group_wrapper
-                new = with_checks(new, name, store, rank, size, timeout)
+        new = self._make_backend(store, rank, size, timeout)
+        for attribute in ("global_ranks_in_group", "group_name"):  # for the flight recorder
+            setattr(new.options, attribute, getattr(old.options, attribute))
+        if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+            with_checks: Any = dist.distributed_c10d._create_process_group_wrapper
+            new = with_checks(new, name, store, rank, size, timeout)
         kind = dist.ProcessGroup.BackendType(FIRST_TYPE + self._revivals)
         for device in group._device_types:
             group._register_backend(device, kind, new)
