@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from torch.utils.data import default_collate as torch_collate
 
 from nbddp.errors import ArgumentError
-from nbddp.train import log_and_track, this_rank
+from nbddp.train import log_and_track, state_providers, this_rank
 from nbddp.train.epoch_batches import (
     BatchDataset,
     EpochBatches,
@@ -22,6 +22,7 @@ from nbddp.train.epoch_batches import (
     InterleavedStream,
     LoaderPosition,
 )
+from nbddp.train.state_providers import StateProvider
 from nbddp.train.this_rank import mix, warn_user
 
 
@@ -336,3 +337,6 @@ def _describe_layout(state: Mapping[str, Any]) -> str:
 
 def _already_collated(batch: Any) -> Any:
     return batch
+
+
+state_providers.register(StateProvider("loaders", Loader))

@@ -11,7 +11,8 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.train import this_rank
+from nbddp.train import state_providers, this_rank
+from nbddp.train.state_providers import StateProvider
 
 Kind = Literal["bf16", "fp16", "fp32"]
 
@@ -240,3 +241,13 @@ class Precision:
         """Forget the micro-steps of an accumulation that has ended, or has lost its gradients."""
         self.micro_step, self._models, self._is_final = 0, (), False
         self._optimizer = None
+
+
+state_providers.register(
+    StateProvider(
+        "accumulations",
+        Precision,
+        take=lambda _: None,  # none is running after an optimizer's step
+        restore=lambda obj, _: obj._drop_accumulation(),
+    )
+)

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from nbddp.train import state_providers
 from nbddp.train.checkpoint.sharded import fsdp_classes
 from nbddp.worker.watch.namespace import walk
 from nbddp.worker.wrapping import wrap
@@ -99,6 +100,8 @@ def _add_after(kind: type, method: str, weak_list: WeakList) -> None:
 def instances(kinds: Iterable[type]) -> list[Any]:
     """Return all objects of these types and their subclasses, without running their code."""
     classes = [*kinds]
+    if not classes:
+        return []
     for kind in classes:  # the list grows during the loop
         classes += type.__subclasses__(kind)
     known = {id(kind) for kind in classes}
@@ -109,15 +112,13 @@ def instances(kinds: Iterable[type]) -> list[Any]:
 
 def training_loaders() -> list[Any]:
     """Return the ``nbddp.loader`` objects for training, in order of creation."""
-    data = sys.modules.get("nbddp.train.loader")
-    found = [] if data is None else instances([data.Loader])
+    found = instances(state_providers.kinds("loaders"))
     return sorted((each for each in found if not each.is_evaluation), key=attrgetter("number"))
 
 
 def accumulations(optimizers: Iterable[Optimizer]) -> list[Any]:
     """Return each ``nbddp.precision`` that is in the middle of a step of these optimizers."""
-    module = sys.modules.get("nbddp.train.precision")
-    found = [] if module is None else instances([module.Precision])
+    found = instances(state_providers.kinds("accumulations"))
     return [each for each in found if any(each._optimizer is obj for obj in optimizers)]
 
 

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nbddp.formatting import with_article
+from nbddp.train import state_providers
 from nbddp.worker.process_group.object_collectives import fingerprints
 
 PLAIN = (type(None), bool, int, float, str)
@@ -31,7 +32,7 @@ def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
 def state_of(obj: Any) -> Any:
     """Return the state of an object, with its own tensors."""
     if not isinstance(obj, Optimizer):
-        return obj.state_dict()
+        return state_providers.take(obj)
     groups = [{key: group[key] for key in group if key != "params"} for group in obj.param_groups]
     parameters = enumerate(parameters_of(obj))
     state = {index: obj.state[each] for index, each in parameters if each in obj.state}
@@ -45,7 +46,7 @@ def load_state(obj: Any, state: Any) -> None:
     load_state_dict() creates new ones and casts the tensors to the type of the parameters.
     """
     if not isinstance(obj, Optimizer):
-        obj.load_state_dict(state)
+        state_providers.restore(obj, state)
         return
     for group, values in zip(obj.param_groups, state["groups"], strict=True):
         group.update(values)
