@@ -85,7 +85,7 @@ class HealRequests:
             replacements=[*self.ranks],
             payload=self._pickled_names.payload,
             storages=self._pickled_names.content["storages"],
-            has_shards=self._pickled_names.content["has_shards"],
+            shards=self._pickled_names.content["shards"],
             own_values=dict(self._own_values[rank].own) if rank in self._own_values else {},
         )
         self._join_requests[rank] = request.request

@@ -145,6 +145,7 @@ class WorkerGroup:
         max_restarts: int = 0,
         heal: int = 0,
         elastic: bool = False,
+        shard_copies: int = 0,
     ) -> CellResult:
         """Run source on the ranks, print their output, and wait for the end.
 
@@ -157,6 +158,8 @@ class WorkerGroup:
                 cells and run this one again.
             heal: how often, before any restart, to replace dead ranks and run this cell again.
             elastic: when a node joins, restart with its ranks too, replay, and run this cell again.
+            shard_copies: every so many optimizer steps, copy each rank's shards to the memory of
+                the next rank, for a heal; 0 for no copies.
 
         Returns:
             The result of the cell.
@@ -167,7 +170,8 @@ class WorkerGroup:
             CellFailedError: the cell failed on a rank.
             CellInterruptedError: the cell was interrupted.
         """
-        request = self._request(source, ranks, wants_value=wants_value)
+        options = {"wants_value": wants_value, "shard_copies": shard_copies}
+        request = self._request(source, ranks, **options)
         retries = Retries(heals=heal, restarts=max_restarts, is_elastic=elastic)
         return self._run(request, retries, quiet=quiet)
 

@@ -244,6 +244,7 @@ class NotebookState:
             break_ranks=tuple(stopped or ()),
             trace=traced,
             reports_trainers=not args.no_trainer_metrics,
+            shard_copies=vars(args).get("shard_copies", 0),  # scripts have no heals of shards
         )
         self.last_request, self.last_succeeded = request, False
         self.publishing.follow(session, args.publish or ())

@@ -124,6 +124,13 @@ add("--push a,b", "first copy these variables from the notebook to the ranks", n
 add("--out NAME", "store the value of the last line of every rank as a list", name)
 add("--no-init", "no process group: the cell calls init_process_group() itself")
 add("--once", "leave this cell out of any replay")
+add(
+    "--shard-copies N",
+    "every N steps, copy each rank's shards to the memory of the next rank; a heal goes back to "
+    "the last copy if no other rank has the shards of the dead one (default: 0, no copies)",
+    count,
+    default=0,
+)
 add("--timeline", "then show which rank waited for which")
 add(
     "--sweep lr=0.1,0.01",

@@ -51,6 +51,7 @@ class CellRequest:
         recorded_input: the user's input in the run that succeeded, by rank, for a replay.
         trace: the steps that torch's profiler traces, if any.
         reports_trainers: whether other people's trainers report their metrics.
+        shard_copies: optimizer steps between two copies of each rank's shards; 0 for no copies.
     """
 
     source: str
@@ -68,6 +69,7 @@ class CellRequest:
     recorded_input: tuple[tuple[int, InputReply], ...] = field(default=(), repr=False)
     trace: TraceSteps | None = None
     reports_trainers: bool = True
+    shard_copies: int = 0
 
     @property
     def is_again(self) -> bool:
@@ -226,6 +228,7 @@ class CellHandle:
             answers=list(self.request.answers),
             trace=asdict(self.request.trace) if self.request.trace else {},
             reports_trainers=self.request.reports_trainers,
+            shard_copies=self.request.shard_copies,
         )
 
     def facts(self) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class RunCell(Frozen):
         trace: a :class:`~nbddp.wire.trace_messages.TraceSteps` as a dict; empty if nothing is
             traced.
         reports_trainers: whether other people's trainers report their metrics.
+        shard_copies: optimizer steps between two copies of each rank's shards; 0 for no copies.
     """
 
     cell: int
@@ -57,6 +58,7 @@ class RunCell(Frozen):
     answers: list[str] = field(default_factory=list)
     trace: JsonDict = field(default_factory=dict)
     reports_trainers: bool = True
+    shard_copies: int = 0
 
 
 class Regroup(Frozen):

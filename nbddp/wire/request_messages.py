@@ -73,7 +73,8 @@ class JoinGroup(RankRequest):
         replacements: ranks with a new process.
         payload: reference to the pickled variables.
         storages: bytes and device type of each tensor's memory.
-        has_shards: whether there are sharded models; replacements get shards from other ranks.
+        shards: from where replacements get their shards of models: "replicas" or "copies"; empty if
+            there are no sharded models.
         own_values: for a replacement, by path, the texts of the donor's value and of its own value.
     """
 
@@ -82,7 +83,7 @@ class JoinGroup(RankRequest):
     replacements: list[int]
     payload: dict[str, Any]
     storages: list[Any]
-    has_shards: bool = False
+    shards: str = ""
     own_values: dict[str, Any] = field(default_factory=dict)
 
 

@@ -46,6 +46,7 @@ from nbddp.worker.cell.shell_commands import PackageCommands
 from nbddp.worker.cell.stdin import StdinProxy
 from nbddp.worker.check_facts import collect_facts
 from nbddp.worker.heal.healing import HealHandler
+from nbddp.worker.heal.shard_copies import ShardCopies
 from nbddp.worker.main_process import become_main_process, leave_resource_tracker
 from nbddp.worker.output.log_writer import LogWriter
 from nbddp.worker.output.metric_sink import MetricSink
@@ -187,6 +188,14 @@ class Rank:
         claims = f"a{start.attempt}/installs"
         PackageCommands(clients.commands, claims, self._topology, self._shell).install_hooks()
         self._regrouper = Regrouper(self._group, self._shell.user_ns, self._notify_user)
+        self._shard_copies = ShardCopies(
+            self._shell.user_ns,
+            self._group.bound_objects,
+            clients.commands.open_connection,
+            self._topology.rank,
+            self._topology.world_size,
+            self._notify_user,
+        )
         self._stdin = StdinProxy(
             self._post_input_request, is_interrupted=lambda: self._interrupter.was_interrupted
         )
@@ -213,7 +222,12 @@ class Rank:
             outbox.post,
             self._interrupter,
             HealHandler(
-                self._shell, self._group, self._regrouper, clients.payloads, self._payload_key
+                self._shell,
+                self._group,
+                self._regrouper,
+                self._shard_copies,
+                clients.payloads,
+                self._payload_key,
             ),
         )
         dataloader_waits.install_hooks()
@@ -356,6 +370,8 @@ class Rank:
         result = self._shell.run(command)
         if os.getpid() != pid:  # a forked child; only the rank itself may serve
             exit_forked_child(result.error_before_exec or result.error_in_exec)
+        if result.success:
+            self._shard_copies.end_cell()
         self._debuggers.end_cell()
         self._interrupter.end_cell()
         # else a late signal would call the cell's own handler
@@ -410,6 +426,8 @@ class Rank:
         arming.begin_cell(is_again=command.is_again)
         reporting.begin_cell(is_enabled=command.reports_trainers)
         self._outbox.begin_cell()
+        copies = f"a{self._start.attempt}/copies/{command.cell}"
+        self._shard_copies.begin_cell(copies, command.shard_copies)
         return self._interrupter.begin_cell(command.cell)
 
     def _end_cell(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from drivers.ranks import MakeRanks
 from sharded_models import SHARDED
@@ -49,5 +51,51 @@ def test_a_new_rank_gets_groups_meshes_and_the_shards_of_a_replica(make_group: M
         group.run(f"step(net, optimizer, {number})")
     group.run("step(net, optimizer, 3)\nassert all(map(torch.equal, whole(net), whole(wanted)))")
     kill(group, 2, 0)  # the last ranks with their shards
-    with pytest.raises(RequestError, match=r"\(FSDP\) died with its rank: run .*restart"):
+    with pytest.raises(RequestError, match=r"\(FSDP\) .*, and there is no copy of it yet"):
+        group.heal()
+
+
+COPIES = f"""{SHARDED}
+from itertools import islice
+meshes = {{"dp": init_device_mesh("cpu", (3,))}}
+samples = torch.randn(200, 8, generator=torch.Generator().manual_seed(1))
+def make():
+    torch.manual_seed(5 + rank)
+    net, optimizer = build("dp")
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    torch.manual_seed(5 + rank)
+    return net, optimizer, schedule, nbddp.loader(samples, 4, seed=2)
+def train(stop):
+    for batch in islice(loader, stop - loader.step):
+        optimizer.zero_grad()
+        net(nn.functional.dropout(batch)).square().mean().backward()
+        optimizer.step()
+        schedule.step()
+net, optimizer, schedule, loader = make()
+train(12)
+wanted = whole(net)
+net, optimizer, schedule, loader = make()
+saved = nbddp.Checkpoint("saved")
+saved.save(1, value=1)
+"""
+
+
+def test_a_heal_goes_back_to_the_copies_of_shards(
+    make_group: MakeRanks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = make_group(3)
+    group.run(COPIES, quiet=True)
+    group.run("train(5)", shard_copies=2)
+    said = capsys.readouterr().out
+    assert re.search(r"every 2 steps, each rank copies its shards .* [\d.]+ KiB, and needs", said)
+    for dead in (1, 2):  # the second time, rank 0 has the copy that it got in the first heal
+        kill(group, dead)
+        group.heal()
+        group.run("assert (loader.step, schedule.last_epoch) == (4, 4)")
+        assert "the models are back at step 4 of" in capsys.readouterr().out
+    group.run("train(12)", shard_copies=100)
+    group.run("assert all(map(torch.equal, whole(net), wanted))")
+    kill(group, 0, 1)
+    refusal = r"rank 1, which had the copy of rank 0, died too: .*; the last one is .*saved"
+    with pytest.raises(RequestError, match=refusal):
         group.heal()

@@ -32,6 +32,7 @@ from nbddp.worker.heal.rank_attributes import (
     set_sampler_ranks,
 )
 from nbddp.worker.heal.reported_values import SHELL_NAMES
+from nbddp.worker.heal.shard_copies import ShardCopies, newest_checkpoint
 from nbddp.worker.heal.shard_recovery import copy_from_replicas, ranks_without_replica
 from nbddp.worker.heal.sharded_pickling import LOST
 from nbddp.worker.heal.spread_state import Objects, dtensors_in, spread_objects
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from nbddp.worker.process_group.process_group import ProcessGroup
     from nbddp.worker.process_group.regroup import Regrouper
 
+REPLICAS, COPIES = "replicas", "copies"  # from where a new rank gets its shards
 MAX_IN_FLIGHT = 8  # messages to replacements at the same time
 MAX_LISTED = 20  # variables and parts that are not carried; the rest is counted
 MAX_REASON = 300  # characters of the reason
@@ -65,6 +67,7 @@ class HealHandler:
             and are not replaced.
         group: the process group.
         regrouper: moves models to a new process group.
+        shard_copies: has earlier states of sharded models.
         store: store for the pickled variables.
         payload_key: returns the store key for a name.
     """
@@ -72,6 +75,7 @@ class HealHandler:
     _shell: RankShell
     _group: ProcessGroup
     _regrouper: Regrouper
+    _shard_copies: ShardCopies
     _store: dist.Store
     _payload_key: Callable[[str], str]
 
@@ -84,7 +88,7 @@ class HealHandler:
 
     def send_namespace(self, command: SendNamespace) -> Answer:
         """Pickle all variables. Their tensors stay here until the ranks have joined the group."""
-        spread = self._check_sharded(command.replacements)
+        spread, shards = self._check_sharded(command.replacements)
         for replacement in command.replacements if command.checks else ():
             if part := self._group.group_without(replacement):
                 # only the user knows which rank has the right values
@@ -118,7 +122,7 @@ class HealHandler:
             "left": {name: reason[:MAX_REASON] for name, reason in not_carried[:MAX_LISTED]},
             "more": {"": len(not_carried) - MAX_LISTED} if len(not_carried) > MAX_LISTED else {},
             "storages": [[each.nbytes(), each.device.type] for each in self._storages],
-            "has_shards": bool(spread),
+            "shards": shards,
         }
         return Answer(request=command.request, payload=payload, content=content)
 
@@ -141,7 +145,7 @@ class HealHandler:
 
         Return whether sharded models have their state.
         """
-        if command.has_shards and not reports:
+        if command.shards and not reports:
             raise RuntimeError(f"the process groups are new ones, and {LOST}")
         rank, device = dist.get_rank(), self._group.device
         if rank == command.donor:
@@ -162,10 +166,13 @@ class HealHandler:
                 raise
             self._group.bound_objects.add_existing()
         self._restore_own_values(command)
-        if command.has_shards:
-            objects = spread_objects(self._namespace, self._group.bound_objects)
-            copy_from_replicas(objects, reports, {*command.replacements}, self._wait_for_message)
-        return command.has_shards
+        objects = spread_objects(self._namespace, self._group.bound_objects)
+        new_ranks, wait = {*command.replacements}, self._wait_for_message
+        if command.shards == REPLICAS:
+            copy_from_replicas(objects, reports, new_ranks, wait)
+        elif command.shards == COPIES:
+            self._shard_copies.restore(objects, new_ranks, wait)
+        return bool(command.shards)
 
     def _restore_own_values(self, command: JoinGroup) -> None:
         """On replacements, restore values and attributes that are different on each rank.
@@ -249,29 +256,31 @@ class HealHandler:
 
     # ---- sharded models
 
-    def _check_sharded(self, new_ranks: Sequence[int]) -> Objects:
-        """Return the sharded models and optimizers.
+    def _check_sharded(self, new_ranks: Sequence[int]) -> tuple[Objects, str]:
+        """Return the sharded models and optimizers, and from where new ranks get their shards.
 
         Raises:
             RequestError: a part of a sharded model died with its rank, and no rank has it.
         """
         bound = self._group.bound_objects
-        spread, lost = _find_sharded(self._namespace, bound)
-        if lost:  # the sharded object may be garbage
+        spread, kind = _find_sharded(self._namespace, bound)
+        if kind:  # the sharded object may be garbage
             gc.collect()
-            spread, lost = _find_sharded(self._namespace, bound)
-        if spread and not lost:
+            spread, kind = _find_sharded(self._namespace, bound)
+        if not spread and not kind:
+            return spread, ""
+        reason = ""
+        if not kind and self._group.lasting_names(new_ranks):
             unfinished_steps.reset(bound)
-            size, replaced = dist.get_world_size(), {*new_ranks}
-            lasts = self._group.lasting_names(new_ranks)
-            if not lasts or ranks_without_replica(spread, size, replaced):
-                lost = "FSDP" if sharded_modules() else "DTensor"
-        if lost:
-            raise RequestError(
-                f"a part of the sharded state ({lost}) died with its rank: "
-                "run `%ddp restart --replay` and load a checkpoint"
-            )
-        return spread
+            lost = ranks_without_replica(spread, dist.get_world_size(), {*new_ranks})
+            reason = self._shard_copies.why_not(spread, new_ranks) if lost else ""
+            if not reason:
+                return spread, COPIES if lost else REPLICAS
+        kind = kind or ("FSDP" if sharded_modules() else "DTensor")
+        raise RequestError(
+            f"a part of the sharded state ({kind}) died with its rank{reason}: "
+            f"run `%ddp restart --replay` and load a checkpoint{newest_checkpoint()}"
+        )
 
 
 def _find_sharded(namespace: dict[str, Any], bound: BoundObjects) -> tuple[Objects, str]:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from nbddp.errors import RequestError
 from nbddp.formatting import format_ranks
-from nbddp.worker.heal.spread_state import Objects, Parts, pack, parts_of, unpack
+from nbddp.worker.heal.spread_state import Objects, Packed, Parts, pack, parts_of, unpack
 from nbddp.worker.process_group.unfinished_steps import StepReport
 
 
@@ -85,26 +85,34 @@ def copy_from_replicas(
     sources = choose_sources(parts, steps, new_ranks)
     mine = dist.get_rank()
     targets = [rank for rank, source in enumerate(sources) if source == mine != rank]
-    packed = pack(objects) if targets else None
-    received = send_and_receive(dict.fromkeys(targets, packed), sources[mine], wait)
-    if received is not None:
-        unpack(objects, received)
+    packed = [pack(objects)] if targets else []
+    for each in send_and_receive(dict.fromkeys(targets, packed), sources[mine], wait):
+        unpack(objects, each)
 
 
 def send_and_receive(
-    sent: Mapping[int, Any], source: int, wait: Callable[[Any], None]
-) -> torch.Tensor | None:
-    """Send packed states to ranks. Return that of ``source``, or None if it is this rank."""
+    sent: Mapping[int, Packed], source: int, wait: Callable[[Any], None]
+) -> Packed:
+    """Send packed states to ranks. Return those of ``source``; none if it is this rank."""
     messages: list[Any] = []
     for rank, packed in sent.items():
-        size = torch.tensor([packed.numel()])
-        messages += [dist.isend(size, rank), dist.isend(packed, rank)]
-    received = None
+        sizes = torch.tensor([each.numel() for each in packed])
+        parts = [torch.tensor([len(packed)]), sizes, *packed]
+        messages += [dist.isend(each, rank) for each in parts]
+    received: Packed = []
     if source != dist.get_rank():
-        size = torch.zeros(1, dtype=torch.int64)
-        wait(dist.irecv(size, source))
-        received = torch.empty(int(size), dtype=torch.uint8)
-        wait(dist.irecv(received, source))
+        [count] = _receive([1], torch.int64, source, wait)
+        [sizes] = _receive([int(count)], torch.int64, source, wait)
+        received = _receive(sizes.tolist(), torch.uint8, source, wait)
     for message in messages:
         wait(message)
+    return received
+
+
+def _receive(
+    sizes: Sequence[int], dtype: torch.dtype, source: int, wait: Callable[[Any], None]
+) -> Packed:
+    received = [torch.empty(size, dtype=dtype) for size in sizes]
+    for each in received:
+        wait(dist.irecv(each, source))
     return received

@@ -23,6 +23,7 @@ from nbddp.worker.watch.namespace import paths_of, walk
 
 _LENGTH = struct.Struct("<q")
 Objects = dict[str, Any]  # by path
+Packed = list[torch.Tensor]  # states as bytes
 Parts = list[list[Any]]  # of each DTensor, the part that each rank has
 
 

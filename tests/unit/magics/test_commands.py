@@ -300,6 +300,12 @@ def test_a_cell_or_a_script_runs_with_the_given_options(
             assert getattr(request, name) == value != getattr(plain, name)
 
 
+def test_a_cell_copies_shards_every_so_many_steps(typed: Typed) -> None:
+    for options, steps in (("", 0), ("--heal 3 --shard-copies 100", 100)):
+        typed.cell(options)
+        assert typed.asked()[0].shard_copies == steps
+
+
 def test_a_scripts_names_are_kept_and_replayed_only_with_the_keep_option(typed: Typed) -> None:
     for options, keeps in (("", False), ("--keep", True)):
         typed.line(f"run {options} train.py --lr 3")
