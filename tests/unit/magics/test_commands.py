@@ -32,6 +32,7 @@ from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.presenter import Presenter
 from nbddp.publish.tracker import Target
 from nbddp.record.cell import CellRequest, CellResult
+from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.sigint import run_in_thread
 from nbddp.ui.log_lines import LogBuffer
 from nbddp.ui.report.render import render_html
@@ -253,6 +254,20 @@ def test_wait_in_a_terminal_does_not_repeat_the_report_of_a_background_cell(type
     with pytest.raises(CellFailedError) as raised:
         typed.line("wait")
     assert raised.value._render_traceback_() == ["it failed (more above)"]
+
+
+@pytest.mark.parametrize("has_record", [False, True])
+def test_a_timeline_below_a_record_does_not_repeat_its_warning(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, has_record: bool
+) -> None:
+    timeline = Timeline(cell=1, ranks=(0,), span=(0.0, 1.0), awaited=Mock())
+    monkeypatch.setattr(RankGroup, "timeline", lambda *_: timeline)
+    monkeypatch.setattr(Presenter, "has_record", has_record)
+    monkeypatch.setattr(Presenter, "show", Mock())
+    monkeypatch.setattr("nbddp.magics.cell_magic.timeline_report", report := Mock())
+    typed.cell("--timeline")
+    [shown] = report.call_args.args
+    assert (shown.awaited is None) == has_record
 
 
 def test_a_message_during_a_command_is_not_kept_for_the_next_cell(
