@@ -15,6 +15,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+import torch
 from torch.optim import Optimizer, optimizer
 
 from nbddp.wire.rank_start import last_step_key
@@ -113,6 +114,8 @@ class LastStep:
         if not self.is_awaited:
             self.raise_interrupt("")  # if it came in the step
         elif self._last and self._count() >= self._last:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()  # new groups would abort collectives that the step uses
             self.raise_interrupt(f"after step {self._last} of this cell")
 
     def _count(self) -> int:

@@ -144,9 +144,9 @@ def _tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def fingerprints(tensors: Iterable[torch.Tensor]) -> list[int]:
     """Return numbers that differ for most different values of these tensors."""
-    device = communication_device()
     batches = split_into_batches(tensors, lambda tensor: tensor.nbytes)
-    parts = ([_tensor_bytes(each).to(device) for each in batch] for batch in batches)
+    # a step count may be on the CPU
+    parts = ([_tensor_bytes(each).to(batch[0].device) for each in batch] for batch in batches)
     return [int(_fingerprint(each[0] if len(each) == 1 else torch.cat(each))) for each in parts]
 
 
