@@ -180,8 +180,11 @@ class CellInterrupter:
         self.last_step.is_awaited = True
         self._requested = self._raised + 1
         announce = partial(self.announce_wait, cell)
-        reason = self.last_step.wait(cell, ranks, announce, has_ended)
-        self._text = f"at once ({reason})" if reason else ""
+        try:
+            reason = self.last_step.wait(cell, ranks, announce, has_ended)
+            self._text = f"at once ({reason})" if reason else ""
+        finally:
+            self.last_step.is_awaited = False
 
     # ---- requests between cells
 

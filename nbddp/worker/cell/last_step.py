@@ -131,7 +131,7 @@ class LastStep:
         announce: Callable[[float], None],
         has_ended: Callable[[float], bool],
     ) -> str:
-        """Wait until the cell has ended after the last step. First set :attr:`is_awaited`.
+        """Wait until the cell has ended after the last step, while :attr:`is_awaited` is set.
 
         Args:
             cell: the interrupted cell.
@@ -142,23 +142,20 @@ class LastStep:
         Returns:
             Why the cell must be interrupted in a step; empty if it has no step, or has ended.
         """
-        try:
-            self._awaited = [each for each in list(self._progress.values()) if each.is_active]
-            counts = [each.count for each in self._awaited]
-            self._next = self._count() + 1
-            end = self._key(cell, "end")
-            if not counts:
-                self._store.set(end, f"rank {self._rank} was making no steps")
-                return ""
-            if max(counts) > min(counts) + 1:
-                self._store.set(end, "the optimizers have made different numbers of steps")
-            else:
-                self._store.set(self._key(cell, self._rank), str(self._next))
-            limit = max(each.limit for each in self._awaited)
-            announce(limit)
-            return self._wait([self._key(cell, rank) for rank in ranks], end, limit, has_ended)
-        finally:
-            self.is_awaited = False
+        self._awaited = [each for each in list(self._progress.values()) if each.is_active]
+        counts = [each.count for each in self._awaited]
+        self._next = self._count() + 1
+        end = self._key(cell, "end")
+        if not counts:
+            self._store.set(end, f"rank {self._rank} was making no steps")
+            return ""
+        if max(counts) > min(counts) + 1:
+            self._store.set(end, "the optimizers have made different numbers of steps")
+        else:
+            self._store.set(self._key(cell, self._rank), str(self._next))
+        limit = max(each.limit for each in self._awaited)
+        announce(limit)
+        return self._wait([self._key(cell, rank) for rank in ranks], end, limit, has_ended)
 
     def _wait(
         self, keys: list[str], end: str, limit: float, has_ended: Callable[[float], bool]
