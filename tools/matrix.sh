@@ -40,7 +40,7 @@ try() { # try PYTHON TORCH: add a row to the table
     found=$("$here/python" -c 'from importlib.metadata import version as v; print(", ".join(
         f"{p} {v(p)}" for p in ("torch", "ipykernel", "ipython", "jupyterlab", "matplotlib", "numpy")))')
     said=$("$here/python" -m pytest -q -W default -p no:cacheprovider "${part[@]}" 2>&1 |
-        tee /dev/stderr | grep -E ' (passed|failed|error).* in ' | tail -n 1)
+        tee >(cat >&2) | grep -E ' (passed|failed|error).* in ' | tail -n 1)
     rows+=("| $title | $found | ${said:-it did not end} |")
 }
 
