@@ -1,0 +1,67 @@
+"""A heal chooses from where a new rank gets its shards, or says why they cannot be restored."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import nn, optim
+
+from nbddp import RequestError
+from nbddp.worker.heal import shard_copies, sharded_pickling
+from nbddp.worker.heal.shard_copies import Copy, ShardCopies
+from nbddp.worker.heal.shard_recovery import choose_sources
+
+ROWS = [[[0]], [[1]], [[0]], [[1]]]
+
+
+@pytest.mark.parametrize(
+    ("others", "sources"),
+    [
+        ([[4, 4], [4, 4], [4, 4]], [0, 3, 2, 3]),
+        ([[5, 5], [4, 4], [4, 4]], [2, 3, 2, 3]),  # rank 0 is ahead, with no partner
+        ([[4, 4], [4, 4], [5, 5]], None),
+        ([[5, 5], [5, 5], [5, 4]], None),  # rank 3 stopped inside a step
+        ([[5, 5], [5, 4], [5, 5]], [0, 3, 0, 3]),
+    ],
+)
+def test_sources_of_shards_have_finished_the_same_step(
+    others: list[list[int]], sources: list[int] | None
+) -> None:
+    first, *rest = [{"optimizer": [*counts, True]} for counts in others]
+    steps: Any = [first, {}, *rest]
+    if sources is None:
+        with pytest.raises(
+            RequestError, match=r"shards of rank 1 .* stopped in different steps: run"
+        ):
+            choose_sources(ROWS, steps, {1})
+    else:
+        assert choose_sources(ROWS, steps, {1}) == sources
+
+
+def test_a_model_on_several_meshes_is_not_sharded_again() -> None:
+    mesh = SimpleNamespace(mesh="two dimensions")
+    group = SimpleNamespace(mesh_info=mesh, post_forward_mesh_info=SimpleNamespace(mesh="one"))
+    state = SimpleNamespace(_fsdp_param_groups=[group], _mp_policy=None)
+    with pytest.raises(pickle.PicklingError, match="cannot shard it again on several meshes"):
+        sharded_pickling._describe_state(state, mesh)
+
+
+def test_copies_of_different_steps_restore_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(1, 1)
+    objects: Any = {"optimizer": optim.SGD(model.parameters(), lr=1.0)}
+    unused: Any = None
+    copies = ShardCopies({}, unused, unused, 0, 3, unused)
+    assert "there is no copy of it yet" in copies.why_not(objects, [1])
+    copies._copies = [Copy.empty(4, objects)]
+    assert copies.why_not(objects, [1]) == ""
+    assert copies.why_not(objects, [0, 1]) == (
+        ", and rank 1, which had the copy of rank 0, died too"
+    )
+    assert "no copy" in copies.why_not({"optimizer": optim.SGD(model.parameters(), lr=1.0)}, [1])
+    gathered = [[[4], 6], [[], 0], [[5], 6]]
+    monkeypatch.setattr(shard_copies, "gather_objects", lambda _: gathered)
+    with pytest.raises(RequestError, match="no copies of the same step: run `%ddp restart"):
+        copies.restore(objects, {1}, lambda _: None)
