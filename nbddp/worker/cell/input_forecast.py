@@ -53,7 +53,8 @@ def may_request_input(source: str, namespace: Mapping[str, Any]) -> bool:
                 _requests_input(each, user_names) for each in dis.get_instructions(value)
             ):
                 return True
-            pending += _objects_called_by(value, namespace)
+            with suppress(Exception):  # a class or proxy of the user may raise anything
+                pending += _objects_called_by(value, namespace)
     return False
 
 

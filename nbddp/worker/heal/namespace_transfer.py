@@ -338,8 +338,8 @@ def _pickle_names(
     """
     pickler = new_pickler(io.BytesIO())
     # modules first, then classes and functions: other objects may need them while unpickling
-    first = [each for each in names if isinstance(names[each], ModuleType)]
-    then = [each for each in names if isinstance(names[each], (type, FunctionType))]
+    first = [each for each in names if issubclass(type(names[each]), ModuleType)]
+    then = [each for each in names if issubclass(type(names[each]), (type, FunctionType))]
     order = [*dict.fromkeys((*first, *then, *names))]
     try:
         pickler.add((order, extra))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from enum import Enum
 from itertools import chain, islice
 from types import ModuleType
@@ -46,7 +47,8 @@ def walk(namespace: Mapping[str, Any]) -> Iterator[Part]:
             is_new = id(type(part.value)) not in PLAIN and id(part.value) not in seen
             if is_new and len(seen) < MAX_VISITS:
                 seen.add(id(part.value))
-                inner.append(_parts(part.path, part.value))
+                with suppress(Exception):  # a class or proxy of the user may raise anything
+                    inner.append([*_parts(part.path, part.value)])
         layer = inner
 
 

@@ -21,7 +21,9 @@ from torch import nn
 
 from nbddp.record.heal.rank_values import OwnValues, RankValues
 from nbddp.topology import Topology
+from nbddp.worker.cell.input_forecast import may_request_input
 from nbddp.worker.heal import reported_values
+from nbddp.worker.heal.namespace_transfer import pickle_namespace
 from nbddp.worker.heal.reported_values import MAX_VALUES, ReportedValues
 from nbddp.worker.watch.namespace import paths_of
 
@@ -145,11 +147,28 @@ class Unhashable(type):
     __hash__ = None  # type: ignore[assignment]  # as of a metaclass with an __eq__
 
 
-def test_an_object_of_a_class_without_a_hash_hides_no_other_value() -> None:
+class Nowhere(type):
+    __module__ = property(lambda _: 1 / 0)  # type: ignore[assignment]
+
+
+class Unnamed:
+    """Has ended when its proxy is used."""
+
+
+class Lazy:
+    """Like a proxy of a web framework outside of a request."""
+
+    __class__ = property(lambda _: 1 / 0)  # type: ignore[assignment]
+
+
+def test_an_object_that_cannot_be_asked_for_its_class_hides_no_other() -> None:
     odd = Unhashable("Odd", (), {})()
     names = {"a": odd, "held": [odd], "kind": type(odd), "mine": 1}
     assert ReportedValues(names).changes()["new"]["mine"] == "1"
-    assert paths_of([odd], {"held": [odd]}) == {id(odd): "held[0]"}
+    proxies = [weakref.proxy(Unnamed()), Lazy()]
+    assert paths_of([odd], {"more": proxies, "rest": [odd]}) == {id(odd): "rest[0]"}
+    assert {*pickle_namespace({"dead": proxies[0], "lazy": proxies[1], "x": 3}).names} == {"x"}
+    assert not may_request_input("use(lazy)", {"use": print, "lazy": Nowhere("Odd", (), {})})
 
 
 def test_the_report_is_bounded_and_has_only_the_ends_of_long_texts_and_lists() -> None:
