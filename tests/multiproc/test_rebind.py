@@ -79,6 +79,13 @@ MADE = {  # code that makes a model and an optimizer, a step of them, the model,
         "model",
         "model",
     ),
+    "static graph": (
+        "model = DDP(torch.nn.Linear(4, 4), static_graph=True)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)",
+        "step(model, optimizer)",
+        "model",
+        "model",
+    ),
     "zero": (
         "model = DDP(torch.nn.Linear(4, 4))\n"
         "from torch.distributed.optim import ZeroRedundancyOptimizer\n"
@@ -98,6 +105,7 @@ def test_model_and_optimizer_of_any_kind_move_to_the_new_process_group(
     lose_the_group(group)
     group.run(f"for _ in range(3): {step}")
     assert taken_along(capsys) == []  # they were equal on all ranks
+    assert agree(group, f"[p.tolist() for p in {model}.parameters()]")
     group.run(differ(model))
     lose_the_group(group)
     group.run(step)

@@ -359,6 +359,8 @@ def _bind(model: DistributedDataParallel) -> None:
     old = model.__dict__.get("process_group")
     if _is_alive(old):
         state["process_group"] = old  # __setstate__ begins with the default group
+    if model.static_graph:  # the new reducer records the graph in its first iteration
+        state["_static_graph_delay_allreduce_enqueued"] = False
     unbind(model)
     model.zero_grad(set_to_none=True)  # drop gradients of an incomplete backward pass
     model.__setstate__(state)

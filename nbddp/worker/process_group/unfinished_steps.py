@@ -148,7 +148,7 @@ def reset(bound_objects: BoundObjects) -> list[tuple[Any, str]]:
     for accumulation in accumulations(optimizers):
         accumulation._drop_accumulation()
     for scaler in bound_objects.scalers if optimizers else ():
-        scaler._per_optimizer_states.clear()
+        getattr(scaler, "_per_optimizer_states", {}).clear()  # a disabled one has none
     reasons = [
         (module, missing if hasattr(module, "set_requires_gradient_sync") else _FSDP1)
         for module in sharded_modules()
