@@ -195,6 +195,7 @@ class Rank:
             self._topology.rank,
             self._topology.world_size,
             self._notify_user,
+            self._group.backend,
         )
         self._stdin = StdinProxy(
             self._post_input_request, is_interrupted=lambda: self._interrupter.was_interrupted

@@ -18,7 +18,7 @@ KILLS = int(os.environ.get("NBDDP_SOAK_KILLS", "3"))
 SEED = int(os.environ.get("NBDDP_SOAK_SEED", "1"))
 KINDS = {  # ranks, a mesh, steps between copies
     "ddp": (2, "(2,)", 0),
-    "dp hybrid": (4, "(2, 2), mesh_dim_names=('replicate', 'shard')", 0),
+    "dp hybrid": (4, "(2, 2), mesh_dim_names=('replicate', 'shard')", 3),
     "dp": (3, "(3,)", 3),
 }
 TRAINING = """

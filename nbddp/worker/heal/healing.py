@@ -168,9 +168,10 @@ class HealHandler:
         self._restore_own_values(command)
         objects = spread_objects(self._namespace, self._group.bound_objects)
         new_ranks, wait = {*command.replacements}, self._wait_for_message
+        has_state = not command.shards
         if command.shards == REPLICAS:
-            copy_from_replicas(objects, reports, new_ranks, wait)
-        elif command.shards == COPIES:
+            has_state = copy_from_replicas(objects, reports, new_ranks, wait)
+        if not has_state:
             self._shard_copies.restore(objects, new_ranks, wait)
         return bool(command.shards)
 

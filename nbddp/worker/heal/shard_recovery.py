@@ -8,8 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbddp.errors import RequestError
-from nbddp.formatting import format_ranks
 from nbddp.worker.heal.spread_state import Objects, Packed, Parts, pack, parts_of, unpack
 from nbddp.worker.process_group.unfinished_steps import StepReport
 
@@ -26,6 +24,8 @@ def choose_sources(
 ) -> list[int]:
     """Return for each rank the rank whose state it gets; its own number if it keeps its state.
 
+    Return nothing if no ranks of the same step have all parts.
+
     All sources have made the same steps, and finished them. Otherwise the models of the ranks would
     not fit together. Ranks that have made the most steps are preferred.
 
@@ -33,9 +33,6 @@ def choose_sources(
         parts: for each rank, its part of each tensor.
         steps: for each rank, the steps of its optimizers.
         new_ranks: ranks with a new process.
-
-    Raises:
-        RequestError: no such ranks have all parts.
 
     >>> rows = [[[0]], [[1]], [[0]], [[1]]]
     >>> before, after = {"optimizer": [4, 4, True]}, {"optimizer": [5, 5, True]}
@@ -61,10 +58,7 @@ def choose_sources(
         ]
         if -1 not in sources:
             return sources
-    raise RequestError(
-        f"the shards of {format_ranks(sorted(new_ranks))} cannot be restored, because the other "
-        "ranks have stopped in different steps: run `%ddp restart --replay` and load a checkpoint"
-    )
+    return []
 
 
 def copy_from_replicas(
@@ -72,8 +66,10 @@ def copy_from_replicas(
     steps: Sequence[StepReport],
     new_ranks: Set[int],
     wait: Callable[[Any], None],
-) -> None:
+) -> bool:
     """Copy the state of sharded models to the ranks that lack it. All ranks call this.
+
+    Return false on all ranks if no ranks of the same step have all shards.
 
     Args:
         objects: sharded models and optimizers.
@@ -83,11 +79,14 @@ def copy_from_replicas(
     """
     parts = [parts_of(objects, rank) for rank in range(dist.get_world_size())]
     sources = choose_sources(parts, steps, new_ranks)
+    if not sources:
+        return False
     mine = dist.get_rank()
     targets = [rank for rank, source in enumerate(sources) if source == mine != rank]
     packed = [pack(objects)] if targets else []
     for each in send_and_receive(dict.fromkeys(targets, packed), sources[mine], wait):
         unpack(objects, each)
+    return True
 
 
 def send_and_receive(
