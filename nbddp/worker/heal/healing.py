@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import UntypedStorage, nn
+from torch.optim import Optimizer
 
 from nbddp.errors import RequestError
 from nbddp.formatting import format_ranks
@@ -173,6 +174,8 @@ class HealHandler:
             has_state = copy_from_replicas(objects, reports, new_ranks, wait)
         if not has_state:
             self._shard_copies.restore(objects, new_ranks, wait)
+        elif command.shards and any(isinstance(each, Optimizer) for each in objects.values()):
+            self._shard_copies.begin_again(objects)
         return bool(command.shards)
 
     def _restore_own_values(self, command: JoinGroup) -> None:

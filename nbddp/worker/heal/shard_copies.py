@@ -231,6 +231,13 @@ class ShardCopies:
         made = max(made for _, made in gathered)
         self._notify(f"the models are back at step {step} of {made}")
 
+    def begin_again(self, objects: Objects) -> None:
+        """Count the same steps on all ranks after a heal, and drop copies that a new rank lacks."""
+        first = next(each for each in objects.values() if isinstance(each, Optimizer))
+        self._made[first] = max(gather_objects(self._made.get(first, 0)))
+        self._heals += 1
+        self._copies = []
+
     # ---- on the thread
 
     def _run(self) -> None:
@@ -262,7 +269,8 @@ class ShardCopies:
         )
         copy.held = _pass_on(copy.own, group, self._rank, self._world_size)
         if heals == self._heals:  # else the models are back at an earlier step
-            self._copies = [*self._copies[:1], copy]
+            # a rank whose exchange failed does not know which copy all ranks have
+            self._copies = [*self._copies[-2:], copy]
         _wait_for_all(store, "has it", self._world_size)
         if heals == self._heals:
             self._copies = [copy]
