@@ -177,7 +177,7 @@ class CellInterrupter:
                 self._changed.wait_for(lambda: not self._is_in_cell, timeout)
                 return not self._is_in_cell or not self._is_pending
 
-        self.last_step.is_awaited = True
+        self.last_step.begin_wait()
         self._requested = self._raised + 1
         announce = partial(self.announce_wait, cell)
         try:

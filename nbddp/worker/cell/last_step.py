@@ -124,6 +124,16 @@ class LastStep:
 
     # ---- the control thread
 
+    def begin_wait(self) -> None:
+        """Set :attr:`is_awaited` if a step may end soon.
+
+        C code that holds the GIL, such as ``re.match``, may let only one signal through. If no step
+        is expected, that signal must raise the interrupt.
+        """
+        self._awaited = [each for each in list(self._progress.values()) if each.is_active]
+        self._next = self._count() + 1
+        self.is_awaited = bool(self._awaited)
+
     def wait(
         self,
         cell: int,
@@ -131,7 +141,7 @@ class LastStep:
         announce: Callable[[float], None],
         has_ended: Callable[[float], bool],
     ) -> str:
-        """Wait until the cell has ended after the last step, while :attr:`is_awaited` is set.
+        """Wait until the cell has ended after the last step. First call :meth:`begin_wait`.
 
         Args:
             cell: the interrupted cell.
@@ -142,9 +152,7 @@ class LastStep:
         Returns:
             Why the cell must be interrupted in a step; empty if it has no step, or has ended.
         """
-        self._awaited = [each for each in list(self._progress.values()) if each.is_active]
         counts = [each.count for each in self._awaited]
-        self._next = self._count() + 1
         end = self._key(cell, "end")
         if not counts:
             self._store.set(end, f"rank {self._rank} was making no steps")

@@ -40,7 +40,7 @@ class Training:
             self.steps += 1
 
     def interrupt(self) -> None:
-        self.last_step.is_awaited = True
+        self.last_step.begin_wait()
         self.reason = self.last_step.wait(1, [0, 1], lambda _: None, self.has_ended)
         self.last_step.is_awaited = False
 
@@ -133,3 +133,12 @@ def test_the_limit_is_two_steps_but_at_most_some_seconds(monkeypatch: pytest.Mon
     monkeypatch.setattr(last_step, "MAX_LIMIT", 0.1)
     training.last_step.wait(1, [0, 1], limits.append, lambda _: True)
     assert limits == [0.1]
+
+
+def test_an_interrupt_does_not_wait_where_no_step_is_expected() -> None:
+    training = Training()
+    training.last_step.begin_wait()
+    assert not training.last_step.is_awaited
+    training.train(1)
+    training.last_step.begin_wait()
+    assert training.last_step.is_awaited
