@@ -232,6 +232,62 @@ def test_heal_copies_wrapped_optimizers_completely(group: Ranks, capsys: Capture
     assert "nbddp:" not in capsys.readouterr().out  # the ranks have equal states
 
 
+HOOKS = """
+import collections, threading
+from torch.optim.optimizer import register_optimizer_step_post_hook
+counts = collections.Counter()
+def counted(name):
+    def hook(*_): counts[name] += 1
+    return hook
+net = torch.nn.Linear(4, 4)
+ddp = torch.nn.parallel.DistributedDataParallel(net)
+sgd = torch.optim.SGD(ddp.parameters(), lr=1.0)
+clip = torch.nn.utils.clip_grad_norm_
+sgd.register_step_pre_hook(lambda *_: clip(net.parameters(), 0.01) and None)
+for kind in ("step", "state_dict", "load_state_dict"):
+    getattr(sgd, f"register_{kind}_pre_hook")(counted(f"before {kind}"))
+    handle = getattr(sgd, f"register_{kind}_post_hook")(counted(f"after {kind}"))
+net.weight.register_hook(counted("gradient"))
+net.bias.register_post_accumulate_grad_hook(counted("accumulated"))
+net.register_forward_hook(counted("forward"))
+plain = torch.ones(2, requires_grad=True)
+doubled = plain.register_hook(lambda gradient: gradient * 2)
+locked = torch.ones(2, requires_grad=True)
+locked.register_hook(lambda _, lock=threading.Lock(): lock.acquire())
+register_optimizer_step_post_hook(lambda *_: None)
+torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+def gradients():
+    plain.grad = None
+    plain.sum().backward()
+    return plain.grad.tolist()
+def train():
+    counts.clear()
+    for _ in range(3):
+        sgd.zero_grad()
+        ddp(torch.ones(2, 4)).square().mean().backward()
+        sgd.step()
+    sgd.load_state_dict(sgd.state_dict())
+    return dict(counts), net.weight.tolist(), gradients()
+wanted = train()[0]
+"""
+
+
+def test_hooks_of_optimizers_and_tensors_are_copied_or_named(group: Ranks) -> None:
+    """A new rank without the hook that clips gradients got other weights, without an error."""
+    group.run(HOOKS, quiet=True)
+    kill(group, 1)
+    left = dict(group.heal().left)
+    assert left.pop("gate")
+    assert {*left} == {"a lock in locked", "global hook of modules", "global hook of optimizers"}
+    found = group.evaluate("train()")
+    assert found == [found[0]] * 3
+    assert (found[0][0], found[0][2]) == (group.evaluate("wanted")[0], [2.0] * 2)
+    group.run("doubled.remove(), handle.remove()")
+    assert group.evaluate("gradients(), train()[0]['after step']") == [([1.0] * 2, 3)] * 3
+    with pytest.raises(CellFailedError, match="a lock that the heal did not copy to this rank"):
+        group.run("locked.sum().backward()", ranks=[1], quiet=True)
+
+
 def test_heal_names_a_loader_that_cannot_resume(group: Ranks, capsys: Capture) -> None:
     group.run("own = nbddp.loader(range(40 - 8 * (rank == 2)), 4)", quiet=True)
     kill(group, 1)

@@ -21,6 +21,9 @@ net, optimizer = build("dp hybrid")
 step(net, optimizer, 0)
 mesh, every = meshes["dp hybrid"], dist.new_group(group_desc="every")
 ddp = DDP(nn.Linear(4, 4), process_group=every)
+steps, gradients = [], []
+optimizer.register_step_post_hook(lambda *_: steps.append(1))
+next(net.parameters()).register_post_accumulate_grad_hook(lambda _: gradients.append(1))
 kept = [each for each in (dist.group.WORLD, every, mesh, net, ddp)]
 def use():
     x = torch.tensor([float(rank)])
@@ -50,6 +53,7 @@ def test_a_new_rank_gets_groups_meshes_and_the_shards_of_a_replica(make_group: M
         assert group.evaluate("every.group_desc") == ["every"] * 4
         group.run(f"step(net, optimizer, {number})")
     group.run("step(net, optimizer, 3)\nassert all(map(torch.equal, whole(net), whole(wanted)))")
+    assert group.evaluate("len(steps), len(gradients)") == [(3, 3)] * 4
     kill(group, 2, 0)  # the last ranks with their shards
     with pytest.raises(RequestError, match=r"\(FSDP\) .*, and there is no copy of it yet"):
         group.heal()

@@ -45,6 +45,7 @@ from nbddp.train.prepare import is_prepared, register
 from nbddp.wire.function_sources import Pickler
 from nbddp.wire.request_messages import KEEPS_RANK, MADE_BY_ALL
 from nbddp.worker.cell.failure import error_text
+from nbddp.worker.heal.hook_pickling import describe_global_hooks, reduce_with_hooks
 from nbddp.worker.heal.placeholder import Placeholder
 from nbddp.worker.heal.sharded_pickling import (
     describe_fsdp,
@@ -179,7 +180,8 @@ class _NamespacePickler(Pickler):
             return _make_cached, (obj.__wrapped__, obj.cache_parameters())
         if reason := _why_not_movable(obj) or why_not_restored(obj, self._restored):
             return self._replace_part(obj, reason)
-        if reduced := reduce_sharded(obj) or _custom_reduce(obj, self._groups):
+        reduced = reduce_with_hooks(obj) or reduce_sharded(obj)
+        if reduced := reduced or _custom_reduce(obj, self._groups):
             return reduced
         if isinstance(obj, logging.Logger) and obj is logging.getLogger(obj.name):
             return _make_logger, (obj.name, obj.level, obj.propagate, obj.disabled)
@@ -257,7 +259,7 @@ def pickle_namespace(
     exclude = {*exclude}
     names = {name: value for name, value in namespace.items() if name not in exclude}
     new_pickler = partial(_NamespacePickler, namespace=namespace, groups=groups, restored=restored)
-    not_carried: dict[str, str] = {}
+    not_carried = describe_global_hooks()
     broken: set[str] = set()
     pickler, reason = _pickle_names(new_pickler, names, extra)
     if reason:
@@ -481,9 +483,9 @@ def _make_sharing(kind: Any, shared: str) -> Any:
 
 
 def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
-    """Return what torch pickles and all other attributes, such as a wrapped optimizer."""
-    plain = vars(Optimizer([torch.zeros(1)], {}))
-    own = {key: value for key, value in vars(optimizer).items() if key not in plain}
+    """Return what torch pickles, the hooks and all other attributes, as a wrapped optimizer."""
+    dropped = {each for each in vars(Optimizer([torch.zeros(1)], {})) if "hooks" not in each}
+    own = {key: value for key, value in vars(optimizer).items() if key not in dropped}
     own.pop("step", None)  # a schedule has wrapped it, in this process
     return own | optimizer.__getstate__()
 

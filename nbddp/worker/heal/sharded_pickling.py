@@ -23,7 +23,8 @@ from torch.utils.hooks import RemovableHandle
 from nbddp.worker.heal.spread_state import root_mesh
 from nbddp.worker.process_group.unfinished_steps import fsdp_groups_of
 
-_FSDP_MODULES = "torch.distributed.fsdp._fully_shard"
+# FSDP2 adds its hooks again; a fault is injected on one rank only
+_HOOK_MODULES = ("torch.distributed.fsdp._fully_shard", "nbddp.train.faults")
 _STATE_KEYS = "__composable_api_state_key"  # differ in each process
 LOST = "a part of it died with its rank"
 
@@ -46,7 +47,7 @@ def reduce_sharded(obj: Any) -> Any:
         state = {key: each for key, each in vars(obj).items() if not key.startswith(_STATE_KEYS)}
         kind: Any = type(obj)
         return _make_plain, (kind.__mro__[2],), state
-    if _is_hook_of_fsdp(obj):
+    if _is_internal_hook(obj):
         return _make_empty_hook, ()
     tensors: Any = sys.modules.get("torch.distributed.tensor")
     if tensors is not None and isinstance(obj, tensors.DTensor):
@@ -66,11 +67,11 @@ def _make_plain(kind: Any) -> Any:
     return kind.__new__(kind)
 
 
-def _is_hook_of_fsdp(obj: Any) -> bool:
+def _is_internal_hook(obj: Any) -> bool:
     if isinstance(obj, MethodType):
-        return type(obj.__self__).__module__.startswith(_FSDP_MODULES)
+        return type(obj.__self__).__module__.startswith(_HOOK_MODULES)
     is_inner = isinstance(obj, FunctionType) and "<locals>" in obj.__qualname__
-    return is_inner and (obj.__module__ or "").startswith(_FSDP_MODULES)
+    return is_inner and (obj.__module__ or "").startswith(_HOOK_MODULES)
 
 
 def _make_empty_hook() -> Any:
@@ -78,7 +79,7 @@ def _make_empty_hook() -> Any:
 
 
 def _do_nothing(*_: Any, **__: Any) -> None:
-    """Stand in for a hook of FSDP2, which adds its hooks again."""
+    """Stand in for a hook of FSDP2 or of a fault."""
 
 
 def _make_dtensor(mesh: Any, placements: Any, facts: tuple[Any, ...]) -> Any:

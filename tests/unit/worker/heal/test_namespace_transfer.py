@@ -22,6 +22,8 @@ from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 import nbddp
+from nbddp.train.faults import fault_actions
+from nbddp.train.faults.kinds import Fault
 from nbddp.train.prepare import is_prepared
 from nbddp.worker.heal.namespace_transfer import UnpickleError, load_namespace, pickle_namespace
 
@@ -69,6 +71,18 @@ def test_a_copy_of_a_prepared_model_is_prepared() -> None:
     copies: Names = {}
     load_namespace(carried.data, copies, carried.storages)
     assert [is_prepared(each) for each in copies["models"]] == [True, False]
+
+
+def test_a_fault_is_not_copied_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a fault of the donor would be injected on the new rank, too."""
+    model = nn.Linear(1, 1, bias=False)
+    monkeypatch.setattr(fault_actions, "prepared", lambda: [model])
+    fault_actions.NanAction(Fault(kind="nan", rank=0, step=1)).fire()
+    carried = pickle_namespace({"model": model})
+    copies: Names = {}
+    load_namespace(carried.data, copies, carried.storages)
+    copies["model"](torch.ones(1, 1)).backward()
+    assert not copies["model"].weight.grad.isnan()
 
 
 def namespace(source: str = CELLS) -> Names:
