@@ -131,6 +131,7 @@ def test_the_limit_is_two_steps_but_at_most_some_seconds(monkeypatch: pytest.Mon
     progress.seconds = 40.0
     assert progress.limit == 10.0
     monkeypatch.setattr(last_step, "MAX_LIMIT", 0.1)
+    training.last_step.begin_wait()
     training.last_step.wait(1, [0, 1], limits.append, lambda _: True)
     assert limits == [0.1]
 
