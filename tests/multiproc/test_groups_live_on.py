@@ -174,28 +174,34 @@ import time
 from torch.nn.parallel import DistributedDataParallel as DDP
 model = DDP(torch.nn.Linear(4, 4))
 optimizer = torch.optim.AdamW(model.parameters())
-steps = 0
-def train(count, pause=0.0):
-    global steps
+schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9999)
+steps = whole = 0
+optimizer.register_step_post_hook(lambda *_: exec("steps += 1", globals()))
+def train(count, pause=0.0, mark=""):
+    global whole
     for number in range(count):
         optimizer.zero_grad()
         model(torch.randn(8, 4)).square().sum().backward()
         optimizer.step()
-        steps += 1
         time.sleep(pause * rank)
-        if number == 3: open(f"begun{rank}", "w").close()
+        schedule.step()
+        whole += 1
+        if number == 3: open(f"begun{mark}{rank}", "w").close()
 """
 
 
-def test_all_ranks_end_an_interrupted_cell_after_the_same_step(
+def test_all_ranks_end_an_interrupted_cell_after_the_same_iteration(
     group: Ranks, capsys: Capture
 ) -> None:
     group.run(LOOP)
-    handle = group.begin("train(10_000, 0.02)")
-    interrupt_at(group, handle, "begun0", "begun1")
-    assert handle.verdict is not None
-    [last] = re.findall(r"^ranks 0-1 interrupted after step (\d+) of", handle.verdict.summary())
-    assert group.pull("steps") == [int(last) - 1] * 2  # the interrupt comes from optimizer.step()
+    made = 0
+    for mark in "abc":
+        handle = group.begin(f"train(10_000, 0.02, {mark!r})")
+        interrupt_at(group, handle, f"begun{mark}0", f"begun{mark}1")
+        assert handle.verdict is not None
+        [last] = re.findall(r"^ranks 0-1 interrupted after step (\d+) of", handle.verdict.summary())
+        made += int(last)
+        assert group.pull("steps, whole, schedule.last_epoch") == [(made, made, made)] * 2
     capsys.readouterr()
     group.run("train(2)")
     assert notices(capsys) == []

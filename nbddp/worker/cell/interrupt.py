@@ -15,7 +15,7 @@ library to end: a library imported in part stays so, and later cells fail with "
 initialized module". It also waits for the end of an optimizer's step, which would leave a model
 with some old and some new parameters.
 
-If all ranks train, they first try to stop after the same step; see
+If all ranks train, they first try to stop after the iteration of the same step; see
 :mod:`nbddp.worker.cell.last_step`.
 """
 
@@ -182,7 +182,7 @@ class CellInterrupter:
         announce = partial(self.announce_wait, cell)
         try:
             reason = self.last_step.wait(cell, ranks, announce, has_ended)
-            self._text = f"at once ({reason})" if reason else ""
+            self._text = reason and (self.last_step.text or f"at once ({reason})")
         finally:
             self.last_step.is_awaited = False
 

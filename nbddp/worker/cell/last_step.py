@@ -3,12 +3,16 @@
 After an interrupt of the user, each rank writes to the store the number of its next whole step of
 the cell. The largest number is the last step of all ranks. A rank may not go on from its next step
 before it knows the last one, so no rank makes more steps. Nothing is sent without an interrupt.
+
+The interrupt comes at the start of the next iteration: the next forward of a model, or the next
+step. So schedules, averages and counters that follow the step in the loop are whole too.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +20,9 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.nn.modules.module import Module, register_module_forward_pre_hook
 from torch.optim import Optimizer, optimizer
+from torch.utils.hooks import RemovableHandle
 
 from nbddp.wire.rank_start import last_step_key
 from nbddp.worker.watch.flight_recorder import newest_collective
@@ -57,7 +63,7 @@ class _Progress:
 
 
 class LastStep:
-    """Agrees with the other ranks on the last step of an interrupted cell, and ends the cell there.
+    """Agrees with the other ranks on the last step of an interrupted cell, and ends it there.
 
     Args:
         store: store of all ranks, which the control thread uses.
@@ -65,8 +71,8 @@ class LastStep:
         rank: number of this rank.
 
     Attributes:
-        is_awaited: whether an interrupt waits for the end of a step. Then the main thread does not
-            go on after a step before it knows the last one.
+        is_awaited: whether an interrupt waits for the end of an iteration. Then the main thread
+            does not go on after a step before it knows the last one.
         raise_interrupt: raises an interrupt with this text in the cell, if it is still due.
     """
 
@@ -77,6 +83,7 @@ class LastStep:
         self._progress: dict[int, _Progress] = {}
         self._awaited: list[_Progress] = []
         self._next = self._last = 0  # steps of this cell
+        self._forward_hook: RemovableHandle | None = None  # after the last step
         self.is_awaited = False
         self.raise_interrupt: Callable[[str], None] = lambda _: None
         optimizer.register_optimizer_step_pre_hook(self._begin_step)
@@ -84,8 +91,14 @@ class LastStep:
 
     def begin_cell(self) -> None:
         """Forget the steps of earlier cells."""
+        self._remove_forward_hook()
         self._progress.clear()
         self._awaited, self._next, self._last = [], 0, 0
+
+    @property
+    def text(self) -> str:
+        """How the cell was interrupted, if this rank has made the last step; else empty."""
+        return f"after step {self._last} of this cell" if 0 < self._last <= self._count() else ""
 
     def is_in_step(self, frame: FrameType | None) -> bool:
         """Return whether a frame is in an optimizer's step that has started no collective.
@@ -100,6 +113,8 @@ class LastStep:
         return progress is None or newest is None or newest.began_at < progress.began_at
 
     def _begin_step(self, obj: Optimizer, *_: Any) -> None:
+        if self._progress.get(id(obj)) in self._awaited:
+            self._begin_iteration()
         self._progress.setdefault(id(obj), _Progress()).began_at = time.time()
 
     def _end_step(self, obj: Optimizer, *_: Any) -> None:
@@ -113,10 +128,34 @@ class LastStep:
             time.sleep(0.001)  # until the control thread knows the last step
         if not self.is_awaited:
             self.raise_interrupt("")  # if it came in the step
-        elif self._last and self._count() >= self._last:
+        elif self.text and self._forward_hook is None:
+            # torch 2.13 warns that a compiled model calls a global hook twice; it is called once
+            warnings.filterwarnings("ignore", "Using `torch.compile.* when there are global hooks")
+            # Dynamo would compile the hook, which takes longer than the interrupt may wait
+            hook = torch.compiler.disable(self._before_forward)
+            self._forward_hook = register_module_forward_pre_hook(hook)
+
+    def _before_forward(self, module: Module, *_: Any) -> None:
+        # losses and metrics are modules too, but come between the step and the schedule
+        if any(each.requires_grad for each in module.parameters()):
+            self._begin_iteration()
+
+    def _begin_iteration(self) -> None:
+        """Raise the interrupt if the last step has ended."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or self._forward_hook is None:
+            return
+        self._remove_forward_hook()
+        if self.is_awaited:
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()  # new groups would abort collectives that the step uses
-            self.raise_interrupt(f"after step {self._last} of this cell")
+            self.raise_interrupt(self.text)
+
+    def _remove_forward_hook(self) -> None:
+        """Remove the hook, if any. Call this on the main thread only, which may be calling it."""
+        if self._forward_hook:
+            self._forward_hook.remove()
+            self._forward_hook = None
 
     def _count(self) -> int:
         """Return how many steps all optimizers have ended."""

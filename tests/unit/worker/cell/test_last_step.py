@@ -9,6 +9,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.distributed as dist
+from torch._dynamo.utils import counters
+from torch.nn import Linear, ReLU
+from torch.nn.modules import module
 from torch.optim import SGD
 
 from nbddp.wire.rank_start import last_step_key
@@ -19,11 +22,13 @@ from nbddp.worker.cell.last_step import LastStep
 class Training:
     """Rank 0 of two ranks in a loop, whose control thread receives an interrupt."""
 
-    def __init__(self, *, optimizers: int = 1) -> None:
+    def __init__(self, *, optimizers: int = 1, calls_model: bool = True) -> None:
         self.store = dist.HashStore()
         self.last_step = LastStep(self.store, 1, 0)
         self.last_step.raise_interrupt = self.raise_interrupt
+        self.calls_model = calls_model
         self.optimizers = [SGD([torch.ones(1)]) for _ in range(optimizers)]
+        self.model = Linear(1, 1)
         self.texts: list[str] = []
         self.steps = 0
         self.reason = "none"
@@ -36,7 +41,11 @@ class Training:
     def train(self, steps: int) -> None:
         for _ in range(steps):
             for each in self.optimizers:
+                if self.calls_model:
+                    self.model(torch.ones(1))
                 each.step()
+            ReLU()(torch.ones(1))  # a loss or a metric, which does not begin an iteration
+            in_thread(lambda: self.model(torch.ones(1)))
             self.steps += 1
 
     def interrupt(self) -> None:
@@ -57,6 +66,15 @@ def _short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(last_step, "MIN_LIMIT", 0.3)
 
 
+AFTER_2 = "after step 2 of this cell"
+
+
+def in_thread(act: Callable[[], object]) -> None:
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+
+
 def interrupted(training: Training, act: Callable[[], None]) -> None:
     control = threading.Thread(target=training.interrupt)
     control.start()
@@ -64,23 +82,61 @@ def interrupted(training: Training, act: Callable[[], None]) -> None:
     control.join()
 
 
+def wait_and_train(training: Training, steps: int) -> None:
+    while not training.last_step._next:
+        time.sleep(0.001)
+    training.train(steps)
+
+
+@pytest.mark.parametrize("calls_model", [True, False])
 @pytest.mark.parametrize("optimizers", [1, 2])
 @pytest.mark.parametrize(("other", "last"), [("3", 4), ("4", 4), ("6", 6)])
-def test_a_cell_ends_after_the_last_step_of_all_ranks(
-    other: str, last: int, optimizers: int
+def test_a_cell_ends_after_the_last_iteration_of_all_ranks(
+    other: str, last: int, optimizers: int, *, calls_model: bool
 ) -> None:
-    training = Training(optimizers=optimizers)
+    training = Training(optimizers=optimizers, calls_model=calls_model)
     training.train(3)
     training.other_rank_sets(1, other)
 
     def go_on() -> None:
-        while not training.last_step._next:
-            time.sleep(0.001)
         with pytest.raises(KeyboardInterrupt, match=f"^after step {last} of this cell$"):
-            training.train(9)
+            wait_and_train(training, 9)
 
     interrupted(training, go_on)
-    assert (training.reason, training.steps) == ("", last - 1)
+    assert (training.reason, training.steps) == ("", last)
+    assert {each.count for each in training.last_step._progress.values()} == {last}
+    assert not module._has_any_global_hook()
+
+
+@pytest.mark.parametrize("is_new_cell", [False, True])
+def test_the_hook_of_forwards_goes_after_the_wait(*, is_new_cell: bool) -> None:
+    training = Training(calls_model=False)
+    training.train(1)
+    training.other_rank_sets(1, "2")
+    interrupted(training, lambda: wait_and_train(training, 1))
+    assert training.reason == "a rank did not end its step within 0 s"
+    assert module._has_any_global_hook()
+    training.last_step.begin_cell() if is_new_cell else training.model(torch.ones(1))
+    assert not module._has_any_global_hook()
+    assert (training.texts, training.last_step.text) == ([], "" if is_new_cell else AFTER_2)
+
+
+def test_a_stop_does_not_compile_a_model_again(recwarn: pytest.WarningsRecorder) -> None:
+    training = Training()
+    compiled = torch.compile(training.model, backend="eager")
+    training.model = compiled
+    training.train(3)
+    graphs = counters["stats"]["unique_graphs"]
+    training.other_rank_sets(1, "4")
+
+    def go_on() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            wait_and_train(training, 9)
+
+    interrupted(training, go_on)
+    training.train(1)
+    assert (training.steps, counters["stats"]["unique_graphs"]) == (5, graphs)
+    assert not recwarn.list
 
 
 def test_no_rank_goes_on_before_it_knows_the_last_step() -> None:
