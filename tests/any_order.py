@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from life_history import History
 
-from nbddp.controller import executor
+from nbddp.controller import group_actor
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.rank_processes import RankProcesses
 from nbddp.controller.session import Session
@@ -91,7 +91,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.nodes = 0
         self.history = History()
         self.steps: list[tuple[ev.Event, Life, list[ev.Action]]] = []
-        self.patch.setattr(executor, "advance", self.advance)
+        self.patch.setattr(group_actor, "advance", self.advance)
         self.patch.setattr(RankProcesses, "working_ranks", self.working_ranks)
         finish = CellHandle.finish
 
@@ -102,7 +102,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.patch.setattr(CellHandle, "finish", count)
 
     def advance(self, life: Life, event: ev.Event) -> tuple[Life, list[ev.Action]]:
-        """Record a step, because the executor handles errors that are raised here."""
+        """Record a step, because the actor handles errors that are raised here."""
         changed, actions = advance(life, event)
         self.steps.append((event, changed, actions))
         return changed, actions

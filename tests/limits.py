@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from drivers.inside import imported
 
-from nbddp.controller import executor
+from nbddp.controller import group_actor
 from nbddp.lifecycle import heal_steps, transitions
 from nbddp.magics import completion
 from nbddp.nodes import handshake, listener, local_agents, node_agent
@@ -21,7 +21,7 @@ LIMITS = {
     "peers_timeout": (transitions, "PEERS_TIMEOUT"),
     "stuck_after": (transitions, "STUCK_AFTER"),
     "cancel_timeout": (heal_steps, "CANCEL_TIMEOUT"),
-    "write_interval": (executor, "WRITE_INTERVAL"),
+    "write_interval": (group_actor, "WRITE_INTERVAL"),
     "rank_silent_after": (hang_detector, "SILENT_AFTER"),
     "hang_after": (hang_detector, "HANG_AFTER"),
     "node_silent_after": (listener, "SILENT_AFTER"),

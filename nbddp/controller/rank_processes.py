@@ -259,7 +259,7 @@ def try_each(ranks: Sequence[int], act: Callable[[int], None]) -> FailedRanks:
     for rank in ranks:
         try:
             act(rank)
-        except Exception as error:  # noqa: BLE001 - the executor handles it
+        except Exception as error:  # noqa: BLE001 - the actor handles it
             failed[rank] = error
     return failed
 

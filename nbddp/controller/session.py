@@ -1,4 +1,4 @@
-"""The session: one worker group that any thread may use; the executor runs on the session's thread.
+"""The session: one worker group that any thread may use; the actor runs on the session's thread.
 
 Three more threads only do I/O: two read ordinary and urgent messages from the store, and one starts
 processes.
@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from nbddp.controller.executor import Executor
 from nbddp.controller.gpu_monitor import GpuMonitor
+from nbddp.controller.group_actor import GroupActor
 from nbddp.controller.group_spec import GroupSpec, check_variables
 from nbddp.controller.rank_processes import short_error
 from nbddp.controller.run_facts import start_git_query
@@ -49,7 +49,7 @@ R = TypeVar("R", bound=Request)
 T = TypeVar("T")
 
 
-class Session(Executor):
+class Session(GroupActor):
     """One worker group of a kernel, through all its attempts; any thread may call any method.
 
     Attributes:

@@ -221,11 +221,11 @@ class CapacityChanged(Event):
 
 
 class Action(Frozen):
-    """A command to the executor."""
+    """A command to the actor."""
 
 
 class RankAction(Action):
-    """A command to the executor for some ranks."""
+    """A command to the actor for some ranks."""
 
     ranks: tuple[int, ...]
 

@@ -1,6 +1,6 @@
 """The lifecycle of a worker group as a pure function: ``advance(life, event) -> (life, actions)``.
 
-This module waits for nothing and starts nothing: the executor carries out the actions and reports
+This module waits for nothing and starts nothing: the actor carries out the actions and reports
 events. Each rank has its own state. Events of an earlier attempt are dropped here and only here.
 """
 

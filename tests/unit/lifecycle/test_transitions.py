@@ -1,6 +1,6 @@
 """The worker group's life as tables: what follows from an event, in which state.
 
-``controller/test_executor_orders.py`` plays the events in any order.
+``controller/test_group_actor_orders.py`` plays the events in any order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The executor feeds events to the lifecycle and carries out its actions, all on one thread."""
+"""The actor feeds events to the lifecycle and carries out its actions, all on one thread."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Executor(ControllerState):
+class GroupActor(ControllerState):
     """Carries out the actions of the lifecycle; its methods run on the session's thread.
 
     Attributes:
