@@ -128,3 +128,8 @@ def format_number_ranges(numbers: Sequence[int]) -> str:
         else:
             runs.append([number])
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def unknown_rank(rank: int, world_size: int) -> str:
+    """Say that there is no rank with this number."""
+    return f"there is no rank {rank}; the group has ranks 0 to {world_size - 1}"

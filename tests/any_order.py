@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from life_history import History
 
 from nbddp.controller import group_actor
+from nbddp.controller.controller_state import start_event
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.rank_processes import RankProcesses
 from nbddp.controller.session import Session
@@ -220,7 +221,7 @@ class AnyOrder(RuleBasedStateMachine):
     ) -> None:
         spec = GroupSpec(nproc=world_size, joins_group=joins_group)
         if self.state is GroupState.OFF or is_refused:
-            self.make_request("start", self.session._request_start, spec, spec.start_event())
+            self.make_request("start", self.session._request_start, spec, start_event(spec))
         else:
             self.make_request("restart", self.session.request_restart, spec)
 

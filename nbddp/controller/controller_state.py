@@ -10,6 +10,7 @@ from nbddp.controller.pending_futures import PendingFutures
 from nbddp.controller.threads import Runtime
 from nbddp.errors import RequestError, StartError
 from nbddp.launch.local_launcher import Launcher
+from nbddp.lifecycle.events import StartAsked
 from nbddp.lifecycle.group_state import Life
 from nbddp.lifecycle.refusals import NO_GROUP
 from nbddp.lifecycle.retries import AttemptFailure
@@ -95,3 +96,10 @@ class ControllerState:
     def keep_start_error(self, error: StartError) -> None:
         """Keep the first error of a start that failed."""
         self.start_error = self.start_error or error
+
+
+def start_event(spec: GroupSpec) -> StartAsked:
+    """Return the lifecycle's event for a start with these options."""
+    return StartAsked(
+        world_size=spec.nproc, joins_group=spec.joins_group, grace=spec.grace, ranks=spec.ranks
+    )

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.lifecycle.events import StartAsked
-from nbddp.lifecycle.refusals import unknown_rank
+from nbddp.formatting import unknown_rank
 from nbddp.topology import cores_here
 from nbddp.wire.rank_start import DEFAULT_TIMEOUT
 
@@ -111,15 +110,6 @@ class GroupSpec:
         for rank in self.ranks or ():
             if not 0 <= rank < self.nproc:
                 raise ArgumentError(unknown_rank(rank, self.nproc))
-
-    def start_event(self) -> StartAsked:
-        """Return the lifecycle's event for this start."""
-        return StartAsked(
-            world_size=self.nproc,
-            joins_group=self.joins_group,
-            grace=self.grace,
-            ranks=self.ranks,
-        )
 
     def check_gpus(self) -> None:
         """Refuse NCCL without a GPU. This asks the driver, without a CUDA context.

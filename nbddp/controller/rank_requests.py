@@ -7,8 +7,8 @@ from functools import partial
 
 from nbddp.controller.session import Session
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.formatting import format_ranks
-from nbddp.lifecycle.refusals import NO_GROUP, unknown_rank
+from nbddp.formatting import format_ranks, unknown_rank
+from nbddp.lifecycle.refusals import NO_GROUP
 from nbddp.sigint import Future, wait_for_all
 from nbddp.wire.request_messages import Answer, Request
 

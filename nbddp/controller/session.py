@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from nbddp.controller.controller_state import start_event
 from nbddp.controller.gpu_monitor import GpuMonitor
 from nbddp.controller.group_actor import GroupActor
 from nbddp.controller.group_spec import GroupSpec, check_variables
@@ -171,7 +172,7 @@ class Session(GroupActor):
             StartError: a rank could not start.
         """
         self._surviving_group = survivors
-        event = survivors.rejoin_event() if survivors else spec.start_event()
+        event = survivors.rejoin_event() if survivors else start_event(spec)
         with self._stop_on_interrupt():
             wait_for_result(self._request_start(spec, event))
 
@@ -194,7 +195,7 @@ class Session(GroupActor):
             self._end_requests.append(None)
         else:
             spec = replace(spec, nproc=self.launcher.world_size(spec.nproc))
-        event = ev.RestartAsked(start=spec.start_event())
+        event = ev.RestartAsked(start=start_event(spec))
         return self._request_start(spec, event, is_recovery=is_recovery)
 
     def check_gpus(self, spec: GroupSpec) -> None:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbddp.formatting import describe_exit, format_number_ranges, format_ranks, plural
+from nbddp.formatting import (
+    describe_exit,
+    format_number_ranges,
+    format_ranks,
+    plural,
+    unknown_rank,
+)
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.group_state import GroupState, Life, RankState
 
@@ -57,11 +63,6 @@ def rank_not_running(life: Life, rank: int) -> str:
     if life.ranks[rank].state is RankState.ABSENT:
         return f"rank {rank} was not started: `--ranks` leaves it out"
     return f"rank {rank} {describe_exit(life.ranks[rank].exitcode)}; {way_out(life)}"
-
-
-def unknown_rank(rank: int, world_size: int) -> str:
-    """Say that there is no rank with this number."""
-    return f"there is no rank {rank}; the group has ranks 0 to {world_size - 1}"
 
 
 def exited_before_answer(life: Life, rank: int, exitcode: int | None) -> str:

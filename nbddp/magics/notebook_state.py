@@ -18,12 +18,12 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError, NbddpError, RequestError, StartError
-from nbddp.formatting import format_ranks, plural
+from nbddp.formatting import format_ranks, plural, unknown_rank
 from nbddp.group.push_pull import check_names
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
 from nbddp.group.trace import collect_trace
-from nbddp.lifecycle.refusals import unknown_rank, with_way_out
+from nbddp.lifecycle.refusals import with_way_out
 from nbddp.lifecycle.retries import Retries
 from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.export_log import ExportLog, omitted_cell

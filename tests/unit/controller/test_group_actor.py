@@ -20,6 +20,7 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.archive.find import runs_below
 from nbddp.archive.stored_run import StoredRun
 from nbddp.archive.summary import summarize
+from nbddp.controller.controller_state import start_event
 from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
@@ -70,7 +71,7 @@ class Stage:
                 busy[0].run_next()
 
     def ask_start(self) -> Future[None]:
-        return self.session._request_start(TWO, TWO.start_event())
+        return self.session._request_start(TWO, start_event(TWO))
 
     def ask_rank(self, rank: int) -> Future[Answer]:
         request = self.session.numbered(Complete(code="", cursor=0))

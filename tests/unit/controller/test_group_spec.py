@@ -19,6 +19,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.archive.find import runs_below
 from nbddp.controller import group_spec as room
+from nbddp.controller.controller_state import start_event
 from nbddp.controller.group_spec import GroupSpec, check_variables
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.wire.rank_start import RankStart
@@ -176,7 +177,7 @@ def test_the_repr_of_a_rank_start_shows_neither_secret_nor_environment() -> None
 
 def test_the_start_event_has_the_options_of_the_group() -> None:
     spec = GroupSpec(nproc=3, joins_group=False, grace=2.0, ranks=(0, 2))
-    event = spec.start_event()
+    event = start_event(spec)
     assert (event.world_size, event.joins_group, event.grace) == (3, False, 2.0)
     assert event.ranks == (0, 2)
     assert "ranks" not in spec.facts()
