@@ -17,7 +17,6 @@ from life_history import History
 
 from nbddp.controller import group_actor
 from nbddp.controller.controller_state import start_event
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.rank_processes import RankProcesses
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError, StartError
@@ -29,6 +28,7 @@ from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.sigint import Future
 from nbddp.wire import messages as msg
 from nbddp.wire.envelope import Envelope
+from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.request_messages import Answer, Complete, JoinGroup, SendNamespace
 
 WORLD = st.integers(1, 3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Set
 
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.pending_futures import PendingFutures
 from nbddp.controller.threads import Runtime
 from nbddp.errors import RequestError, StartError
@@ -19,6 +18,7 @@ from nbddp.record.event_log import EventLog
 from nbddp.record.rank_monitor import RankMonitor
 from nbddp.record.replay_log import ReplayLog
 from nbddp.sigint import Future
+from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.messages import InputReply, Ready
 from nbddp.wire.request_messages import Answer, Request
 

@@ -35,8 +35,8 @@ from nbddp.wire import messages as msg
 from nbddp.wire.rank_start import RankStart
 
 if TYPE_CHECKING:
-    from nbddp.controller.group_spec import GroupSpec
     from nbddp.nodes.rejoin import SurvivingGroup
+    from nbddp.wire.group_spec import GroupSpec
 
 
 logger = logging.getLogger(__name__)

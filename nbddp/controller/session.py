@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from nbddp.controller.controller_state import start_event
 from nbddp.controller.gpu_monitor import GpuMonitor
 from nbddp.controller.group_actor import GroupActor
-from nbddp.controller.group_spec import GroupSpec, check_variables
 from nbddp.controller.rank_processes import short_error
 from nbddp.controller.run_facts import start_git_query
 from nbddp.controller.threads import Runtime, on_thread, open_runtime
@@ -39,6 +38,7 @@ from nbddp.sigint import (
     sigint_handler,
     wait_for_result,
 )
+from nbddp.wire.group_spec import GroupSpec, check_variables
 from nbddp.wire.messages import CancelRequest, InputReply
 from nbddp.wire.request_messages import Answer, Request
 

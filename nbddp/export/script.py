@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.export import template
 from nbddp.export.ipython_syntax import Edit, PlainCell, apply_edits, span, translate_cell
@@ -32,6 +31,7 @@ from nbddp.record.cell import CellRequest
 from nbddp.record.replay_log import SET_IN_EACH_RANK, assigned_names
 from nbddp.topology import TORCHRUN
 from nbddp.wire.function_sources import dumps
+from nbddp.wire.group_spec import GroupSpec
 
 MAX_LITERAL = 500  # characters of a value that is written as a literal
 PREDEFINED_NAMES = frozenset({"torch", "dist", "nbddp", "os"})

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.formatting import format_ranks, plural
@@ -25,6 +24,7 @@ from nbddp.nodes.remote_launcher import RemoteLauncher
 from nbddp.nodes.stale_files import LockedPath, remove_stale_files
 from nbddp.topology import TORCHRUN
 from nbddp.ui.wording import align_columns, format_seconds
+from nbddp.wire.group_spec import GroupSpec
 
 LOOPBACK = "127.0.0.1"
 _COLUMNS = ("node", "address", "ranks", "GPUs", "cores", "here for", "clock")

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from nbddp.checks.facts import RankFacts
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.rank_requests import ask_all, check_ranks
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
@@ -25,6 +24,7 @@ from nbddp.nodes.join_file import JoinFile
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.sigint import sigint_deferred, start_thread
+from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.request_messages import CollectFacts
 
 WRONG_PROCESS = (

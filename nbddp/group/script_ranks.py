@@ -7,13 +7,13 @@ from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
 
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.group.push_pull import pull
 from nbddp.lifecycle.refusals import BUSY
 from nbddp.record.cell import CellResult
 from nbddp.train.faults.kinds import FAULTS_VARIABLE
+from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.rank_start import Script
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nbddp.archive.sweep_grid import SEED, SweepEntry, SweepState
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError, CellInterruptedError, NbddpError
 from nbddp.formatting import plural
@@ -26,6 +25,7 @@ from nbddp.ui.report.sweep import (
     describe_outcome,
     sweep_report,
 )
+from nbddp.wire.group_spec import GroupSpec
 
 ENDED_BY_USER = "ended by you"
 SEED_SOURCE = (

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.archive.sweep_grid import sweep_points
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.rank_requests import check_ranks
 from nbddp.errors import ArgumentError
 from nbddp.group.display import TextDisplay
@@ -28,6 +27,7 @@ from nbddp.record.heal.heal_report import Healed
 from nbddp.record.trace import Trace
 from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.runs_api import Run
+from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.trace_messages import TraceSteps
 
 

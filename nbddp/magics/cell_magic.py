@@ -13,7 +13,6 @@ from IPython.core.error import UsageError
 
 from nbddp.archive.scaling import MIN_ROUNDS
 from nbddp.archive.sweep_grid import sweep_points
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.export.script import Omitted
 from nbddp.group.find_script import describe_syntax_error
@@ -26,6 +25,7 @@ from nbddp.magics.parser import CELL, parse_line
 from nbddp.magics.presenter import SHOWN_STEPS, NotebookDisplay
 from nbddp.record.cell import CellRequest
 from nbddp.ui.report.timeline import timeline_report
+from nbddp.wire.group_spec import GroupSpec
 
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
 

@@ -15,7 +15,6 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError, NbddpError, RequestError, StartError
 from nbddp.formatting import format_ranks, plural, unknown_rank
@@ -39,6 +38,7 @@ from nbddp.record.verdict import Verdict
 from nbddp.sigint import Future, run_in_thread, sigint_deferred, wait_for_all
 from nbddp.ui.frontend import is_restarting
 from nbddp.ui.report.trace import trace_report
+from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.trace_messages import TraceSteps
 
 NOTHING_TO_REPLAY = "nothing to replay: no cell had succeeded since the ranks started"

@@ -16,7 +16,6 @@ from IPython.core.error import UsageError
 from nbddp.archive.comparison import XAxis
 from nbddp.archive.scaling import MIN_ROUNDS
 from nbddp.charts.axes import AxisScale
-from nbddp.controller.group_spec import BACKENDS
 from nbddp.magics.magic_parser import MagicParser
 from nbddp.magics.option_values import (
     count,
@@ -42,6 +41,7 @@ from nbddp.magics.publishing import METAVAR, installed_target
 from nbddp.publish.tracker import TRACKER_CLASSES
 from nbddp.train.faults.kinds import MEANINGS as FAULTS
 from nbddp.ui.report.run_list import SHOWN_RUNS
+from nbddp.wire.group_spec import BACKENDS
 
 _TRACKER = f"{', '.join(TRACKER_CLASSES)}; with a project or folder: wandb:digits"
 MIN_SIMILARITY = 0.7  # of a misspelled word to the suggested one

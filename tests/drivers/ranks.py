@@ -12,7 +12,6 @@ import pytest
 from nbddp import CellFailedError, WorkerGroup
 from nbddp.checks.facts import RankFacts
 from nbddp.checks.registry import Finding
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.group.checking import check_cell
 from nbddp.group.display import TextDisplay
@@ -32,6 +31,7 @@ from nbddp.record.trace import Trace
 from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.ui.frontend import StreamTarget
 from nbddp.ui.text_view import TextView
+from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.request_messages import JoinGroup, Pull
 from nbddp.wire.trace_messages import TraceSteps
 

@@ -15,7 +15,7 @@ from notebook import Notebook
 # a group remembers the options of a cell, such as --nproc 1, for the next start; reloading the
 # extension would end the warm helper
 FORGET_OPTIONS = """
-from nbddp.controller.group_spec import GroupSpec
+from nbddp.wire.group_spec import GroupSpec
 get_ipython()._nbddp.notebook.group.spec = GroupSpec()
 del GroupSpec
 """

@@ -21,7 +21,6 @@ from nbddp.archive.find import runs_below
 from nbddp.archive.stored_run import StoredRun
 from nbddp.archive.summary import summarize
 from nbddp.controller.controller_state import start_event
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.launch.memory import MemoryWatch
@@ -32,6 +31,7 @@ from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.log_reader import LogReader
 from nbddp.record.notices import ControllerMessage, OutputText
 from nbddp.sigint import Future
+from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.messages import CellEnded, Interrupt, Message, MessageToRank, Output
 from nbddp.wire.request_messages import Answer, Complete
 

@@ -15,10 +15,10 @@ from fakes import FakeLauncher, FakeLink, fake_session, ready
 from processes import wait_until
 
 from nbddp.controller import run_facts as origins
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.run_facts import MAX_DIFF, git_origin, known_facts, start_git_query
 from nbddp.record.rank_monitor import RankMonitor
 from nbddp.record.run_folder import read_facts
+from nbddp.wire.group_spec import GroupSpec
 
 
 @pytest.fixture

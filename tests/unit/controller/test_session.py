@@ -15,12 +15,12 @@ from processes import wait_until
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError, StartError
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.cell import CellRequest
 from nbddp.record.notices import OutputText
+from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.messages import EventReported, MessageBatch, Metrics, Output
 
 TWO = GroupSpec(nproc=2)

@@ -16,7 +16,6 @@ import pytest
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.export.ipython_syntax import translate_cell
 from nbddp.export.main_guard import indent, split_by_guard, undefined_names
@@ -31,6 +30,7 @@ from nbddp.export.script import (
 from nbddp.export.slurm import script_job
 from nbddp.record.cell import CellRequest
 from nbddp.record.replay_log import assigned_names
+from nbddp.wire.group_spec import GroupSpec
 
 AGENT = f"{shlex.quote(sys.executable)} -m torch.distributed.run"
 TWO_RANKS = GroupSpec(nproc=2, threads=1)

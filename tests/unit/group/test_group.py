@@ -16,10 +16,10 @@ from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp import ArgumentError, RequestError, WorkerGroup
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.group.rank_group import RankGroup
 from nbddp.lifecycle.events import StartAsked
 from nbddp.magics.parser import CELL
+from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.messages import Shutdown
 
 

@@ -14,7 +14,6 @@ import pytest
 from fakes import FakeLauncher, FakeLink, fake_session
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import CellInterruptedError, RequestError
 from nbddp.group.display import TextDisplay
@@ -23,6 +22,7 @@ from nbddp.lifecycle.events import NodeJoined
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.lifecycle.retries import Retries
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Purpose
+from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.messages import CellEnded, Interrupt, MessageToRank, RunCell
 
 TWO = GroupSpec(nproc=2)

@@ -33,7 +33,6 @@ from nbddp.archive.sweep_grid import (
     sweep_key,
     sweep_points,
 )
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import ArgumentError
 from nbddp.group.sweep import Sweep, assigned_before_use
 from nbddp.magics.option_values import swept
@@ -51,6 +50,7 @@ from nbddp.ui.report.sweep import (
     sweep_report,
 )
 from nbddp.wire.function_sources import dumps
+from nbddp.wire.group_spec import GroupSpec
 
 
 def cell(line: str) -> Namespace:

@@ -17,7 +17,6 @@ from IPython.core.interactiveshell import InteractiveShell
 from refusals import refusal
 from traitlets.config import Config
 
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError
 from nbddp.group.node_pool import NodesSpec
@@ -36,6 +35,7 @@ from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.sigint import run_in_thread
 from nbddp.ui.log_lines import LogBuffer
 from nbddp.ui.report.render import render_html
+from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.rank_start import RankStart
 from nbddp.wire.request_messages import Push
 from nbddp.wire.trace_messages import TraceSteps

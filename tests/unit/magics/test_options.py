@@ -15,7 +15,6 @@ from IPython.core.error import UsageError
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.magics.line_magic import HANDLERS
 from nbddp.magics.notebook_state import check_unchanged, requested_spec
@@ -30,6 +29,7 @@ from nbddp.magics.option_values import (
     variable,
 )
 from nbddp.magics.parser import CELL, COMMANDS, command_parser, help_text, parse_line
+from nbddp.wire.group_spec import GroupSpec
 
 
 def cell(line: str) -> Namespace:

@@ -19,7 +19,6 @@ from processes import wait_until
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.controller.group_spec import GroupSpec
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError, StartError
 from nbddp.group.node_pool import NodesSpec
@@ -32,6 +31,7 @@ from nbddp.nodes.node_connection import FrameType
 from nbddp.nodes.remote_start import start_facts
 from nbddp.nodes.stale_files import LockedPath, find_left_join_file
 from nbddp.topology import Topology
+from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.rank_start import RankStart
 
 

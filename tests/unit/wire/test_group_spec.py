@@ -18,10 +18,10 @@ from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.archive.find import runs_below
-from nbddp.controller import group_spec as room
 from nbddp.controller.controller_state import start_event
-from nbddp.controller.group_spec import GroupSpec, check_variables
 from nbddp.errors import ArgumentError, RequestError
+from nbddp.wire import group_spec as room
+from nbddp.wire.group_spec import GroupSpec, check_variables
 from nbddp.wire.rank_start import RankStart
 
 WRONG: tuple[dict[str, Any], ...] = (
