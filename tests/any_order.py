@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from life_history import History
 
-from nbddp.controller import group_actor
-from nbddp.controller.controller_state import start_event
+from nbddp.controller import actor_state
+from nbddp.controller.group_actor import start_event
 from nbddp.controller.rank_processes import RankProcesses
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError, StartError
@@ -92,7 +92,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.nodes = 0
         self.history = History()
         self.steps: list[tuple[ev.Event, Life, list[ev.Action]]] = []
-        self.patch.setattr(group_actor, "advance", self.advance)
+        self.patch.setattr(actor_state, "advance", self.advance)
         self.patch.setattr(RankProcesses, "working_ranks", self.working_ranks)
         finish = CellHandle.finish
 
@@ -152,7 +152,7 @@ class AnyOrder(RuleBasedStateMachine):
             actor.run_next()
 
     def is_open(self) -> bool:
-        return self.session.runtime is not None
+        return self.session._runtime is not None
 
     @precondition(lambda self: self.is_open() and (self.actor.inbox or self.actor.urgent_inbox))
     @rule()
@@ -386,7 +386,7 @@ class AnyOrder(RuleBasedStateMachine):
     def a_message_arrives(self, number: int, is_first: bool) -> None:
         envelope = self.mail.pop(number % len(self.mail))
         tell = self.actor.submit_urgent if is_first else self.actor.submit
-        tell(self.session.messages.handle, envelope)
+        tell(self.session.actor.messages.handle, envelope)
 
     @rule()
     def ranks_work_normally(self) -> None:
@@ -400,7 +400,7 @@ class AnyOrder(RuleBasedStateMachine):
                 while rank.is_free:
                     self.take_command(rank)
             while self.is_open() and self.mail:
-                self.actor.submit(self.session.messages.handle, self.mail.pop(0))
+                self.actor.submit(self.session.actor.messages.handle, self.mail.pop(0))
 
     def handle_all_events(self) -> None:
         while self.is_open() and any(self.turn_threads()):

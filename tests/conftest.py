@@ -110,6 +110,27 @@ def no_thread_stays_behind() -> Iterator[None]:
     assert not left()
 
 
+@pytest.fixture(autouse=True)
+def writes_by_other_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The attributes of an actor that a thread other than the session's has set: there are none."""
+    writes: list[str] = []
+    module: Any = sys.modules.get("nbddp.controller.actor_state")
+    if module is None:
+        yield writes
+        return
+
+    def set_attribute(state: Any, name: str, value: object) -> None:
+        runtime = getattr(state, "_runtime", None)
+        thread = getattr(runtime and runtime.event_thread, "_thread", None)
+        if thread not in (None, threading.current_thread()) and thread.is_alive():
+            writes.append(f"{name}, by {threading.current_thread().name}")
+        object.__setattr__(state, name, value)
+
+    monkeypatch.setattr(module.ActorState, "__setattr__", set_attribute)
+    yield writes
+    assert not writes
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Change to an empty working folder, so that runs are recorded there."""

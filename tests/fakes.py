@@ -311,10 +311,10 @@ def with_threads(link: FakeLink) -> Runtime:
     return Runtime(link, EventThread("nbddp-session"), EventThread("nbddp-launch"))
 
 
-def fake_session(launcher: FakeLauncher, link: FakeLink) -> Session:
+def fake_session(launcher: FakeLauncher, link: FakeLink, *, colors: str = "") -> Session:
     """Return a session with all its threads, whose ranks answer commands at once."""
     answer_commands(launcher, link)
-    return Session(launcher, make_runtime=lambda: with_threads(link))
+    return Session(launcher, colors=colors, make_runtime=lambda: with_threads(link))
 
 
 def answer_commands(launcher: FakeLauncher, link: FakeLink) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
-from nbddp.controller.controller_state import ControllerState
 from nbddp.controller.rank_processes import FailedRanks, try_each
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.group_state import HealLife
@@ -17,21 +16,20 @@ from nbddp.sigint import Future
 from nbddp.wire.messages import CancelRequest
 from nbddp.wire.request_messages import Answer, JoinGroup, SendNamespace
 
+if TYPE_CHECKING:
+    from nbddp.controller.actor_state import ActorState
+
 
 class HealRequests:
-    """Sends the requests of one heal; used on the session's thread.
+    """Sends the requests of one heal, as a part of the actor and on its thread.
 
     Args:
-        state: the state of the worker group.
+        state: the state of the actor, which gets the events for the lifecycle.
         heal: names the donor and the ranks that get a replacement.
-        step: feeds an event to the lifecycle.
     """
 
-    def __init__(
-        self, state: ControllerState, heal: HealLife, step: Callable[[ev.Event], str]
-    ) -> None:
+    def __init__(self, state: ActorState, heal: HealLife) -> None:
         self._state = state
-        self._step = step
         self.ranks = heal.replacements
         self._donor = heal.donor
         self._join_requests: dict[int, int] = {}  # the number of the newest request to each rank
@@ -94,14 +92,14 @@ class HealRequests:
 
     def _cancel_join(self, rank: int) -> None:
         cancel = CancelRequest(request=self._join_requests[rank])
-        self._state.active_runtime.link.send(rank, cancel)
+        self._state.runtime.link.send(rank, cancel)
 
     def _find_own_values(self) -> None:
         """Find the values that the replacements must have instead of the donor's."""
         self._pickled_at = time.monotonic()
         state = self._state
         alive = [rank for rank in state.life.alive if rank not in self.ranks]
-        port = state.active_runtime.link.reserved_port
+        port = state.runtime.link.reserved_port
         places = state.launcher.topologies(len(state.life.ranks), master_port=port)
         self._own_values = {
             rank: state.rank_monitor.values.of_replacement(rank, self._donor, alive, places)
@@ -117,7 +115,7 @@ class HealRequests:
             self._discard()
         reason = f"rank {self._donor}: {answer.error}" if answer.error else ""
         attempt = self._state.life.attempt
-        self._step(ev.NamespaceSent(attempt=attempt, generation=generation, reason=reason))
+        self._state.step(ev.NamespaceSent(attempt=attempt, generation=generation, reason=reason))
 
     def _on_joined(self, generation: int, rank: int, future: Future[Answer]) -> None:
         if future.exception() is not None:
@@ -135,7 +133,7 @@ class HealRequests:
             is_consequence=content.get("was_left", False),
             not_loaded=tuple(not_loaded),
         )
-        self._step(joined)
+        self._state.step(joined)
 
     def close(self) -> None:
         """End the heal, and delete the pickled variables."""
@@ -145,7 +143,7 @@ class HealRequests:
     def _discard(self) -> None:
         pickled, self._pickled_names = self._pickled_names, None
         if pickled is not None:
-            self._state.active_runtime.link.discard_payload(pickled.payload)
+            self._state.runtime.link.discard_payload(pickled.payload)
 
     def _build_report(self) -> Healed:
         if self._pickled_names is None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from nbddp.controller.controller_state import ControllerState
-from nbddp.controller.rank_processes import RankProcesses, short_error
+from nbddp.controller.rank_processes import short_error
 from nbddp.errors import RequestError
 from nbddp.formatting import describe_exit
 from nbddp.launch.local_launcher import RankHandle
@@ -21,35 +20,32 @@ from nbddp.wire.envelope import Envelope
 from nbddp.wire.request_messages import Answer
 from nbddp.wire.timing_messages import CollectiveArrivals
 
+if TYPE_CHECKING:
+    from nbddp.controller.actor_state import ActorState
+
 
 class MessageHandler:
-    """Handles the messages and exits of the ranks; used on the session's thread.
-
-    Attributes:
-        ranks: the processes of the last start; it has none before.
+    """Handles the messages and exits of the ranks, as a part of the actor and on its thread.
 
     Args:
-        state: the state of the worker group.
-        step: feeds an event to the lifecycle.
+        state: the state of the actor, which gets the events for the lifecycle.
     """
 
-    def __init__(self, state: ControllerState, step: Callable[[ev.Event], str]) -> None:
+    def __init__(self, state: ActorState) -> None:
         self._state = state
-        self._step = step
-        self.ranks = RankProcesses(state, self)
         self._memory = MemoryWatch()
 
     def handle(self, envelope: Envelope) -> None:  # noqa: C901 - one or two lines per case
         """Handle a message of a rank."""
         state = self._state
-        if not self.ranks.accepts(envelope):
+        if not self._accepts(envelope):
             return
         rank, attempt = envelope.sender, envelope.attempt
         if envelope.missing:
             state.router.notify(msg.missing_messages(envelope.missing, f"of rank {rank}"))
         match envelope.message:
             case msg.Output() as output:
-                state.router.publish(self.ranks.unseen_output(rank, output))
+                state.router.publish(state.ranks.unseen_output(rank, output))
             case msg.InputRequested(question=question) if not state.router.has_reader:
                 state.send_answer(rank, msg.InputReply(question=question, is_end=True))
             case msg.Display() as display:
@@ -65,12 +61,12 @@ class MessageHandler:
                 state.ready[rank] = ready
                 state.armed_faults.pop(rank, None)
                 state.newest_cell = max(state.newest_cell, ready.cell)
-                self._step(ev.RankReady(attempt=attempt, rank=rank))
+                state.step(ev.RankReady(attempt=attempt, rank=rank))
             case msg.StartFailed(reason=reason, traceback=traceback):
                 failed = ev.RankStartFailed(
                     attempt=attempt, rank=rank, reason=reason, details=traceback
                 )
-                self._step(failed)
+                state.step(failed)
             case CollectiveArrivals() as arrivals:
                 clock = state.launcher.clock_offset(rank)
                 state.rank_monitor.add(rank, arrivals, time.monotonic(), clock)
@@ -82,11 +78,21 @@ class MessageHandler:
                 if kind == "fault":
                     state.record_fired({str(facts.get("fault"))})
             case msg.InterruptAcknowledged(cell=cell):
-                self._step(ev.RankAcknowledged(attempt=attempt, rank=rank, cell=cell))
+                state.step(ev.RankAcknowledged(attempt=attempt, rank=rank, cell=cell))
             case msg.StepAwaited(cell=cell, seconds=seconds):
-                self._step(ev.StepAwaited(attempt=attempt, rank=rank, cell=cell, seconds=seconds))
+                state.step(ev.StepAwaited(attempt=attempt, rank=rank, cell=cell, seconds=seconds))
             case msg.CellEnded() as report:
                 self.on_cell_ended(rank, attempt, report)
+
+    def _accepts(self, envelope: Envelope) -> bool:
+        """Return whether to handle an envelope now. Keep it if its sender is not registered yet."""
+        life, ranks, rank = self._state.life, self._state.ranks, envelope.sender
+        if (envelope.attempt, envelope.incarnation) != (life.attempt, life.incarnation(rank)):
+            return False
+        if rank not in ranks.handles:
+            ranks.early_envelopes.setdefault(rank, []).append(envelope)
+            return False
+        return True
 
     def _record_recovery(self) -> None:
         """Record the cost of a failure when the first step after it is reported."""
@@ -107,7 +113,7 @@ class MessageHandler:
                 if failure is not None and not failure.is_consequence:
                     state.event_log.record("failure", rank=rank, what=failure.headline())
                 if report.is_quit:
-                    self.interrupt_once()
+                    state.interrupt_once()
         finally:
             ended = ev.RankEndedCell(
                 attempt=attempt,
@@ -118,25 +124,20 @@ class MessageHandler:
                 in_group=report.in_group and not report.is_interrupted,
                 sequence=report.sequence,
             )
-            self._step(ended)
-
-    def interrupt_once(self) -> None:
-        """Interrupt the running cell, unless it was interrupted before."""
-        cell = self._state.life.cell
-        if cell is not None and not cell.interrupts:
-            self._step(ev.InterruptAsked())
+            state.step(ended)
 
     def on_launch_failed(self, attempt: int, rank: int, error: Exception) -> None:
         """Handle a rank that could not be started."""
-        if attempt == self._state.life.attempt and self._state.life.is_alive(rank):
+        state = self._state
+        if attempt == state.life.attempt and state.life.is_alive(rank):
             reason = short_error(error)
-            self._step(ev.RankStartFailed(attempt=attempt, rank=rank, reason=reason))
+            state.step(ev.RankStartFailed(attempt=attempt, rank=rank, reason=reason))
             self.on_rank_gone(attempt, rank, None)
 
     def on_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
         """Handle the exit of a rank's process."""
         state = self._state
-        is_current = self.ranks.handles.get(rank) is handle
+        is_current = state.ranks.handles.get(rank) is handle
         try:
             reason = handle.exit_reason
             handle.join()  # returns at once, and frees the pipes of multiprocessing
@@ -154,7 +155,7 @@ class MessageHandler:
 
         That can take 2 s for each rank. Meanwhile this thread handles messages.
         """
-        thread, done = self._state.active_runtime.launch_thread, Future[None]()
+        thread, done = self._state.runtime.launch_thread, Future[None]()
         thread.submit(self._state.launcher.kill_orphans, handle)
         if thread.submit(done.complete_with, lambda: None):
             self._state.cleanup = done
@@ -174,7 +175,7 @@ class MessageHandler:
             exited = ev.ProcessExited(
                 attempt=attempt, rank=rank, exitcode=exitcode, is_reported=bool(reason)
             )
-            self._step(exited)  # is_reported: the user already knows that the node is lost
+            state.step(exited)  # is_reported: the user already knows that the node is lost
             self.end_waits(rank, exitcode)
 
     def end_waits(self, rank: int, exitcode: int | None) -> None:
@@ -184,7 +185,7 @@ class MessageHandler:
         self._state.futures.reject(RequestError(reason), "answer", rank)
 
     def _read_final_output(self, rank: int, exitcode: int | None, reason: str) -> None:
-        state, ranks = self._state, self.ranks
+        state, ranks = self._state, self._state.ranks
         final_output, hint = "", reason
         try:
             if rank in ranks.handles:

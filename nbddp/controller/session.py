@@ -1,7 +1,7 @@
-"""The session: one worker group that any thread may use; the actor runs on the session's thread.
+"""The session: one worker group that any thread may use.
 
-Three more threads only do I/O: two read ordinary and urgent messages from the store, and one starts
-processes.
+It hands each request to the actor, on the session's thread, and waits for its future. Three more
+threads only do I/O: two read ordinary and urgent messages from the store, and one starts processes.
 """
 
 from __future__ import annotations
@@ -10,37 +10,38 @@ import threading
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from nbddp.controller.controller_state import start_event
 from nbddp.controller.gpu_monitor import GpuMonitor
-from nbddp.controller.group_actor import GroupActor
-from nbddp.controller.rank_processes import short_error
-from nbddp.controller.run_facts import start_git_query
-from nbddp.controller.threads import Runtime, on_thread, open_runtime
-from nbddp.errors import RequestError, StartError
+from nbddp.controller.group_actor import GroupActor, start_event
+from nbddp.controller.rank_processes import start_error
+from nbddp.controller.threads import Runtime, open_runtime
+from nbddp.errors import RequestError
 from nbddp.launch.local_launcher import Launcher, LocalLauncher
 from nbddp.lifecycle import events as ev
-from nbddp.lifecycle.group_state import GroupState
-from nbddp.lifecycle.refusals import NO_GROUP, rank_not_running
-from nbddp.lifecycle.retries import AttemptFailure
+from nbddp.lifecycle.group_state import GroupState, Life
+from nbddp.lifecycle.refusals import NO_GROUP
 from nbddp.nodes.rejoin import SurvivingGroup
-from nbddp.record.cell import CellHandle, CellRequest, ReplayEntry
+from nbddp.record.cell import CellHandle, NoticeRouter
+from nbddp.record.event_log import EventLog
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.push_store import PushRecord, PushStore
+from nbddp.record.rank_monitor import RankMonitor
+from nbddp.record.replay_log import ReplayLog
 from nbddp.record.snapshot import Snapshot, build_snapshot
-from nbddp.record.verdict import RESTART_WITH_REPLAY
 from nbddp.sigint import (
     Future,
     InterruptCount,
+    import_interruptibly,
     run_in_thread,
+    sigint_deferred,
     sigint_handler,
     wait_for_result,
 )
 from nbddp.wire.group_spec import GroupSpec, check_variables
-from nbddp.wire.messages import CancelRequest, InputReply
-from nbddp.wire.request_messages import Answer, Request
+from nbddp.wire.messages import CancelRequest
+from nbddp.wire.request_messages import Request
 
 if TYPE_CHECKING:
     from nbddp.controller.store_link import StoreLink  # imports torch: only when needed
@@ -50,10 +51,27 @@ R = TypeVar("R", bound=Request)
 T = TypeVar("T")
 
 
-class Session(GroupActor):
+def _on_thread(
+    act: Callable[Concatenate[GroupActor, P], T],
+) -> Callable[Concatenate[Session, P], T]:
+    """Return a method that runs one of the actor's methods on the session's thread, and waits.
+
+    Raises:
+        RequestError: there is no group, or it cannot do this now; then nothing has changed.
+    """
+
+    @wraps(act)
+    def method(session: Session, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return session.call(act, session.actor, *args, **kwargs)
+
+    return method
+
+
+class Session:
     """One worker group of a kernel, through all its attempts; any thread may call any method.
 
     Attributes:
+        actor: the state; only its own thread may change it.
         last_healed: the result of the last heal.
         describe_name: says how to get a name that the ranks do not have from the notebook.
         reported_findings: the findings below cells so far: attempt, rule and text of each.
@@ -67,16 +85,132 @@ class Session(GroupActor):
         make_runtime: Callable[[], Runtime] = open_runtime,
         owns_launcher: bool = True,
     ) -> None:
-        super().__init__(launcher or LocalLauncher(), colors=colors)
+        self.describe_name: Callable[[str], str] = lambda _name: ""
+        self.actor = GroupActor(
+            launcher or LocalLauncher(), colors, lambda name: self.describe_name(name)
+        )
+        self._colors = colors
         self._make_runtime = make_runtime
         self._owns_launcher = owns_launcher
         self._opening = threading.Lock()
+        self._runtime: Runtime | None = None
         self._end_requests: list[None] = []  # append() is atomic, also for signal handlers
-        self.describe_name: Callable[[str], str] = lambda _name: ""
         self.last_healed: Healed | None = None
         self.reported_findings: set[tuple[int, str, str]] = set()
         self._push_store = PushStore()
         self._gpus = GpuMonitor()
+
+    # ---- what the actor knows
+
+    @property
+    def life(self) -> Life:
+        """The state of the lifecycle."""
+        return self.actor.state.life
+
+    @property
+    def spec(self) -> GroupSpec | None:
+        """The spec of the last start."""
+        return self.actor.state.spec
+
+    @property
+    def cell(self) -> CellHandle | None:
+        """The cell that runs, or the last one."""
+        return self.actor.state.cell
+
+    @property
+    def launcher(self) -> Launcher:
+        """Starts the ranks of the next start."""
+        return self.actor.state.launcher
+
+    @property
+    def event_log(self) -> EventLog:
+        """The record of the run."""
+        return self.actor.state.event_log
+
+    @property
+    def rank_monitor(self) -> RankMonitor:
+        """What the ranks reported while the cell runs."""
+        return self.actor.state.rank_monitor
+
+    @property
+    def replay_log(self) -> ReplayLog:
+        """The cells and pushes of this attempt."""
+        return self.actor.state.replay_log
+
+    @property
+    def router(self) -> NoticeRouter:
+        """Passes notices to the running cell."""
+        return self.actor.state.router
+
+    @property
+    def fired_faults(self) -> frozenset[str]:
+        """The faults that have fired since the last start that was not a recovery."""
+        return self.actor.state.fired_faults
+
+    @property
+    def armed_now(self) -> tuple[str, ...]:
+        """The faults that are armed in living ranks."""
+        return self.actor.state.armed_now
+
+    @property
+    def version(self) -> tuple[object, ...]:
+        """A value that changes whenever a snapshot would change, except for elapsed times."""
+        return self.rank_monitor.version, self.life
+
+    def snapshot(self, cell: CellHandle | None = None) -> Snapshot:
+        """Return the state of the group now, and the result of a cell."""
+        return build_snapshot(
+            self.life,
+            cell=cell or self.cell,
+            rank_monitor=self.rank_monitor,
+            event_log=self.event_log,
+            ready=self.actor.state.ready,
+            is_for_cell=cell is not None,
+            rejected_messages=self._runtime.link.refused if self._runtime else 0,
+            sample_gpus=self._gpus.sample,
+            nodes=self.launcher.nodes(),
+        )
+
+    # ---- what the actor does
+
+    submit = _on_thread(GroupActor.submit)
+    answer = _on_thread(GroupActor.answer)
+    request_kill = _on_thread(GroupActor.request_kill)
+    request_heal = _on_thread(GroupActor.request_heal)
+    send_request = _on_thread(GroupActor.send_request)
+    set_pending = _on_thread(GroupActor.set_pending)
+    record_push = _on_thread(GroupActor.record_push)
+    record_recovery = _on_thread(GroupActor.record_recovery)
+    _submit_start = _on_thread(GroupActor.request_start)
+    _submit_stop = _on_thread(GroupActor.request_stop)
+    _pending_start_or_stop = _on_thread(GroupActor.pending_start_or_stop)
+    _pending_exits = _on_thread(GroupActor.pending_exits)
+
+    def interrupt_once(self) -> None:
+        """Interrupt the running cell, unless it was interrupted before."""
+        self.call(self.actor.state.interrupt_once)
+
+    def record_fired(self, faults: Set[str]) -> None:
+        """Record faults that fired in a script's ranks; a recovery or replay does not arm them."""
+        self.call(self.actor.state.record_fired, faults)
+
+    @property
+    def _active_runtime(self) -> Runtime:
+        if self._runtime is None:
+            raise RequestError(NO_GROUP)
+        return self._runtime
+
+    def require_link(self) -> StoreLink:
+        """Return the link to the ranks; raise RequestError if no group was started."""
+        return self._active_runtime.link
+
+    def call(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function on the session's thread.
+
+        Raises:
+            RequestError: there is no group, or it was closed meanwhile.
+        """
+        return self._active_runtime.event_thread.run(act, *args, **kwargs)
 
     @property
     def end_requests(self) -> int:
@@ -105,64 +239,22 @@ class Session(GroupActor):
 
     def use_launcher(self, launcher: Launcher) -> None:
         """Use another launcher from the next start on; no rank may be running."""
-        self.launcher = launcher
+        if self._runtime is None:
+            self.actor.use_launcher(launcher)
+        else:
+            self.call(self.actor.use_launcher, launcher)
 
     def on_node_event(self, event: ev.NodeEvent) -> None:
         """Report that a node joined or was lost, if this session has had ranks."""
-        runtime = self.runtime
+        runtime = self._runtime
         if runtime is not None:
-            runtime.event_thread.submit(self._on_node_event, event)
-
-    def snapshot(self, cell: CellHandle | None = None) -> Snapshot:
-        """Return the state of the group now, and the result of a cell."""
-        return build_snapshot(
-            self.life,
-            cell=cell or self.cell,
-            rank_monitor=self.rank_monitor,
-            event_log=self.event_log,
-            ready=self.ready,
-            is_for_cell=cell is not None,
-            rejected_messages=self.runtime.link.refused if self.runtime else 0,
-            sample_gpus=self._gpus.sample,
-            nodes=self.launcher.nodes(),
-        )
-
-    @property
-    def version(self) -> tuple[object, ...]:
-        """A value that changes whenever a snapshot would change, except for elapsed times."""
-        return self.rank_monitor.version, self.life
-
-    @on_thread
-    def set_pending(self, entries: Sequence[ReplayEntry], *, is_all: bool = False) -> None:
-        """Set the entries that a replay did not run. ``is_all``: it ran none."""
-        self.replay_log.set_pending(entries, clears_entries=is_all)
+            runtime.event_thread.submit(self.actor.on_node_event, event)
 
     def store_push(
         self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes
     ) -> PushRecord:
         """Store pushed values for a replay."""
         return self._push_store.add(names, ranks, data, self.event_log.folder)
-
-    @on_thread
-    def record_push(self, pushed: PushRecord) -> None:
-        """Add a push to the replay log, and show its notice."""
-        self.replay_log.add(pushed)
-        self.router.notify(pushed.notice)
-
-    @on_thread
-    def record_recovery(self, recovery: AttemptFailure) -> None:
-        """Record a recovery; its cost is known at the next step that a rank reports."""
-        self.recovery = recovery
-        self.event_log.record("recovery", attempt=self.life.run_attempt, **recovery.facts)
-
-    @on_thread
-    def add_fired_faults(self, faults: Set[str]) -> None:
-        """Add faults that fired in a script's ranks; a recovery or replay does not arm them."""
-        self.record_fired(faults)
-
-    def require_link(self) -> StoreLink:
-        """Return the link to the ranks; raise RequestError if no group was started."""
-        return self.active_runtime.link
 
     def start(self, spec: GroupSpec, survivors: SurvivingGroup | None = None) -> None:
         """Start a group, or rejoin the ranks of an earlier notebook; wait until all are ready.
@@ -171,10 +263,9 @@ class Session(GroupActor):
             RequestError: a group is running, or the spec cannot be met.
             StartError: a rank could not start.
         """
-        self._surviving_group = survivors
         event = survivors.rejoin_event() if survivors else start_event(spec)
         with self._stop_on_interrupt():
-            wait_for_result(self._request_start(spec, event))
+            wait_for_result(self._request_start(spec, event, survivors=survivors))
 
     def restart(self, spec: GroupSpec | None = None, *, is_recovery: bool = False) -> None:
         """End the group, even during a cell, and start it again as the next attempt.
@@ -220,42 +311,16 @@ class Session(GroupActor):
         wait_for_result(run_in_thread("nbddp-prepare", partial(self.launcher.prepare, env)))
 
     def _request_start(
-        self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool = False
+        self,
+        spec: GroupSpec,
+        event: ev.Event,
+        *,
+        is_recovery: bool = False,
+        survivors: SurvivingGroup | None = None,
     ) -> Future[None]:
         self.prepare(spec)
         self._ensure_runtime()
-        return self._submit_start(spec, event, is_recovery=is_recovery)
-
-    @on_thread
-    def _submit_start(self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool) -> Future[None]:
-        before, self.spec = self.spec, spec
-        if not is_recovery:
-            self.fired_faults.clear()
-        if isinstance(event, ev.RestartAsked):  # a start is refused while a cell runs
-            self._mark_cell_ended("restart", is_recovery=is_recovery)
-        is_new = self.event_log.folder is None
-        try:
-            self._submit_event(event)
-        except RequestError:
-            self.spec = before
-            raise
-        if is_new:
-            submit = self.active_runtime.event_thread.submit
-            add_facts = self.event_log.add_facts
-            start_git_query(spec.cwd(), lambda origin: submit(add_facts, {"git": origin}))
-        self.futures.reject(StartError("restarted before it was ready"), "start")
-        return self.futures.new("start")
-
-    def _submit_event(self, event: ev.Event) -> None:
-        refusal = self._step(event)
-        if refusal:
-            raise RequestError(refusal)
-
-    def _mark_cell_ended(self, how: str, *, is_recovery: bool = False) -> None:
-        """Mark the running cell as ended by the user, so that its ranks do not count as failed."""
-        if self.cell is not None and self.life.state.is_busy:
-            self.cell.set_ended_by(RESTART_WITH_REPLAY if is_recovery else how)
-            self.event_log.record(f"{how} asked")
+        return self._submit_start(spec, event, is_recovery=is_recovery, survivors=survivors)
 
     @contextmanager
     def _stop_on_interrupt(self) -> Iterator[None]:
@@ -265,92 +330,20 @@ class Session(GroupActor):
             self.stop()
             raise
 
-    def call(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function on the session's thread.
-
-        Raises:
-            RequestError: there is no group, or it was closed meanwhile.
-        """
-        return self.active_runtime.event_thread.run(act, *args, **kwargs)
-
     def wait_for_pending_start(self) -> None:
         """Wait for a start or stop that was only requested, for example by a button."""
-        if self.runtime is not None:
+        if self._runtime is not None:
             for future in self._pending_start_or_stop():  # an interrupt here must not stop ranks
                 with self._stop_on_interrupt():
                     wait_for_result(future)
 
-    @on_thread
-    def _pending_start_or_stop(self) -> list[Future[None]]:
-        """Return a future for the start or stop that is in progress, if there is one."""
-        is_starting = self.life.state is GroupState.STARTING or self.life.next_start
-        is_stopping = self.life.state is GroupState.STOPPING
-        key = "start" if is_starting else "stop"
-        return [self.futures.new(key)] if is_starting or is_stopping else []
-
-    @on_thread
-    def submit(self, request: CellRequest, *, is_elastic: bool = False) -> CellHandle:
-        """Send a cell to the ranks, and do not wait for its end.
-
-        An elastic cell ends when a node joins, if a restart would then give more ranks.
-
-        Raises:
-            RequestError: the group cannot run the cell now; nothing has changed.
-        """
-        if not self.life.state.is_live:
-            raise RequestError(NO_GROUP)
-        ranks = self.life.all_ranks if request.ranks is None else request.ranks
-        before = self.cell
-        logs = self.event_log.log_sizes(ranks)  # before the ranks write
-        self.newest_cell += 1
-        self.cell = handle = CellHandle(
-            self.newest_cell,
-            request,
-            ranks,
-            self.require_link().load_payload,
-            attempt=self.life.attempt,
-            run_attempt=self.life.run_attempt,
-            has_other_ranks=not {*self.life.alive} <= {*ranks},
-            lost=self.replay_log.lost,
-            describe_name=lambda name: (
-                self.replay_log.describe_not_carried(name) or self.describe_name(name)
-            ),
-        )
-        event = ev.RunAsked(
-            cell=handle.number,
-            ranks=ranks,
-            needs_group=request.needs_group,
-            is_elastic=is_elastic,
-        )
-        try:
-            self._submit_event(event)
-        except RequestError:
-            self.cell = before
-            raise
-        self.event_log.record("cell", **handle.facts(), logs=logs)
-        self._watch_cell(handle)
-        if is_elastic and self.launcher.has_free_capacity():  # a node joined just now
-            self._step(ev.CapacityChanged())
-        return handle
-
     def interrupt(self, *, by_user: bool = True) -> None:
         """Interrupt the cell, and keep variables. The second time, kill unresponsive ranks."""
-        runtime = self.runtime
+        runtime = self._runtime
         if runtime is not None:
             if by_user:
                 self._end_requests.append(None)
-            runtime.event_thread.submit_urgent(self._step, ev.InterruptAsked())
-
-    @on_thread
-    def interrupt_once(self) -> None:
-        """Interrupt the running cell, unless it was interrupted before."""
-        self.messages.interrupt_once()
-
-    @on_thread
-    def answer(self, rank: int, answer: InputReply) -> None:
-        if self.cell is not None:
-            self.cell.record_answer(rank, answer)
-        self.send_answer(rank, answer)
+            runtime.event_thread.submit_urgent(self.actor.state.step, ev.InterruptAsked())
 
     @contextmanager
     def forward_interrupts(self) -> Iterator[InterruptCount]:
@@ -375,15 +368,6 @@ class Session(GroupActor):
     def kill(self, rank: int) -> None:
         """Kill one rank, and wait until its process has exited."""
         wait_for_result(self.request_kill(rank))
-
-    @on_thread
-    def request_kill(self, rank: int) -> Future[None]:
-        """Kill one rank, and do not wait."""
-        self._submit_event(ev.KillAsked(rank=rank))
-        self.event_log.record("kill asked", rank=rank)
-        if self.cell is not None:
-            self.cell.set_killed_by_user(rank)
-        return self.futures.new("kill", rank)
 
     def heal(self, ranks: Sequence[int] = (), donor: int | None = None) -> Healed:
         """Replace dead ranks by new processes; the other ranks keep running.
@@ -410,64 +394,25 @@ class Session(GroupActor):
                     raise KeyboardInterrupt from None
                 raise
 
-    @on_thread
-    def _pending_exits(self) -> list[Future[None]]:
-        """Return a future for each process that was killed but has not exited yet."""
-        ending = [rank for rank in self.ranks.pids() if self.ranks.handles[rank].is_ending()]
-        return [self.futures.new("kill", rank) for rank in ending]
-
-    @on_thread
-    def request_heal(self, ranks: Sequence[int] = (), donor: int | None = None) -> Future[Healed]:
-        """Like :meth:`heal`, but do not wait."""
-        chosen = tuple(sorted({*ranks})) or self.life.gone
-        source = min(self.life.alive, default=0) if donor is None else donor
-        for rank, pid in self.ranks.stopped_ranks():
-            raise RequestError(
-                f"rank {rank} is stopped (SIGSTOP) and cannot join the others: "
-                f"`kill -CONT {pid}` resumes it, `%ddp kill {rank}` ends it"
-            )
-        self.launcher.reassign(chosen)
-        # no check if the user chose the donor
-        self._submit_event(ev.HealAsked(ranks=chosen, donor=source, checks=donor is None))
-        return self.futures.new("heal")
-
     def stop(self) -> None:
         """Stop all ranks, and wait until their processes have exited."""
-        if self.runtime is not None:
+        if self._runtime is not None:
             wait_for_result(self.request_stop())
-            if self.cleanup is not None:
-                wait_for_result(self.cleanup)
+            if self.actor.state.cleanup is not None:
+                wait_for_result(self.actor.state.cleanup)
 
-    @on_thread
     def request_stop(self) -> Future[None]:
         """Stop all ranks, and do not wait."""
         self._end_requests.append(None)
-        future = self.futures.new("stop")
-        self._mark_cell_ended("stop")
-        self._step(ev.StopAsked())
-        if not self.life.state.is_live:
-            self.futures.resolve("stop")
-        return future
+        return self._submit_stop()
 
     def numbered(self, request: R) -> R:
         """Return a request with a new number."""
-        return replace(request, request=next(self.numbers))
-
-    @on_thread
-    def send_request(self, rank: int, request: Request) -> Future[Answer]:
-        """Send a numbered request to an idle rank. Return a future for its answer."""
-        if self.life.state not in (GroupState.IDLE, GroupState.BROKEN, GroupState.HEALING):
-            raise RequestError(f"the ranks are {self.life.state.value}")
-        if not self.life.is_alive(rank):
-            raise RequestError(rank_not_running(self.life, rank))
-        try:
-            return self.request(rank, request)
-        except Exception as error:  # any error of the store
-            raise RequestError(f"rank {rank} cannot be reached: {short_error(error)}") from error
+        return replace(request, request=next(self.actor.state.numbers))
 
     def cancel_request(self, rank: int, number: int) -> None:
         """Cancel a request whose answer is not needed any more."""
-        runtime = self.runtime
+        runtime = self._runtime
         if runtime is not None:
             runtime.event_thread.submit(runtime.link.send, rank, CancelRequest(request=number))
 
@@ -480,16 +425,35 @@ class Session(GroupActor):
                     self.launcher.close()  # ends a wait for a forkserver that still imports
             finally:
                 self._close_runtime()
-                self.replay_log.set_pending((), clears_entries=True)  # it refers to the pushes
+                self.actor.set_pending((), is_all=True)  # the replay log refers to the pushes
                 self._push_store.free()
 
+    def _close_runtime(self) -> None:
+        """Close the connection and the threads, after all processes have exited."""
+        runtime, self._runtime = self._runtime, None
+        if runtime is not None:
+            runtime.close()
+        self.actor.state.open(None)
+
     def _ensure_runtime(self) -> None:
-        """Open the link and the threads, unless they are open and working."""
+        """Open the link and the threads, unless they are open and working.
+
+        Raises:
+            StartError: that failed.
+        """
         with self._opening:
-            if self.runtime is not None and not all(
-                each.is_alive() for each in self.runtime.readers
+            if self._runtime is not None and not all(
+                reader.is_alive() for reader in self._runtime.readers
             ):
                 self.stop()  # the link failed, so the ranks are lost
                 self._close_runtime()
-            if self.runtime is None:
-                self._open_runtime(self._make_runtime)
+            if self._runtime is not None:
+                return
+            import_interruptibly("nbddp.controller.store_link")  # imports torch: only when needed
+            with sigint_deferred():
+                try:
+                    runtime = self._make_runtime()
+                except (OSError, RuntimeError) as error:  # of the store, a socket or a thread
+                    raise start_error("the link to the ranks", error) from error
+                runtime.event_thread.run(self.actor.open, runtime)
+                self._runtime = runtime

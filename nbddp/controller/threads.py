@@ -8,8 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from nbddp.errors import RequestError
 from nbddp.launch.local_launcher import RankHandle
@@ -27,7 +27,6 @@ STALL_GRACE = 2.0  # seconds to handle the messages that arrived meanwhile
 CLOSE_TIMEOUT = 5.0  # seconds for each thread, and for killed ranks, to end at a close
 
 P = ParamSpec("P")
-S = TypeVar("S", bound=Any)  # a session
 T = TypeVar("T")
 Work = Callable[[], Any]
 
@@ -156,21 +155,6 @@ def _run(work: Work) -> None:
         work()
     except BaseException:  # the thread must go on: others wait for it
         logger.exception("nbddp could not handle an event")
-
-
-def on_thread(act: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Run a method of a session on its thread, and wait for it.
-
-    Raises:
-        RequestError: there is no group, or it cannot do this now; then nothing has changed.
-    """
-
-    @wraps(act)
-    def wrapper(session: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = session.call(act, session, *args, **kwargs)
-        return result
-
-    return wrapper
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ class ScriptRanks:
 
     def _disarm(self, fired: Set[str]) -> None:
         """Disarm in the cells' ranks the faults that fired in a script: a fault fires once."""
-        self._cell_session.add_fired_faults(fired)
+        self._cell_session.record_fired(fired)
         if self._cell_session.life.state.is_ready and self._cell_session.life.alive:
             try:
                 pull(self._cell_session, DISARM_EXPRESSION.format(sorted(fired)))

@@ -89,7 +89,7 @@ class Ranks(WorkerGroup):
 
     @property
     def pids(self) -> dict[int, int]:
-        return self.session.ranks.pids()
+        return self.session.actor.state.pids()
 
     @property
     def helper_pid(self) -> int:

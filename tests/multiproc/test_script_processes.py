@@ -142,7 +142,7 @@ def test_script_on_some_ranks_starts_only_those(
     assert sorted(said) == ["[rank 0] 0 3", "[rank 2] 2 3"]
     states = [each.state for each in group.scripts.active_session.snapshot().ranks]
     assert states[1] == "not started"
-    assert len(group.scripts.active_session.ranks.pids()) == 2
+    assert len(group.scripts.active_session.actor.state.pids()) == 2
     with pytest.raises(RequestError, match="rank 1 was not started"):
         group.kill(1)
     with pytest.raises(ArgumentError, match="there is no rank 3"):

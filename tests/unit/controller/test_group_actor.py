@@ -20,7 +20,7 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.archive.find import runs_below
 from nbddp.archive.stored_run import StoredRun
 from nbddp.archive.summary import summarize
-from nbddp.controller.controller_state import start_event
+from nbddp.controller.group_actor import start_event
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.launch.memory import MemoryWatch
@@ -62,7 +62,7 @@ class Stage:
         return self.session.life.state
 
     def deliver(self, rank: int, message: Message) -> None:
-        self.session.messages.handle(self.link.deliver(rank, message))
+        self.session.actor.messages.handle(self.link.deliver(rank, message))
 
     def handle_all_events(self) -> None:
         threads = (self.actor, self.runtime.launch_thread)
@@ -205,8 +205,9 @@ class Left:
         self.group.folder.mkdir()
 
     def take_back(self) -> Future[None]:
-        self.stage.session._surviving_group = self.group
-        started = self.stage.session._request_start(TWO, self.group.rejoin_event())
+        started = self.stage.session._request_start(
+            TWO, self.group.rejoin_event(), survivors=self.group
+        )
         self.stage.handle_all_events()
         return started
 
@@ -270,7 +271,7 @@ def test_facts_of_earlier_ranks_of_the_notebook_are_forgotten_at_a_rejoin(left: 
     left.handles[1].end(-9)
     stage.handle_all_events()
     assert stage.state is GroupState.BROKEN
-    assert set(stage.session.ready) == {0}
+    assert set(stage.session.actor.state.ready) == {0}
 
 
 # ---- processes cannot be started, or not yet
@@ -346,10 +347,10 @@ def test_messages_of_a_rank_are_handled_once_its_process_is_known(empty: Stage) 
     empty.deliver(0, ready(0))
     empty.deliver(1, ready(1))
     assert not started.done()
-    assert empty.session.ranks.pids() == {}
+    assert empty.session.actor.state.pids() == {}
     empty.handle_all_events()
     assert started.result() is None
-    assert set(empty.session.ranks.pids()) == {0, 1}
+    assert set(empty.session.actor.state.pids()) == {0, 1}
 
 
 def test_interrupted_ranks_get_the_signal_before_the_message(stage: Stage) -> None:
@@ -358,11 +359,11 @@ def test_interrupted_ranks_get_the_signal_before_the_message(stage: Stage) -> No
     stage.link.on_send = lambda attempt, rank, _command: seen.append(
         (rank, stage.launcher.handles[attempt, rank].interrupts)
     )
-    stage.session._step(InterruptAsked())
+    stage.session.actor.state.step(InterruptAsked())
     assert seen == [(0, 1), (1, 1)]
     command = Interrupt(cell=handle.number, ranks=[0, 1])
     assert stage.link.sent[-2:] == [(rank, command) for rank in (0, 1)]
-    stage.session._step(InterruptAsked())
+    stage.session.actor.state.step(InterruptAsked())
     assert stage.link.ended_waits == [(1, handle.number)]
 
 
@@ -393,7 +394,7 @@ def test_a_rank_that_cannot_be_interrupted_is_killed_with_a_message_to_the_user(
 ) -> None:
     handle = stage.run()
     stage.link.faults.extend([None, GONE])
-    stage.session._step(InterruptAsked())
+    stage.session.actor.state.step(InterruptAsked())
     stage.end(handle, 0)
     stage.handle_all_events()
     assert stage.finish(handle).exits == {1: -9}
@@ -466,7 +467,7 @@ def test_a_request_that_cannot_be_sent_is_refused_and_the_next_one_is_answered(
 
 def test_a_lost_link_ends_the_cell_and_kills_the_ranks(stage: Stage) -> None:
     handle = stage.run()
-    stage.session._on_link_lost(GONE)
+    stage.session.actor.executor.on_link_lost(GONE)
     stage.handle_all_events()
     assert stage.finish(handle).exits == {0: -9, 1: -9}
     assert said_in(handle) == stage.words
@@ -475,7 +476,7 @@ def test_a_lost_link_ends_the_cell_and_kills_the_ranks(stage: Stage) -> None:
 
 def test_a_start_fails_with_the_reason_if_the_link_is_lost(empty: Stage) -> None:
     started = empty.ask_start()
-    empty.session._on_link_lost(GONE)
+    empty.session.actor.executor.on_link_lost(GONE)
     empty.handle_all_events()
     assert str(started.exception()) == empty.words
     assert empty.state is GroupState.OFF
@@ -517,7 +518,7 @@ def test_a_kill_is_explained_with_memory_unless_the_user_asked_for_it(
 ) -> None:
     counter = tmp_path / "vmstat"
     counter.write_text("oom_kill 0\n")
-    stage.session.messages._memory = MemoryWatch([counter], [])
+    stage.session.actor.messages._memory = MemoryWatch([counter], [])
     handle = stage.run()
     counter.write_text("oom_kill 1\n")
     stage.session.request_kill(1) if by_user else stage.launcher.handles[1, 1].end(-9)

@@ -8,6 +8,7 @@ the end it either stops the group or lets every process exit, and checks that no
 
 from __future__ import annotations
 
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -42,7 +43,7 @@ class AnyOrderWithFaults(AnyOrder):
     @precondition(lambda self: self.is_open())
     @rule()
     def the_link_is_lost(self) -> None:
-        self.actor.submit_urgent(self.session._on_link_lost, INJECTED)
+        self.actor.submit_urgent(self.session.actor.executor.on_link_lost, INJECTED)
 
     @rule()
     def the_next_link_fails(self) -> None:
@@ -122,10 +123,10 @@ class AnyOrderWithFaults(AnyOrder):
             folder=Path("gone"),
             options={},
         )
-        self.session._surviving_group = group
         spec, event = GroupSpec(nproc=world_size), group.rejoin_event()
-        self.make_request("start", self.session._request_start, spec, event)
-        if self.session.ranks.handles:
+        start = partial(self.session._request_start, survivors=group)
+        self.make_request("start", start, spec, event)
+        if self.session.actor.state.ranks.handles:
             self.ranks.update({(attempt, each.rank): each for each in survivors})
         else:  # they run on, for the next try
             assert not [each for each in survivors if each.is_being_killed]

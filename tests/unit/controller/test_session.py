@@ -70,6 +70,15 @@ def test_every_message_of_a_batch_is_handled(session: Session, link: FakeLink) -
     assert session.rank_monitor.metrics.snapshot(most=1).curves["loss"][0].last == 0.5
 
 
+def test_a_write_by_another_thread_is_noticed(
+    session: Session, writes_by_other_threads: list[str]
+) -> None:
+    assert run(session)
+    session.actor.state.newest_cell = 7
+    assert writes_by_other_threads == ["newest_cell, by MainThread"]
+    writes_by_other_threads.clear()
+
+
 def test_nccl_needs_a_gpu_here_only_if_the_ranks_are_local(
     off: Session, launcher: FakeLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -236,9 +236,9 @@ def test_armed_faults_are_those_of_living_ranks_that_have_not_fired(
     session = with_ranks.notebook.group.session
     with_ranks.line("start --nproc 3")
     faults = {rank: [f"kill@rank={rank},step=4", f"raise@rank={rank},step=9"] for rank in range(3)}
-    session.armed_faults |= faults
+    session.actor.state.armed_faults.update(faults)
     with_ranks.line("kill 1")
-    session.add_fired_faults({"kill@rank=2,step=4"})
+    session.record_fired({"kill@rank=2,step=4"})
     capsys.readouterr()
     with_ranks.line("status")
     armed = "nbddp: armed faults: kill@rank=0,step=4 raise@rank=0,step=9 raise@rank=2,step=9; "

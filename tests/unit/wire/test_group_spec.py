@@ -18,7 +18,7 @@ from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.archive.find import runs_below
-from nbddp.controller.controller_state import start_event
+from nbddp.controller.group_actor import start_event
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.wire import group_spec as room
 from nbddp.wire.group_spec import GroupSpec, check_variables
@@ -145,8 +145,7 @@ def test_the_recorded_facts_have_names_of_variables_and_never_their_values(wrap:
 
 def starts(**spec: Any) -> tuple[Path, list[RankStart]]:
     launcher = FakeLauncher()
-    session = fake_session(launcher, FakeLink())
-    session._colors = "linux"
+    session = fake_session(launcher, FakeLink(), colors="linux")
     launcher.on_launch = launched = Mock(side_effect=launcher.on_launch)
     session.start(GroupSpec(**spec))
     session.close()
