@@ -287,8 +287,8 @@ class AnyOrder(RuleBasedStateMachine):
     def a_node_is_lost(self, numbers: set[int], is_first: bool) -> None:
         """Lose a node with its ranks; exits of some may be noticed before."""
         lost = [each for number, each in enumerate(self.living()) if number in numbers]
-        for each in lost:
-            each.handle.end(-9)
+        for rank in lost:
+            rank.handle.end(-9)
         if not is_first:
             self.actor.report_exit()
         ranks = tuple(each.rank for each in lost)
@@ -312,8 +312,8 @@ class AnyOrder(RuleBasedStateMachine):
     # ---- the ranks
 
     def living(self, condition: Callable[[Rank], object] = lambda _rank: True) -> list[Rank]:
-        known = [*self.ranks.values(), *self.replaced]
-        alive = [each for each in known if each.handle.exitcode is None]
+        handles_seen = [*self.ranks.values(), *self.replaced]
+        alive = [each for each in handles_seen if each.handle.exitcode is None]
         return [each for each in alive if condition(each)]
 
     def post(self, rank: Rank, message: msg.Message) -> None:

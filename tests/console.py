@@ -15,10 +15,10 @@ from nbddp.magics.presenter import Presenter
 
 def ddp(line: str, **state: Any) -> str:
     """Run a ``%ddp`` line and return its output; ``state`` is the state of the notebook."""
-    said: list[str] = []
+    lines: list[str] = []
     presenter = Presenter(Mock(spec=[]))
-    presenter.print_line = said.append  # type: ignore[method-assign]
-    known = {
+    presenter.print_line = lines.append  # type: ignore[method-assign]
+    notebook = {
         "presenter": presenter,
         "current_run": None,
         "last_run": None,
@@ -27,8 +27,8 @@ def ddp(line: str, **state: Any) -> str:
         "show_messages": lambda: None,
         **state,
     }
-    run_command(SimpleNamespace(**known), line)  # type: ignore[arg-type]
-    return "\n".join(said)
+    run_command(SimpleNamespace(**notebook), line)  # type: ignore[arg-type]
+    return "\n".join(lines)
 
 
 def refused(line: str, **state: Any) -> str:

@@ -106,7 +106,7 @@ def wrong_answers(path: Path, answers: list[NotebookNode]) -> Iterator[str]:
             del meant[name]
         if "check_answer" in answer.source:
             shown = text_of([answer]) + "".join(
-                f"\nOut {each['data']['text/plain']}" for each in values_of(answer)
+                f"\nOut {value['data']['text/plain']}" for value in values_of(answer)
             )
             if not re.search(r"^Out (\[ranks? [-\d, ]+\] )?Right\.$", shown, re.MULTILINE):
                 yield answer.source

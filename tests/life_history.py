@@ -92,8 +92,8 @@ class History:
                 assert self.stopped[attempt] == 1, "an attempt stops once"
             case ev.RejoinRanks() | ev.StartRanks():
                 assert attempt == 0 or self.stopped[attempt] == 1, "the old attempt never stopped"
-                for known in (self.handed, self.arrived, self.killed):
-                    known.clear()
+                for numbers in (self.handed, self.arrived, self.killed):
+                    numbers.clear()
 
     # ---- what may follow
 

@@ -118,10 +118,10 @@ def assert_unchanged(refused: dict[str, Any], ignored: dict[str, Any]) -> None:
 def texts_of(causes: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts for the user that last events lead to, by the name of the row."""
     return {
-        name: each.text if isinstance(each, ev.Notify) else each.reason
+        name: effect.text if isinstance(effect, ev.Notify) else effect.reason
         for name, cause in causes.items()
-        for each in last_step(*cause)[1]
-        if isinstance(each, WITH_TEXT)
+        for effect in last_step(*cause)[1]
+        if isinstance(effect, WITH_TEXT)
     }
 
 

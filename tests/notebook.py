@@ -98,10 +98,10 @@ class Notebook:
     def converse(self, source: str, *answers: Answer, timeout: float = PATIENCE) -> Reply:
         """Run a cell that asks for input; each answer is a text to type, or a function to call."""
         request, began, reply = self.begin(source, asks=True), time.monotonic(), Reply()
-        left = list(answers)
+        unused = list(answers)
         while time.monotonic() - began < timeout:
-            if self._is_asked(request, reply) and left:
-                answer = left.pop(0)
+            if self._is_asked(request, reply) and unused:
+                answer = unused.pop(0)
                 reply.waits.append(time.monotonic() - self._heard)
                 answer() if callable(answer) else self.client.input(answer)
                 self._heard = time.monotonic()
@@ -233,14 +233,14 @@ class Notebook:
         return self.finish(request, so_far=reply)
 
     def complete(self, code: str) -> list[str]:
-        said = self.client.complete(code, reply=True, timeout=PATIENCE)["content"]
+        content = self.client.complete(code, reply=True, timeout=PATIENCE)["content"]
         word_begins = len(code) - len(code.split()[-1])
-        return [code[word_begins : said["cursor_start"]] + match for match in said["matches"]]
+        return [code[word_begins : content["cursor_start"]] + match for match in content["matches"]]
 
     def hint(self, code: str) -> str:
         """Return the text of Shift+Tab at the end of some code, or an empty text."""
-        said = self.client.inspect(code, len(code), reply=True, timeout=PATIENCE)["content"]
-        return _ANSI.sub("", said["data"].get("text/plain", ""))
+        content = self.client.inspect(code, len(code), reply=True, timeout=PATIENCE)["content"]
+        return _ANSI.sub("", content["data"].get("text/plain", ""))
 
     def interrupt(self) -> None:
         self._is_stopped = True

@@ -46,16 +46,16 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag in _TAGS
-        known = {name: value or "" for name, value in attrs}
+        by_name = {name: value or "" for name, value in attrs}
         is_drawn = tag in ("circle", "g", "path")
-        assert set(known) <= (_DRAWN | {"class"} if is_drawn else _ATTRIBUTES)
-        assert len(known) == len(attrs)
-        assert _CLASSES.fullmatch(known.get("class", "")), known
-        assert _STYLE.fullmatch(known.get("style", "")), known
-        assert "url" not in known.get("style", "")
-        assert _PICTURE.fullmatch(known["src"]) if tag == "img" else "src" not in known
-        self.tags.append((tag, known))
-        self._hints += [known[name] for name in ("title", "alt") if name in known]
+        assert set(by_name) <= (_DRAWN | {"class"} if is_drawn else _ATTRIBUTES)
+        assert len(by_name) == len(attrs)
+        assert _CLASSES.fullmatch(by_name.get("class", "")), by_name
+        assert _STYLE.fullmatch(by_name.get("style", "")), by_name
+        assert "url" not in by_name.get("style", "")
+        assert _PICTURE.fullmatch(by_name["src"]) if tag == "img" else "src" not in by_name
+        self.tags.append((tag, by_name))
+        self._hints += [by_name[name] for name in ("title", "alt") if name in by_name]
         if tag not in _VOID:
             self._open.append((tag, len(self.text)))
 

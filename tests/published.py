@@ -142,9 +142,9 @@ def _records(data: bytes) -> Iterator[bytes]:
     """Return the records of a W&B file, a LevelDB log whose records can span blocks."""
     at, begun = WANDB_HEAD, b""
     while at < len(data):
-        left = BLOCK - at % BLOCK
-        if left < RECORD_HEAD.size:
-            at += left
+        room = BLOCK - at % BLOCK
+        if room < RECORD_HEAD.size:
+            at += room
             continue
         _, size, kind = RECORD_HEAD.unpack_from(data, at)
         at += RECORD_HEAD.size + size

@@ -102,13 +102,13 @@ def make_run(
     """Write a run folder below ``base``. ``facts`` extend its ``run.json``."""
     path = base / ".nbddp" / "runs" / name
     path.mkdir(parents=True)
-    known = rows_of(60) if rows is None else rows
+    recorded = rows_of(60) if rows is None else rows
     events = sorted(
         [*events_of(*cells, is_stopped=is_stopped), *extra], key=lambda each: each["time"]
     )
     (path / "events.jsonl").write_text(lines(events))
-    (path / "metrics.jsonl").write_text(lines(known) + torn)
-    (path / "run.json").write_text(json.dumps(facts_of(cells, known, **facts)))
+    (path / "metrics.jsonl").write_text(lines(recorded) + torn)
+    (path / "run.json").write_text(json.dumps(facts_of(cells, recorded, **facts)))
     (path / "rank0.log").write_text("hello\n")
     return path
 

@@ -43,9 +43,9 @@ class Link:
     def _end_all(self) -> None:
         self._left = None
         ending, self._sockets = self._sockets, set()  # nodes may connect again meanwhile
-        for each in ending:
+        for connection in ending:
             with suppress(OSError):  # already closed
-                each.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _serve(self) -> None:
         with suppress(OSError):  # the proxy is closed
@@ -66,15 +66,15 @@ class Link:
     ) -> None:
         with source, suppress(OSError):  # the other side has closed the connection
             while data := source.recv(PIECE):
-                left = None
+                until_cut = None
                 if received is not None:
                     received += data
-                    left = self._left
+                    until_cut = self._left
                 time.sleep(self._delay)  # meanwhile, the sockets buffer what comes next
                 self._flows.wait()
-                target.sendall(data[:left])
-                if left is not None:
-                    self._left = max(0, left - len(data))
+                target.sendall(data[:until_cut])
+                if until_cut is not None:
+                    self._left = max(0, until_cut - len(data))
                     if not self._left:
                         self._end_all()
             target.shutdown(socket.SHUT_WR)

@@ -42,8 +42,8 @@ def options(parser: ArgumentParser) -> dict[str, list[str]]:
     """Return the arguments of a command by longest name, each with all names."""
     actions = [each for each in parser._actions if each.dest != "help"]
     return {
-        max(each.option_strings, key=len, default=each.dest): each.option_strings
-        for each in actions
+        max(action.option_strings, key=len, default=action.dest): action.option_strings
+        for action in actions
     }
 
 
@@ -56,8 +56,8 @@ def public_names() -> dict[str, list[str]]:
     for name in nbddp.__all__:
         thing, members = getattr(nbddp, name), []
         if inspect.isclass(thing) and not issubclass(thing, Exception):
-            known = {each.name for each in fields(thing)} if is_dataclass(thing) else set()
-            members = [each for each in vars(thing) if each[0] != "_" and each not in known]
+            field_names = {each.name for each in fields(thing)} if is_dataclass(thing) else set()
+            members = [each for each in vars(thing) if each[0] != "_" and each not in field_names]
         elif inspect.ismodule(thing):
             members = thing.__all__
         names |= {name: [name]} | {f"{name}.{each}": [each] for each in members}

@@ -53,7 +53,9 @@ def public_functions() -> list[Any]:
         elif inspect.isclass(thing) and not issubclass(thing, Exception):
             members = {key: getattr(each, "__func__", each) for key, each in vars(thing).items()}
             found += [
-                each for key, each in members.items() if inspect.isfunction(each) and key[0] != "_"
+                member
+                for key, member in members.items()
+                if inspect.isfunction(member) and key[0] != "_"
             ]
         elif inspect.ismodule(thing):
             found += [getattr(thing, each) for each in ("at", "armed", "clear")]
@@ -214,8 +216,9 @@ def gaps(function: Any) -> set[str]:
     signature, plain = inspect.signature(function), inspect.unwrap(function)
     named = {
         name
-        for name, each in signature.parameters.items()
-        if name not in ("self", "cls") and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        for name, parameter in signature.parameters.items()
+        if name not in ("self", "cls")
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     }
     named |= set(re.findall(r"^\s+raise (\w+Error)\(", inspect.getsource(plain), re.MULTILINE))
     found = (named - words) if words else {"no docstring"}
@@ -287,8 +290,8 @@ def test_a_picture_on_the_site_follows_the_colors_that_the_reader_chose() -> Non
 
 
 def test_examples_in_docstrings_are_fenced_and_roles_are_code() -> None:
-    said = docstring_examples.prepare("Do it with :func:`~nbddp.log`.\n\n>>> 1\n1\n\nThe rest.")
-    assert said == "Do it with `log`.\n\n```pycon\n>>> 1\n1\n```\n\nThe rest."
+    text = docstring_examples.prepare("Do it with :func:`~nbddp.log`.\n\n>>> 1\n1\n\nThe rest.")
+    assert text == "Do it with `log`.\n\n```pycon\n>>> 1\n1\n```\n\nThe rest."
 
 
 def test_dead_links_finds_missing_targets(tmp_path: Path) -> None:

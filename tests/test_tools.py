@@ -56,7 +56,7 @@ def test_installer_keeps_an_installed_torch_or_installs_the_fitting_build(
     monkeypatch.setattr(install, "has_nvidia_gpu", lambda: has_gpu)
     assert install.main() == code
     assert [each for each in commands if " -e " not in each] == [
-        f"--no-deps {each}" for each in torches
+        f"--no-deps {version}" for version in torches
     ]
     assert pins == ([] if name == "no index" else [f"torch=={versions[-1]}\n"])
     if pins:
@@ -101,7 +101,7 @@ def test_gpu_day_without_a_gpu_skips_each_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "verdict"),
+    ("status", "output", "verdict"),
     [
         (0, "....\n4 passed, 1 skipped in 3.21s\n", "4 passed, 1 skipped"),
         (1, "=== 1 failed, 2 passed in 0.50s ===\n", "FAILED: 1 failed, 2 passed"),
@@ -109,8 +109,8 @@ def test_gpu_day_without_a_gpu_skips_each_part() -> None:
         (3, "Traceback\n", "FAILED: exit status 3"),
     ],
 )
-def test_gpu_day_part_has_a_verdict(status: int, said: str, verdict: str) -> None:
-    assert verdict_of(status, said) == verdict
+def test_gpu_day_part_has_a_verdict(status: int, output: str, verdict: str) -> None:
+    assert verdict_of(status, output) == verdict
 
 
 @pytest.mark.full

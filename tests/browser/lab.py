@@ -72,9 +72,9 @@ def accessibility_problems(page: Page, *places: str, **options: Any) -> list[str
     )
     assert results["passes"], "it has looked at something"
     return [
-        f"{each['id']}: {node['failureSummary']} {node['html']}"
-        for each in results["violations"]
-        for node in each["nodes"]
+        f"{violation['id']}: {node['failureSummary']} {node['html']}"
+        for violation in results["violations"]
+        for node in violation["nodes"]
     ]
 
 

@@ -46,8 +46,8 @@ def notebook(desk: Desk, request: pytest.FixtureRequest) -> Iterator[LabNotebook
 
 def shown(element: Locator, pseudo: str) -> str:
     """Return the generated content of the style sheet; a replaced element has no style."""
-    content = f"each => getComputedStyle(each, '{pseudo}').content"
-    return next(said for _ in range(50) if (said := str(element.evaluate(content))))
+    script = f"each => getComputedStyle(each, '{pseudo}').content"
+    return next(content for _ in range(50) if (content := str(element.evaluate(script))))
 
 
 def chart_of(notebook: LabNotebook, name: str = "loss") -> Locator:
@@ -59,8 +59,8 @@ def points_at_values(notebook: LabNotebook) -> None:
     chart = chart_of(notebook)
     tip = chart.locator(".nbddp-plot:visible .nbddp-tip").first
     tip.hover()
-    said = shown(tip, "::after")
-    assert re.search(r"step \d+\\?.*mean .*rank 0 .*rank 1 ", said, re.DOTALL), said
+    text = shown(tip, "::after")
+    assert re.search(r"step \d+\\?.*mean .*rank 0 .*rank 1 ", text, re.DOTALL), text
 
 
 def lets_a_rank_stand_out(notebook: LabNotebook) -> None:

@@ -140,8 +140,8 @@ def test_reloaded_page_shows_the_progress_and_end_of_a_sweep(desk: Desk) -> None
     sweep = "%%ddp --sweep lr=1,2,3\ntrain(lr)\nwhile not os.path.exists(f'go_on_{lr}'):\n"
     cells = [*SWEEPS[:2], f"{sweep}    time.sleep(0.05)", "1 + 1"]
     with desk.open_alone("loaded-again.ipynb", *cells) as notebook:
-        for each in (0, 1):
-            notebook.run(each)
+        for cell in (0, 1):
+            notebook.run(cell)
         notebook.begin(2)
         expect(notebook.button("Interrupt")).to_be_visible()
         notebook.save()

@@ -93,8 +93,8 @@ def leave(notebook: LabNotebook, way_out: str) -> None:
             await_no_box(notebook)
         case _:
             notebook.js(f"panel.content.activeCellIndex = {NAME}")
-            for each in COMMANDS[way_out]:
-                notebook.js(f"await window.jupyterapp.commands.execute('notebook:{each}')")
+            for command in COMMANDS[way_out]:
+                notebook.js(f"await window.jupyterapp.commands.execute('notebook:{command}')")
             interrupt(notebook)
 
 

@@ -107,8 +107,8 @@ def lines(capsys: Capture) -> Callable[..., list[str]]:
 
     def lines(rank: int = 0) -> list[str]:
         mark = f"[rank {rank}] "
-        said = capsys.readouterr().out.splitlines()
-        return [line.removeprefix(mark) for line in said if line.startswith(mark)]
+        output = capsys.readouterr().out.splitlines()
+        return [line.removeprefix(mark) for line in output if line.startswith(mark)]
 
     return lines
 

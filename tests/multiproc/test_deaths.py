@@ -165,7 +165,7 @@ def test_death_after_a_rank_finished_its_cell_fails_the_cell_and_spares_the_othe
         "kept = rank"
     )
     with pytest.raises(CellFailedError) as caught:  # the death is told while rank 2 still runs
-        group.run_and_act(source, lambda said: "SIGKILL" in said, (folder / "go_on").touch)
+        group.run_and_act(source, lambda output: "SIGKILL" in output, (folder / "go_on").touch)
     killer.join()
     report = caught.value.report
     assert re.fullmatch("rank 0 .*SIGKILL", report.splitlines()[0])

@@ -65,8 +65,8 @@ def test_processes_and_files_of_a_kernel_end_with_it(fresh_notebook: Notebook, h
             psutil.Process(notebook.pid).kill()
     _, alive = psutil.wait_procs(processes, timeout=40)
     assert not alive
-    mine = tuple(f"torch_{each.pid}_" for each in processes)
-    assert not [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(mine)]
+    prefixes = tuple(f"torch_{each.pid}_" for each in processes)
+    assert not [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(prefixes)]
 
     def left() -> list[str]:
         """Return leftover temporary files, except the persistent cache of torch's compiler."""
@@ -114,10 +114,10 @@ def test_only_loopback_is_listened_on(group: Ranks) -> None:
     )
     pids = [os.getpid(), *group.pids.values()]
     listening = [
-        each.laddr.ip
+        connection.laddr.ip
         for pid in pids
-        for each in psutil.Process(pid).net_connections("inet")
-        if each.status == psutil.CONN_LISTEN
+        for connection in psutil.Process(pid).net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
     ]
     assert len(listening) >= 3  # the store, and gloo's in each rank
     assert set(listening) == {"127.0.0.1"}
@@ -468,5 +468,5 @@ def test_ranks_are_spawned_if_an_import_in_the_forkserver_used_cuda(
         assert group.pull("has_used_cuda()") == [False, False]
         assert group.pull("os.getppid()") == [os.getpid()] * 2
         group.assert_works()
-    [said] = [each.getMessage() for each in caplog.records]
-    assert "CUDA" in said
+    [warning] = [each.getMessage() for each in caplog.records]
+    assert "CUDA" in warning

@@ -34,10 +34,12 @@ def again_in(notebook: Notebook, script: str) -> list[str]:
 
 @pytest.mark.full
 def test_cells_that_create_or_destroy_the_process_group_are_exported(there: Notebook) -> None:
-    own = f"dist.init_process_group('gloo')\n{REDUCE}\ndist.destroy_process_group()\nx.item()"
+    with_group = (
+        f"dist.init_process_group('gloo')\n{REDUCE}\ndist.destroy_process_group()\nx.item()"
+    )
     for source in (
         f"%%ddp --nproc 2 --timeout 99\nfrom datetime import datetime\n{REDUCE}",
-        f"%%ddp --no-init\n{own}",
+        f"%%ddp --no-init\n{with_group}",
         "%%ddp\ndist.destroy_process_group()",
         f"%%ddp\n{REDUCE}",
         "%%ddp --no-init --ranks 0\nmine = 3\nmine",

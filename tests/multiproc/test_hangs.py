@@ -266,7 +266,7 @@ def test_interrupt_reports_a_sigstopped_rank_and_how_to_continue_it(
     with pytest.raises(CellInterruptedError):
         group.run_and_act(
             "import time\ntime.sleep(60)",
-            lambda said: "SIGSTOP" in said,
+            lambda output: "SIGSTOP" in output,
             lambda: os.kill(pid, signal.SIGCONT),
         )
     text = capsys.readouterr().out

@@ -121,14 +121,14 @@ for step in range(done, 12):
 def test_cell_with_heal_resumes_from_the_model_after_a_death(group: Ranks, capsys: Capture) -> None:
     before = group.pids
     group.run("nbddp.faults.at(step=7, rank=1, kind='kill')\n" + LOOP, heal=2)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for words in (
         r"rank 1 .*SIGKILL; heal 1 of 2",
         r"noticed after \d+\.\d\d s, healed in \d+\.\d\d s",
         r"gate \(.*'_thread.lock'.*\).* cell \[1\] .*--ranks 1",
         r"1 heal, \d+\.\d s lost",
     ):
-        assert re.search(f"^nbddp: .*{words}$", said, re.MULTILINE), words
+        assert re.search(f"^nbddp: .*{words}$", output, re.MULTILINE), words
     assert group.attempt == 1
     after = group.pids
     assert [rank for rank in range(3) if before[rank] != after[rank]] == [1]
@@ -195,10 +195,10 @@ def test_failed_heal_falls_back_to_a_restart(group: Ranks, capsys: Capture) -> N
         heal=1,
         max_restarts=1,
     )
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for words in ("not healed: rank 0: .*FSDP", "rank 1 .*SIGKILL; restart 1 of 1", "1 restart, "):
-        assert re.search(f"^nbddp: .*{words}", said, re.MULTILINE), words
-    assert said.count("not healed") == 1  # the reason does not repeat it
+        assert re.search(f"^nbddp: .*{words}", output, re.MULTILINE), words
+    assert output.count("not healed") == 1  # the reason does not repeat it
 
 
 def kill_1_in_the_rendezvous(

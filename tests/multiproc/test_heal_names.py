@@ -33,9 +33,9 @@ def test_name_that_fails_to_unpickle_is_left_out_of_the_heal(group: Ranks) -> No
     )
     kill(group, 1)
     healed = group.heal()
-    left = healed.left
-    assert [left["one"], left["two"]] == ["not on this rank"] * 2
-    assert (left["gate"], "locks[18]" in left, healed.more) == (LOCK, True, {"": 11})
+    not_healed = healed.left
+    assert [not_healed["one"], not_healed["two"]] == ["not on this rank"] * 2
+    assert (not_healed["gate"], "locks[18]" in not_healed, healed.more) == (LOCK, True, {"": 11})
     with pytest.raises(CellFailedError) as caught:
         group.run("gate", quiet=True)
     hint = f"The heal did not carry `gate` ({LOCK}): run the line of cell [1] that makes it again"
@@ -276,9 +276,13 @@ def test_hooks_of_optimizers_and_tensors_are_copied_or_named(group: Ranks) -> No
     """A new rank without the hook that clips gradients got other weights, without an error."""
     group.run(HOOKS, quiet=True)
     kill(group, 1)
-    left = dict(group.heal().left)
-    assert left.pop("gate")
-    assert {*left} == {"a lock in locked", "global hook of modules", "global hook of optimizers"}
+    not_healed = dict(group.heal().left)
+    assert not_healed.pop("gate")
+    assert {*not_healed} == {
+        "a lock in locked",
+        "global hook of modules",
+        "global hook of optimizers",
+    }
     found = group.evaluate("train()")
     assert found == [found[0]] * 3
     assert (found[0][0], found[0][2]) == (group.evaluate("wanted")[0], [2.0] * 2)

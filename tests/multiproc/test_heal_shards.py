@@ -90,8 +90,8 @@ def test_a_heal_goes_back_to_the_copies_of_shards(
     group = make_group(3)
     group.run(COPIES, quiet=True)
     group.run("train(5)", shard_copies=2)
-    said = capsys.readouterr().out
-    assert re.search(r"every 2 steps, each rank copies its shards .* [\d.]+ KiB, and needs", said)
+    output = capsys.readouterr().out
+    assert re.search(r"every 2 steps, each rank copies its shards .* [\d.]+ KiB, and needs", output)
     for dead in (1, 2):  # the second time, rank 0 has the copy that it got in the first heal
         kill(group, dead)
         group.heal()

@@ -58,14 +58,16 @@ def test_one_rank_runs_the_package_manager_and_the_others_wait(
         log.write_text("")
         capsys.readouterr()
         group.run(command)
-        said = told(capsys)
-        assert len(log.read_text().splitlines()) == len(said) == command.count("install"), command
+        remarks = told(capsys)
+        assert len(log.read_text().splitlines()) == len(remarks) == command.count("install"), (
+            command
+        )
         codes = group.evaluate("_exit_code if 'said' not in globals() else len(said)")
         assert codes == [0] * 3, command
     use_managers(group, tmp_path, code=3)
     group.run("!pip install mine")
     assert group.evaluate("_exit_code") == [3] * 3
-    assert [*said, *told(capsys)] == snapshot
+    assert [*remarks, *told(capsys)] == snapshot
 
 
 def test_install_on_some_ranks_does_not_wait_for_the_others(group: Ranks, tmp_path: Path) -> None:
@@ -97,13 +99,13 @@ def test_pip_installs_once_and_recommends_a_restart_for_an_upgrade(
     group.run(f"import sys\nsys.path.insert(0, {str(there)!r})", quiet=True)
     install = f"%pip install --no-index --no-deps --upgrade --target {there} "
     group.run(install + str(wheel(tmp_path, "1.0")))
-    said = capsys.readouterr().out
-    assert said.count("Successfully installed nbddp-mine-1.0") == 1
-    assert "%ddp restart" not in said
+    output = capsys.readouterr().out
+    assert output.count("Successfully installed nbddp-mine-1.0") == 1
+    assert "%ddp restart" not in output
     assert group.evaluate("import nbddp_mine\nnbddp_mine.version") == ["1.0"] * 3
     group.run(install + str(wheel(tmp_path, "2.0")))
-    [said] = told(capsys)
-    assert re.search("`%ddp restart` .*nbddp_mine", said)
+    [remark] = told(capsys)
+    assert re.search("`%ddp restart` .*nbddp_mine", remark)
 
 
 def test_package_manager_commands_are_recognized() -> None:

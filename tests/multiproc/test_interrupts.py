@@ -139,7 +139,9 @@ def test_second_interrupt_kills_at_once_after_the_notice(make_group: MakeRanks) 
     pressing = when(lambda: all(map(Path.exists, begun)), press_twice)
     began = time.monotonic()
     with pytest.raises(CellFailedError, match=r"^rank 1 was killed by SIGKILL"):
-        group.run_and_act(NEVER_RETURNS, lambda said: "interrupt again" in said, group.interrupt)
+        group.run_and_act(
+            NEVER_RETURNS, lambda output: "interrupt again" in output, group.interrupt
+        )
     pressing.join()
     assert time.monotonic() - began < 30  # without a second interrupt it takes the grace period
 

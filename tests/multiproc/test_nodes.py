@@ -104,9 +104,9 @@ def _secret_is_in_no_argument_and_no_environment(on_nodes: OnNodes) -> None:
     token = on_nodes.nodes.join_file.read_text().strip()
     looked_at = [each for rank in (0, 2) for each in process_tree(on_nodes.agent_of(rank))]
     assert len(looked_at) >= 8
-    for each in looked_at:
-        assert token not in " ".join(each.cmdline())
-        assert token not in " ".join(each.environ().values())
+    for process in looked_at:
+        assert token not in " ".join(process.cmdline())
+        assert token not in " ".join(process.environ().values())
     for log in Path.home().rglob("*.log"):
         assert token not in log.read_text()
 
@@ -114,9 +114,9 @@ def _secret_is_in_no_argument_and_no_environment(on_nodes: OnNodes) -> None:
 def _listens_only_on_the_named_address(on_nodes: OnNodes) -> None:
     node_agents = [on_nodes.node_of(rank).facts["pid"] for rank in (0, 2)]
     for pid in (os.getpid(), *node_agents, *on_nodes.group.pids.values()):
-        for each in psutil.Process(pid).net_connections("inet"):
-            if each.status == psutil.CONN_LISTEN:
-                assert each.laddr.ip == "127.0.0.1", pid
+        for connection in psutil.Process(pid).net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                assert connection.laddr.ip == "127.0.0.1", pid
 
 
 def _logs_are_here(group: Ranks, *, steps: int = 1) -> None:
@@ -137,7 +137,7 @@ def test_new_node_replaces_a_lost_node(on_nodes: OnNodes) -> None:
     its = agent.children(recursive=True)
     name = on_nodes.node_of(2).name
     with pytest.raises(CellFailedError) as caught:
-        group.run_and_act(TRAIN, lambda said: said.count("trains") == 4, agent.kill)
+        group.run_and_act(TRAIN, lambda output: output.count("trains") == 4, agent.kill)
     assert f"node {name}: " in caught.value.report
     [told] = [said for said in on_nodes.messages if "ranks 2-3" in said]
     assert told.startswith(f"node {name} (127.0.0.1): ")

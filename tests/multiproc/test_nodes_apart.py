@@ -30,9 +30,9 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]
 
 def listening(pid: int, *inside: str) -> set[str]:
     """Return the addresses on which a process listens, seen from ``inside`` its network."""
-    said = subprocess.run([*inside, "ss", "-Hltnp"], check=True, capture_output=True, text=True)
-    mine = [line.split() for line in said.stdout.splitlines() if f"pid={pid}," in line]
-    return {words[3].rpartition(":")[0] for words in mine}
+    sockets = subprocess.run([*inside, "ss", "-Hltnp"], check=True, capture_output=True, text=True)
+    of_process = [line.split() for line in sockets.stdout.splitlines() if f"pid={pid}," in line]
+    return {words[3].rpartition(":")[0] for words in of_process}
 
 
 if not has_namespaces():
@@ -130,15 +130,15 @@ def test_slow_network_only_slows_cells_down(on_nodes: OnNodes, capsys: Capture) 
     group = behind(on_nodes, link)
     group.push({"seconds": limit("node_silent_after") + 3})
     [count, _] = group.run(LINES, wants_value=True).values()
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for rank in (0, 1):
-        found = re.findall(rf"^\[rank {rank}\] line (\d+) of {rank}$", said, re.MULTILINE)
+        found = re.findall(rf"^\[rank {rank}\] line (\d+) of {rank}$", output, re.MULTILINE)
         assert [int(each) for each in found] == list(range(count))
     group.push({"big": bytes(9 << 20)})
     assert [len(big) for big in group.pull("big")] == [9 << 20] * 2
     source = "print('begun')\nwhile True: dist.all_reduce(torch.ones(1))"
     with pytest.raises(CellInterruptedError):
-        group.run_and_act(source, lambda said: said.count("begun") == 2, group.interrupt)
+        group.run_and_act(source, lambda output: output.count("begun") == 2, group.interrupt)
     group.kill(1)
     assert group.heal().ranks == (1,)
     assert group.evaluate("len(big)") == [9 << 20] * 2

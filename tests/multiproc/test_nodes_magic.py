@@ -140,9 +140,9 @@ def left(first: Notebook) -> Iterator[list[psutil.Process]]:
     assert "written before" in first.run(NAMES).text
     its = [process for agent in agents_of(first) for process in process_tree(agent)]
     yield [psutil.Process(first.pid), *its]
-    for each in its:
-        if is_process_running(each):
-            each.kill()
+    for process in its:
+        if is_process_running(process):
+            process.kill()
 
 
 def test_nodes_end_their_processes_after_the_kernel_is_killed(first: Notebook) -> None:

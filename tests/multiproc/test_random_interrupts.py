@@ -89,8 +89,8 @@ number = 0
 def interrupt_training(group: Ranks, way: str, seconds: float) -> None:
     """Interrupt a training after a step if the ranks are quick, at once, or in a collective."""
     begun = [Path(f"begun{rank}") for rank in range(group.world_size)]
-    for each in begun:
-        each.unlink(missing_ok=True)
+    for path in begun:
+        path.unlink(missing_ok=True)
     limits = "0.0, 0.0" if way == "at once" else "1.0, 10.0"
     handle = group.begin(
         f"last_step.MIN_LIMIT, last_step.MAX_LIMIT = {limits}\n"
@@ -108,12 +108,12 @@ def check(group: Ranks, capsys: Capture) -> None:
     """Train on after an interrupt. The values are right, or a line says that the ranks differ."""
     capsys.readouterr()
     group.run("dist.barrier()")
-    said = [line for line in capsys.readouterr().out.splitlines() if "nbddp: " in line]
+    remarks = [line for line in capsys.readouterr().out.splitlines() if "nbddp: " in line]
     steps = group.pull("begun, done, number")
     group.run(f"number = {max(number for *_, number in steps)}", quiet=True)
-    named = " ".join(line.partition("nbddp: ")[2] for line in said)
+    named = " ".join(line.partition("nbddp: ")[2] for line in remarks)
     if any(each[:2] != steps[0][:2] for each in steps) or steps[0][0] != steps[0][1]:
-        assert named, (steps, said)
+        assert named, (steps, remarks)
         if source := re.search(r"set to the values of rank (\d)", named):
             begun, done, _ = steps[int(source[1])]
             group.run(f"begun, done = {done}, {done}", quiet=True)

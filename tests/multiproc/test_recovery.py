@@ -42,14 +42,14 @@ def test_recovery_loses_only_the_steps_since_the_checkpoint(
     group.run(TRAIN, max_restarts=3)
     assert group.pull("model") == [[0, 0.5, 19], [1, 0.5, 19]]
     assert group.attempt == 2
-    said = capsys.readouterr().out
-    assert re.search(r"^nbddp: rank 1 .*SIGKILL.*\b1 of 3$", said, re.MULTILINE)
-    assert re.search(r"^nbddp: .*\b2 cells\b", said, re.MULTILINE)
+    output = capsys.readouterr().out
+    assert re.search(r"^nbddp: rank 1 .*SIGKILL.*\b1 of 3$", output, re.MULTILINE)
+    assert re.search(r"^nbddp: .*\b2 cells\b", output, re.MULTILINE)
     events = {each["kind"]: each for each in group.read_lines("events.jsonl")}
     assert (events["resumed"]["step"], events["resumed"]["lost"]) == (10, 3)
     assert events["recovery"]["cells"] == 2
     assert 0 <= events["recovery"]["detected"] < 30
-    assert re.search(r"nbddp: .*\b1 restart, \d+\.\d s lost\n$", said)
+    assert re.search(r"nbddp: .*\b1 restart, \d+\.\d s lost\n$", output)
     curve = group.metrics(most=1).curves["loss"][0]
     assert curve.steps == tuple(map(float, range(20)))  # one curve, through both attempts
     assert curve.resume_points == (10.0,)

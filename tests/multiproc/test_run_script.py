@@ -153,12 +153,12 @@ def test_script_runs_exit_handlers_joins_threads_and_ends_pools(
         "print('main'); go.set()"
     )
     group.run_script("work/script.py", ranks=[0])
-    said = lines()
+    output = lines()
     in_order = ["main", "thread", "thread", "second", "first"]
-    assert [line for line in said if line in in_order] == in_order
-    assert "ValueError: at exit" in said
-    assert "child" in said
-    assert not [line for line in said if line.startswith("nbddp")]
+    assert [line for line in output if line in in_order] == in_order
+    assert "ValueError: at exit" in output
+    assert "child" in output
+    assert not [line for line in output if line.startswith("nbddp")]
 
 
 FORKS = """
@@ -179,10 +179,10 @@ dist.barrier()
 def test_forked_child_of_a_script_exits_normally(group: Ranks, write: Write, lines: Lines) -> None:
     write(FORKS)
     group.run_script("work/script.py")
-    said = lines()
-    assert said[-1] == "3 1 0"
-    assert "ValueError: in the child" in said
-    assert not [line for line in said if "nbddp" in line]
+    output = lines()
+    assert output[-1] == "3 1 0"
+    assert "ValueError: in the child" in output
+    assert not [line for line in output if "nbddp" in line]
     group.run(
         "import os, sys\nif not (pid := os.fork()): sys.exit(4)\nprint(os.waitpid(pid, 0)[1] >> 8)"
     )
@@ -351,15 +351,15 @@ def test_invalid_script_is_refused_before_ranks_start(
         "latin.py": "# -*- coding: klingon -*-",
         "nul.py": "x = '\0'",
     }
-    said = {}
+    messages = {}
     group = Ranks(nproc=2)
     for name, source in (refused | refused_by_python).items():
         if source is not None:
             (folder / name).write_text(source)
         with pytest.raises(RequestError) as error:
             group.run_script(name)
-        said[name] = str(error.value).replace(str(folder), "FOLDER")
-        assert name in said[name]
-    assert "line 2" in said["bad.py"]
-    assert {name: said[name] for name in refused} == snapshot
+        messages[name] = str(error.value).replace(str(folder), "FOLDER")
+        assert name in messages[name]
+    assert "line 2" in messages["bad.py"]
+    assert {name: messages[name] for name in refused} == snapshot
     assert not group.alive

@@ -80,9 +80,9 @@ def test_another_user_in_a_shared_folder_cannot_redirect_a_run(
     group.run("print('one')\nnbddp.log(loss=1.0)")
     group.restart()
     group.run("print('two')\nnbddp.log(loss=1.0)")
-    said = capsys.readouterr().out
-    assert f"the record in {run} is not complete: {name} belongs to another user" in said
-    assert f"{folder} cannot be used for the run (.nbddp belongs to another user)" in said
+    output = capsys.readouterr().out
+    assert f"the record in {run} is not complete: {name} belongs to another user" in output
+    assert f"{folder} cannot be used for the run (.nbddp belongs to another user)" in output
     assert not group.run_folder.is_relative_to(folder)
     assert "two" in group.log(0).read_text()
     assert "one" in (folder / "moved" / "runs" / name / "rank0.log").read_text()

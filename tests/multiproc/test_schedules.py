@@ -223,8 +223,8 @@ class Schedules:
         if kept[0] is None:
             assert was_restarted, "variables were lost, and no report lists them"
         else:
-            own = self.group.evaluate("own[0], weights.sum().item()")
-            assert own == [(self.number, FLOATS)] * self.size, own
+            values = self.group.evaluate("own[0], weights.sum().item()")
+            assert values == [(self.number, FLOATS)] * self.size, values
             assert len({*self.group.evaluate(DIGEST)}) == 1
 
 
@@ -289,8 +289,8 @@ class NodeSchedules(Schedules):
         nodes = list(self.on_nodes.nodes.listener.nodes)
         if nodes:
             with suppress(psutil.Error):
-                for each in process_tree(self.on_nodes.agent_at(self.chance.choice(nodes))):
-                    each.kill()
+                for process in process_tree(self.on_nodes.agent_at(self.chance.choice(nodes))):
+                    process.kill()
 
 
 @pytest.mark.full

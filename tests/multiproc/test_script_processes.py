@@ -138,8 +138,8 @@ def test_script_on_some_ranks_starts_only_those(
     script = write("import os\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'])\n1 / 0")
     with pytest.raises(CellFailedError, match="ranks 0,2: ZeroDivisionError"):
         group.run_script(script, ranks=[0, 2])
-    said = capsys.readouterr().out.splitlines()
-    assert sorted(said) == ["[rank 0] 0 3", "[rank 2] 2 3"]
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines) == ["[rank 0] 0 3", "[rank 2] 2 3"]
     states = [each.state for each in group.scripts.active_session.snapshot().ranks]
     assert states[1] == "not started"
     assert len(group.scripts.active_session.actor.state.pids()) == 2
@@ -265,8 +265,8 @@ def test_script_runs_on_nodes_beside_the_ranks_of_the_cells(
     before = on_nodes.pids
     for _ in range(2):
         on_nodes.run_script(script)
-        said = capsys.readouterr().out
-        assert [said.count(f"[rank {rank}] 2 {rank}\n") for rank in range(2)] == [1, 1]
+        output = capsys.readouterr().out
+        assert [output.count(f"[rank {rank}] 2 {rank}\n") for rank in range(2)] == [1, 1]
     with pytest.raises(CellFailedError, match="rank 1: ValueError: here"):
         on_nodes.run_script(script, "1")
     assert on_nodes.scripts.are_kept

@@ -91,8 +91,8 @@ class Cluster:
         return wait_until(lambda: not self.jobs(), timeout=SETTLING)
 
     def end_jobs(self) -> None:
-        for each in self.folder.glob("hold-*"):
-            each.unlink()
+        for path in self.folder.glob("hold-*"):
+            path.unlink()
         if jobs := self.jobs():
             self.ask("scancel", *jobs)
             self.await_jobs()
@@ -249,8 +249,8 @@ def test_an_exported_script_runs_on_two_hosts(notebook: Notebook, cluster: Clust
     assert notebook.run("%ddp export train.py --slurm").status == "ok"
     assert "Submitted batch job" in notebook.run("!sbatch train.sbatch").text
     assert cluster.await_jobs()
-    said = re.findall(r"rank \d on (\w+): (\d)", logs())
-    assert sorted(said) == [("alpha", "4")] * 2 + [("zeta", "4")] * 2, logs()
+    nodes = re.findall(r"rank \d on (\w+): (\d)", logs())
+    assert sorted(nodes) == [("alpha", "4")] * 2 + [("zeta", "4")] * 2, logs()
 
 
 def logs() -> str:

@@ -106,13 +106,13 @@ def test_variables_that_are_read_at_the_start_have_an_effect_on_ranks(
             assert group.pull("sys.flags.optimize, pools(), torch.get_num_threads()") == [
                 (0, [1], 1)
             ]
-    said = " ".join(each.getMessage() for each in caplog.records)
+    warnings = " ".join(each.getMessage() for each in caplog.records)
     if launcher.forkserver is None:  # a spawned rank always starts with them
-        assert said == ""
+        assert warnings == ""
         return
-    assert said.count("new process") == 1
-    assert said.startswith("MKL_CBWR, PYTHONHASHSEED, PYTHONOPTIMIZE, PYTHONWARNINGS, TORCH")
-    assert "TZ" not in said
+    assert warnings.count("new process") == 1
+    assert warnings.startswith("MKL_CBWR, PYTHONHASHSEED, PYTHONOPTIMIZE, PYTHONWARNINGS, TORCH")
+    assert "TZ" not in warnings
 
 
 def test_a_bad_variable_is_named_and_ends_no_ranks(notebook: Notebook) -> None:

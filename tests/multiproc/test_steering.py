@@ -39,8 +39,8 @@ def test_bad_input_gets_a_one_line_error_and_starts_no_ranks(notebook: Notebook)
 
 def test_metrics_in_a_plain_cell_are_explained_once(notebook: Notebook) -> None:
     plain = "import nbddp\nnbddp.config(lr=1)\nnbddp.log(loss=1)"
-    said = "nbddp: `nbddp.config` records nothing in a plain cell, because no rank runs it: "
-    assert notebook.run(plain).text == f"{said}use it in a `%%ddp` cell\n"
+    remark = "nbddp: `nbddp.config` records nothing in a plain cell, because no rank runs it: "
+    assert notebook.run(plain).text == f"{remark}use it in a `%%ddp` cell\n"
     assert notebook.run(plain).text == ""
 
 
@@ -84,8 +84,8 @@ def test_status_shows_every_rank(notebook: Notebook) -> None:
     for words in ("ready", "2 ranks", "gloo", "cpu", "attempt "):
         assert words in first
     # a moment later the CPU is known too
-    known = re.compile(r"^1 +ready +\d+ % +\d+ MiB +\d+$", re.MULTILINE)
-    assert wait_until(lambda: known.search(notebook.run("%ddp status").text) is not None)
+    row = re.compile(r"^1 +ready +\d+ % +\d+ MiB +\d+$", re.MULTILINE)
+    assert wait_until(lambda: row.search(notebook.run("%ddp status").text) is not None)
 
 
 def test_an_armed_fault_is_confirmed_listed_and_disarmed(notebook: Notebook) -> None:

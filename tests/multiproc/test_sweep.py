@@ -361,7 +361,7 @@ def test_scale_records_each_round_as_a_run_and_shows_a_table(
     assert reply.status == "ok", reply.traceback
     found = scaled(base)
     assert [name for name, _ in found] == [
-        f"scale-{ranks}-round{each}" for each in (1, 2, 3) for ranks in ("1rank", "2ranks")
+        f"scale-{ranks}-round{number}" for number in (1, 2, 3) for ranks in ("1rank", "2ranks")
     ]
     facts = [(each["world_size"], each["samples_per_step"]) for _, each in found]
     assert facts == [(1, 32), (2, 32)] * 3

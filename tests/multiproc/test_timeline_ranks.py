@@ -130,7 +130,9 @@ def test_timeline_separates_loader_time_of_a_slow_rank(group: Ranks) -> None:
     quick, slow = ([end - began for began, end in line.loads.get(rank, ())] for rank in (0, 1))
     assert median(slow) > 5 * median(quick or [0.0])
     shares = [
-        each.loading / each.wait_seconds[0] for each in line.meetings if each.wait_seconds.get(0)
+        meeting.loading / meeting.wait_seconds[0]
+        for meeting in line.meetings
+        if meeting.wait_seconds.get(0)
     ]
     assert median(shares) > 0.5
     assert line.loading_awaited() == pytest.approx(sum(each.loading for each in line.meetings))
@@ -180,12 +182,12 @@ def test_timeline_includes_the_overlap_measured_by_ddp(make_group: MakeRanks) ->
     group.run(MODEL, quiet=True)
     overlaps = group.timeline().overlaps
     assert [(each.rank, each.name) for each in overlaps] == [(0, "model"), (1, "model")]
-    for each in overlaps:
-        assert len(each.buckets) == 2
-        assert sum(each.buckets) == 6 * (64 * 64 + 64) * 4
-        assert 0 < each.overlapped <= each.communication
-        assert each.forward > 0
-        assert each.backward > 0
+    for overlap in overlaps:
+        assert len(overlap.buckets) == 2
+        assert sum(overlap.buckets) == 6 * (64 * 64 + 64) * 4
+        assert 0 < overlap.overlapped <= overlap.communication
+        assert overlap.forward > 0
+        assert overlap.backward > 0
     group.run("dist.barrier()", quiet=True)
     assert group.timeline().overlaps == (), "in another cell nothing was measured"
     group.run(MODEL, quiet=True)
@@ -221,8 +223,8 @@ def test_timeline_command_and_option_show_a_picture(notebook: Notebook) -> None:
     assert " · 10 steps · " in shown["text/plain"]
     [number] = reply.counts
     assert f"collectives of cell {number} · " in shown["text/plain"], "as its prompt has it"
-    said = notebook.run("import nbddp\nline = nbddp.timeline()\nprint(len(line.meetings))")
-    assert said.text == "30\n"
+    reply = notebook.run("import nbddp\nline = nbddp.timeline()\nprint(len(line.meetings))")
+    assert reply.text == "30\n"
     assert notebook.run("len(line.frame())").status == "ok"
     assert "--no-wait" in notebook.run("%%ddp --timeline --no-wait\npass").text
     assert "timeline()" in notebook.run("%%ddp\nnbddp.timeline()").error

@@ -71,10 +71,12 @@ def document(path: Path | None) -> dict[str, Any]:
 def marks(events: list[dict[str, Any]], began: int) -> dict[int, list[float]]:
     """Of each rank: microseconds by which the trace puts a mark later than the rank's clock."""
     found: dict[int, list[float]] = {}
-    for each in events:
-        if each["name"].startswith("mark "):
-            at = int(each["name"].partition(" ")[2])
-            found.setdefault(each["pid"] // PID_RANGE, []).append(each["ts"] - (at - began) / 1000)
+    for event in events:
+        if event["name"].startswith("mark "):
+            at = int(event["name"].partition(" ")[2])
+            found.setdefault(event["pid"] // PID_RANGE, []).append(
+                event["ts"] - (at - began) / 1000
+            )
     return found
 
 
@@ -99,8 +101,8 @@ def test_trace_file_has_all_ranks_on_one_clock(make_group: MakeRanks) -> None:
     assert sorted(each.name for each in trace.folder.iterdir()) == [
         f"rank{rank}.json.gz" for rank in range(3)
     ]
-    own = json.loads(gzip.decompress((trace.folder / "rank1.json.gz").read_bytes()))
-    assert own["distributedInfo"]["rank"] == 1
+    trace_of_rank = json.loads(gzip.decompress((trace.folder / "rank1.json.gz").read_bytes()))
+    assert trace_of_rank["distributedInfo"]["rank"] == 1
 
 
 def test_trace_has_memory_events_only_with_the_memory_option(shared_group: Ranks) -> None:
@@ -172,8 +174,8 @@ def test_trace_collects_files_from_nodes_and_corrects_clocks(on_nodes: Ranks) ->
 
 
 def test_trace_command_traces_only_the_next_cell(notebook: Notebook) -> None:
-    said = notebook.run("%ddp trace --steps 5:8 --memory").text
-    assert re.match("nbddp: .*5 to 8.*memory", said)
+    output = notebook.run("%ddp trace --steps 5:8 --memory").text
+    assert re.match("nbddp: .*5 to 8.*memory", output)
     reply = notebook.run(f"%%ddp --nproc 2 --quiet\n{TRAIN.format(slow=0.03)}")
     assert " · steps 5 to 8 · 2 ranks · " in reply.text
     assert OUTSIDE_OPERATORS in reply.text
@@ -210,9 +212,9 @@ def test_trace_request_is_shown_and_can_be_cancelled(notebook: Notebook) -> None
     for nothing in ("%ddp trace", "%ddp trace --off"):
         assert "`%ddp trace --steps 10:15`" in notebook.run(nothing).text
     notebook.run("%ddp trace --steps 0:2 --memory")
-    said = notebook.run("%ddp trace").text
+    output = notebook.run("%ddp trace").text
     for words in ("0 to 2", "memory", "`%ddp trace --off`"):
-        assert words in said
+        assert words in output
     assert notebook.run("%ddp trace --off").status == "ok"
     reply = notebook.run("%%ddp --nproc 2\nfor step in range(3): nbddp.log(step=step, loss=1.0)")
     assert "trace" not in reply.text

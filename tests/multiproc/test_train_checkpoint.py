@@ -138,10 +138,10 @@ def test_full_disk_on_rank_0_fails_all_ranks_and_keeps_the_old_checkpoint(
 ) -> None:
     group.run(RUN + "run = Run()\ncheckpoint = Checkpoint('kept')\ncheckpoint.save(1, **run.parts)")
     for options in ("", ", asynchronous=True"):
-        mine, others = fill_disk(group, "1000", f"checkpoint.save(2, **run.parts{options})")
-        assert mine.startswith("CheckpointError: ")
-        assert all(words in mine for words in ("step-00000002.pt", "[Errno 27]"))
-        assert others == mine.replace("CheckpointError: ", "CheckpointError: rank 0: ")
+        reason, others = fill_disk(group, "1000", f"checkpoint.save(2, **run.parts{options})")
+        assert reason.startswith("CheckpointError: ")
+        assert all(words in reason for words in ("step-00000002.pt", "[Errno 27]"))
+        assert others == reason.replace("CheckpointError: ", "CheckpointError: rank 0: ")
         assert [each.name for each in (folder / "kept").iterdir()] == ["step-00000001.pt"]
     group.run("resumed = checkpoint.resume(**run.parts)")
     assert group.pull("resumed.step") == [1, 1]

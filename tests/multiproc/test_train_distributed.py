@@ -251,8 +251,8 @@ def test_error_on_rank_0_in_on_main_fails_all_ranks(
         "    left = f'{type(error).__name__}: {error}'\n"
         "after = all_reduce(1)"
     )
-    mine, others = kit.pull("[alone, ahead, left]")
-    assert mine == ["FileNotFoundError: no digits"] * 2 + ["SystemExit: 3"]
+    reasons, others = kit.pull("[alone, ahead, left]")
+    assert reasons == ["FileNotFoundError: no digits"] * 2 + ["SystemExit: 3"]
     assert others == snapshot
     for words in kit.pull("unsendable"):
         assert "TypeError: nbddp.on_main(<lambda>)" in words
@@ -302,9 +302,9 @@ def test_on_main_called_only_on_rank_0_is_explained_as_a_hang(
     group: Ranks, capsys: Capture
 ) -> None:
     source = "ran = []\nsave = nbddp.on_main(lambda: ran.append(1))\nif rank == 0:\n    save()"
-    said = output_of_hang(group, source, capsys)
-    assert re.search(r"rank 0 .*\ball_gather #1\b.*, line 4$", said, re.MULTILINE)
-    assert re.search(r"rank 1 .*\bdone\b", said)
+    output = output_of_hang(group, source, capsys)
+    assert re.search(r"rank 0 .*\ball_gather #1\b.*, line 4$", output, re.MULTILINE)
+    assert re.search(r"rank 1 .*\bdone\b", output)
     group.run("save()")
     assert group.pull("ran") == [[1], []]
 

@@ -200,10 +200,10 @@ def is_free_of_traces(text: str) -> bool:
 def test_nine_megabyte_value_is_cut_and_torch_prints_nothing(notebook: Notebook) -> None:
     reply = notebook.run("%%ddp --nproc 2\n'x' * 9_000_000")
     assert reply.status == "ok"
-    tag, value, said = reply.text.splitlines()
+    tag, value, text = reply.text.splitlines()
     assert (tag, value) == ("Out [ranks 0-1]", "'" + "x" * 99_999)
-    assert "8,900,002" in said
-    assert "`%ddp pull _`" in said
+    assert "8,900,002" in text
+    assert "`%ddp pull _`" in text
     pulled = notebook.run("whole = %ddp pull _\n[len(each) for each in whole]")
     assert pulled.result == "[9000000, 9000000]"
 
@@ -277,8 +277,8 @@ def test_pull_of_a_ddp_model_returns_the_inner_module(shared_group: Ranks, capsy
     models = group.pull("model")
     assert [type(each) for each in models] == [nn.Linear] * 2
     assert models[0].weight.tolist() == group.pull("model.module.weight.tolist()", rank=1)
-    said = capsys.readouterr().out  # that the model comes without DDP
-    assert re.findall(r"nbddp: (.*): .*\bDistributedDataParallel\b", said) == ["model"]
+    output = capsys.readouterr().out  # that the model comes without DDP
+    assert re.findall(r"nbddp: (.*): .*\bDistributedDataParallel\b", output) == ["model"]
     assert isinstance(group.pull("{'nets': [model]}", rank=0)["nets"][0], nn.Linear)
 
 

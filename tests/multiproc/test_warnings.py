@@ -103,9 +103,9 @@ def test_warnings_name_no_line_of_nbddp(group: Ranks, capsys: Capture) -> None:
         capsys.readouterr()
         with suppress(CellFailedError):
             group.run(cell)
-        said = capsys.readouterr().out
-        assert "Warning: probe" in said or "that is there" in name, name
-        assert OURS not in said, name
+        output = capsys.readouterr().out
+        assert "Warning: probe" in output or "that is there" in name, name
+        assert OURS not in output, name
 
 
 # the number of frames up to the caller of the constructor is torch's own matter
@@ -135,8 +135,8 @@ def test_warning_filters_of_the_user_apply_to_the_line_of_the_cell(
     group.run(PROBE)
     capsys.readouterr()
     group.run(FILTERED.replace("ACTION", action))
-    said = capsys.readouterr().out.splitlines()
-    assert sorted(said) == [f"[rank 0] lines {lines}", f"[rank 1] lines {lines}"]
+    output = capsys.readouterr().out.splitlines()
+    assert sorted(output) == [f"[rank 0] lines {lines}", f"[rank 1] lines {lines}"]
 
 
 OWN = """
@@ -152,7 +152,7 @@ def test_warning_about_a_call_of_nbddp_is_not_shown(make_group: MakeRanks, capsy
     group = make_group(2)
     group.run(f"{OWN}dist.is_initialized = is_initialized")
     group.run("dist.is_initialized();\ndist.is_initialized = asked")
-    said = capsys.readouterr().out
-    assert said.count("FutureWarning") == 1  # of the cell's own call, on each rank
-    assert "that another rank had printed are only in the logs" in said
-    assert OURS not in said
+    output = capsys.readouterr().out
+    assert output.count("FutureWarning") == 1  # of the cell's own call, on each rank
+    assert "that another rank had printed are only in the logs" in output
+    assert OURS not in output

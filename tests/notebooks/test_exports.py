@@ -51,8 +51,8 @@ def export(notebook: Notebook, at: int, numbers: Iterable[str], folder: Path) ->
         shown = f"globals().get({name!r})"
         if notebook.run(f"found_ = %ddp pull {shown}").status != "ok":
             continue  # a notebook that kills its ranks has nothing to compare with
-        said = notebook.run("print(*map(repr, found_), sep='\\0')").text.strip().split("\0")
-        values = [GRADIENTS.sub("", each) for each in said]
+        texts = notebook.run("print(*map(repr, found_), sep='\\0')").text.strip().split("\0")
+        values = [GRADIENTS.sub("", each) for each in texts]
         lines |= {f"[rank {r}] {shown} {each}" for r, each in enumerate(values) if each != "None"}
     reply = notebook.run(f"%ddp export part{at}.py")
     if "nothing to export" in reply.text:

@@ -121,13 +121,13 @@ class Page(Notebook):
     def statuses(self, *requests: str) -> list[tuple[str, str]]:
         """In which order these requests were reported busy and idle, without repetitions."""
         names = {request: str(index) for index, request in enumerate(requests)}
-        said = [
+        statuses = [
             (names[parent], message["content"]["execution_state"])
             for message in self.seen
             if message["msg_type"] == "status"
             and (parent := message["parent_header"].get("msg_id")) in names
         ]
-        return [status for status, _ in groupby(said)]
+        return [status for status, _ in groupby(statuses)]
 
     def serve(
         self, handler: str = "", *, until: str = "b.times", then: str = ""

@@ -65,10 +65,10 @@ def final(reply: Any) -> dict[str, Any]:
 def panels(bundles: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without the line that says how to get a record, and the buttons under a failure's."""
     return [
-        each
-        for each in bundles
-        if FALLBACK not in each.get("text/html", "")
-        and not (WIDGET in each and not each["text/plain"])
+        bundle
+        for bundle in bundles
+        if FALLBACK not in bundle.get("text/html", "")
+        and not (WIDGET in bundle and not bundle["text/plain"])
     ]
 
 

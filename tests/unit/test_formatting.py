@@ -24,9 +24,9 @@ def test_describe_exit_accepts_every_exit_code(exitcode: int) -> None:
 @given(st.sets(st.integers(0, 40), min_size=1))
 def test_format_ranks_lists_exactly_the_given_ranks(ranks: set[int]) -> None:
     word, _, text = format_ranks(sorted(ranks)).partition(" ")
-    said: list[int] = []
+    listed: list[int] = []
     for part in text.split(","):
         low, _, high = part.partition("-")
-        said += range(int(low), int(high or low) + 1)
-    assert said == sorted(ranks)
+        listed += range(int(low), int(high or low) + 1)
+    assert listed == sorted(ranks)
     assert word == ("rank" if len(ranks) == 1 else "ranks")

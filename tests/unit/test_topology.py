@@ -78,24 +78,24 @@ REFUSED = {
 
 def test_an_inconsistent_topology_is_refused_with_its_numbers(snapshot: SnapshotAssertion) -> None:
     numbers = {"rank": 1, "local_rank": 1, "world_size": 4, "local_world_size": 2}
-    said = {
+    texts = {
         f"{name}={value}": refusal(ArgumentError, Topology, **numbers | {name: value})
         for name, values in REFUSED.items()
         for value in values
     }
-    assert said == snapshot
+    assert texts == snapshot
 
 
 def test_a_missing_environment_variable_is_named_with_the_next_step(
     snapshot: SnapshotAssertion,
 ) -> None:
     env = PLACE.to_env()
-    said = {}
+    reasons = {}
     for name in [*env]:
         try:
             Topology.from_env({key: value for key, value in env.items() if key != name})
         except ValueError as error:
-            said[name] = str(error)
-    assert said == snapshot
+            reasons[name] = str(error)
+    assert reasons == snapshot
     with pytest.raises(ValueError, match="'one'"):
         Topology.from_env(env | {"RANK": "one"})

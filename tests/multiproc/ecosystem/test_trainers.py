@@ -58,9 +58,9 @@ def test_trainer_has_the_weights_of_torchrun_and_reports_its_metrics(
         assert all(map(torch.equal, weights, expected))
     rows = group.read_lines("metrics.jsonl")
     for rank in range(2):
-        mine = [each for each in rows if each["rank"] == rank]
-        assert metrics <= {key for each in mine for key in each}
-        assert max(each["step"] for each in mine) == steps
+        of_rank = [each for each in rows if each["rank"] == rank]
+        assert metrics <= {key for each in of_rank for key in each}
+        assert max(each["step"] for each in of_rank) == steps
 
 
 @pytest.mark.parametrize("name", ["Trainer", "SFTTrainer with LoRA", "Accelerate", "Lightning"])
@@ -178,8 +178,8 @@ def test_training_after_a_heal_has_the_weights_of_an_undisturbed_run(
     expected = group.evaluate(weights)[0]
     group.failure_of("nbddp.faults.at(step=2, rank=1, kind='kill')\ntrain()")
     group.heal(rerun=True)
-    for each in group.evaluate(weights):
-        assert all(map(torch.equal, each, expected))
+    for tensors in group.evaluate(weights):
+        assert all(map(torch.equal, tensors, expected))
 
 
 def test_healed_lightning_trainer_resumes_to_the_weights_of_an_undisturbed_run(
@@ -205,8 +205,8 @@ def test_healed_lightning_trainer_resumes_to_the_weights_of_an_undisturbed_run(
         "from pathlib import Path\n[path] = Path('two').rglob('*.ckpt')\n"
         f"trainer.fit(net, {data}, ckpt_path=path)"
     )
-    for each in group.pull(weights):
-        assert all(map(torch.equal, each, expected))
+    for tensors in group.pull(weights):
+        assert all(map(torch.equal, tensors, expected))
 
 
 def test_notebook_cell_reports_trainers_unless_told_not_to(notebook: Notebook) -> None:
@@ -240,9 +240,9 @@ def test_report_trainers_sends_metrics_to_the_logger_under_torchrun(tmp_path: Pa
         "logging.basicConfig(level=logging.INFO, stream=sys.stdout)\n"
         f"nbddp.report_trainers()\n{CELLS['Lightning'][0]}\ntrain()"
     )
-    said = "\n".join(run_torchrun([str(script)], tmp_path, threads=1))
-    assert "INFO:nbddp:step 8: " in said
-    assert "val_loss=" in said
+    output = "\n".join(run_torchrun([str(script)], tmp_path, threads=1))
+    assert "INFO:nbddp:step 8: " in output
+    assert "val_loss=" in output
 
 
 FSDP = {
@@ -274,8 +274,8 @@ def test_interrupted_trainer_trains_again_to_the_same_weights(group: Ranks, name
     assert wait_until(lambda: path.stat().st_size > size, timeout=120)
     group.interrupt()
     assert group.finish(cell).verdict.is_interrupt
-    for each in group.evaluate(weights):
-        assert all(map(torch.equal, each, expected))
+    for tensors in group.evaluate(weights):
+        assert all(map(torch.equal, tensors, expected))
     cell = group.begin("open(f'begun{rank}', 'w').close()\nwhile True: pass")
     interrupt_at(group, cell, "begun0", "begun1")  # Lightning makes its processes deaf to SIGINT
 

@@ -195,9 +195,9 @@ def test_a_comparison_as_text_and_without_metrics_as_html(folder: Path, snapshot
         make_run(folder, name, rows=[], config={"<lr>": f"<{name}>"}, cells=cells)
     for name in ("c", "d"):
         make_run(folder, name, rows=[], config={"path": f"/begin{'/long' * 90}/{name}"})
-    said = ddp("compare c d")
-    assert re.search(r"path +/begin\S+…\S+long/c +/begin\S+…\S+long/d", said)
-    assert max(map(len, said.splitlines())) < 160
+    text = ddp("compare c d")
+    assert re.search(r"path +/begin\S+…\S+long/c +/begin\S+…\S+long/d", text)
+    assert max(map(len, text.splitlines())) < 160
     html = page_of(compare([folder / ".nbddp" / "runs" / name for name in ("a", "b")]))
     assert readable(html) == snapshot(name="page without charts")
 
@@ -218,9 +218,14 @@ def test_the_page_of_a_comparison_has_charts_keys_and_a_smooth_switch(folder: Pa
 
 
 def test_the_code_of_a_run_without_cells_is_not_compared(folder: Path, snapshot: Any) -> None:
-    known, unknown = make_run(folder, "a"), make_run(folder, "b", cells=())
+    complete, unknown = make_run(folder, "a"), make_run(folder, "b", cells=())
     last = make_run(folder, "c")
-    orders = [known, unknown], [unknown, known], [known, unknown, last], [unknown, known, last]
+    orders = (
+        [complete, unknown],
+        [unknown, complete],
+        [complete, unknown, last],
+        [unknown, complete, last],
+    )
     texts = [text_of(compare(order)) for order in orders]
     assert [text.splitlines()[-2:] for text in texts] == snapshot
     assert not any("code from" in text or SAME_CODE in text for text in texts)
@@ -229,8 +234,8 @@ def test_the_code_of_a_run_without_cells_is_not_compared(folder: Path, snapshot:
 @pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
 def test_compare_saves_its_charts_in_the_format_of_the_file_name(kind: str, folder: Path) -> None:
     two(folder)
-    said = ddp(f"compare digits1 digits2 --over time --smooth --save figure.{kind}")
-    assert said == f"nbddp: 2 charts in figure.{kind}"
+    reply = ddp(f"compare digits1 digits2 --over time --smooth --save figure.{kind}")
+    assert reply == f"nbddp: 2 charts in figure.{kind}"
     begins = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
     assert (folder / f"figure.{kind}").read_bytes().startswith(begins[kind])
 

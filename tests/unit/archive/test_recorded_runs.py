@@ -25,8 +25,8 @@ def said(line: str) -> str:
 
 
 def test_recorded_runs_are_read_as_by_their_version(folder: Path, snapshot: Any) -> None:
-    for each in RECORDED:
-        shutil.copytree(each, folder / ".nbddp" / "runs", dirs_exist_ok=True)
+    for run in RECORDED:
+        shutil.copytree(run, folder / ".nbddp" / "runs", dirs_exist_ok=True)
     assert said("runs") == snapshot(name="list")
     for names in ("loops resumed killed lr0.1", "slow fast"):
         values, _, _ = said(f"compare {names}").partition("\n\ndiffers")
@@ -40,8 +40,8 @@ def test_recorded_runs_are_read_as_by_their_version(folder: Path, snapshot: Any)
             "columns": list(rows),
             "last": {each: metrics.last(each) for each in curves},
             "points": {
-                each: {rank: len(curve.steps) for rank, curve in by_rank.items()}
-                for each, by_rank in curves.items()
+                metric: {rank: len(curve.steps) for rank, curve in by_rank.items()}
+                for metric, by_rank in curves.items()
             },
         } == snapshot(name=f"numbers of {name}")
         assert " at last (ranks 0-1)\n" in said(f"show {name}")

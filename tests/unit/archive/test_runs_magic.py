@@ -88,8 +88,8 @@ def test_a_run_that_was_stopped_is_listed_as_interrupted(folder: Path) -> None:
 
 
 def change_facts(path: Path, *without: str, **facts: Any) -> None:
-    known = json.loads((path / "run.json").read_text()) | facts
-    kept = {name: value for name, value in known.items() if name not in without}
+    facts_of_run = json.loads((path / "run.json").read_text()) | facts
+    kept = {name: value for name, value in facts_of_run.items() if name not in without}
     (path / "run.json").write_text(json.dumps(kept))
 
 
@@ -117,10 +117,10 @@ def test_the_summary_of_a_run_without_an_end_says_whether_its_kernel_is_alive(fo
 
 def test_a_running_run_shows_the_outcome_of_its_last_cell(folder: Path) -> None:
     death = "rank 1 was killed by SIGSEGV"
-    said = {("ok",): "ok · ranks still running"}
-    said |= {(death,): f"failed: {death} · ranks still running"}
+    expected = {("ok",): "ok · ranks still running"}
+    expected |= {(death,): f"failed: {death} · ranks still running"}
     other = make_run(folder, "20270115-090000-other")
-    for number, (outcomes, text) in enumerate((said | {(death, ""): "running"}).items()):
+    for number, (outcomes, text) in enumerate((expected | {(death, ""): "running"}).items()):
         cells = [("train()", outcome) for outcome in outcomes]
         name = f"run{number}"
         path = make_run(folder, name, cells=cells, is_stopped=False, outcome=outcomes[0])
@@ -320,9 +320,9 @@ def test_runs_rm_removes_runs_by_name_even_damaged_ones(folder: Path) -> None:
     three(folder)
     path = Path(".nbddp/runs/20270115-080001-digits1")
     (path.parent / "odd").mkdir()
-    said = ddp(f"runs rm digits1 {path} {folder / path} digits2 odd")
-    assert said.endswith(": 20270115-080001-digits1, 20270115-080002-digits2, odd")
-    assert "3 runs" in said
+    reply = ddp(f"runs rm digits1 {path} {folder / path} digits2 odd")
+    assert reply.endswith(": 20270115-080001-digits1, 20270115-080002-digits2, odd")
+    assert "3 runs" in reply
     assert [each.name for each in path.parent.iterdir()] == ["20270115-080003-digits3"]
 
 

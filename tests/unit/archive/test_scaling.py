@@ -57,13 +57,13 @@ def test_the_step_rate_is_that_of_the_longest_loop_without_its_first_steps() -> 
         ("two steps", rows([(2, 10.0)]), None),
         ("one step, often", rows([(1, 1.0)]) * 9, None),
     ):
-        known = steady_rate(found, 0.0)
-        assert (known and known[0]) == (pace and pytest.approx(pace)), name
+        rate = steady_rate(found, 0.0)
+        assert (rate and rate[0]) == (pace and pytest.approx(pace)), name
     assert steady_rate(rows([(10, 1.0), (90, 20.0)]), 0.0) == (pytest.approx(20.0), 79)
-    own = [*rows([(50, 10.0)]), *rows([(50, 20.0)], rank=1)]
+    of_cell = [*rows([(50, 10.0)]), *rows([(50, 20.0)], rank=1)]
     epochs = [{"time": 100.0 + each, "rank": 0, "accuracy": 0.5} for each in range(5)]
     before = [{"time": each / 1000, "rank": 0, "loss": 1.0} for each in range(500)]
-    found = steady_rate([*before, *own, *epochs], 100.0)
+    found = steady_rate([*before, *of_cell, *epochs], 100.0)
     assert found is not None
     assert found[0] == pytest.approx(15.0)
 

@@ -82,12 +82,12 @@ def test_an_ambiguous_name_finds_the_newest_run_except_for_removal(tmp_path: Pat
 
 
 def test_show_refuses_a_missing_run_or_cell(folder: Path, snapshot: Any) -> None:
-    said = {"there is none": refused("show").replace(str(folder), "FOLDER")}
+    texts = {"there is none": refused("show").replace(str(folder), "FOLDER")}
     for number in range(10):
         failed_run(folder, f"20260102-03040{number}")
-    said |= {asked: refused(f"show {asked}") for asked in ("x", "--cell 3")}
-    said |= {"a long name": refused(f"show {'x' * 5000}")}
-    assert said == snapshot
+    texts |= {asked: refused(f"show {asked}") for asked in ("x", "--cell 3")}
+    texts |= {"a long name": refused(f"show {'x' * 5000}")}
+    assert texts == snapshot
 
 
 # ---- how it ended
@@ -96,9 +96,9 @@ def test_show_refuses_a_missing_run_or_cell(folder: Path, snapshot: Any) -> None
 def test_how_a_run_ended_depends_on_its_kernel(tmp_path: Path) -> None:
     stopped = StoredRun(failed_run(tmp_path))
     assert summary.describe_run_end(stopped, current=None) == summary.STOPPED
-    own = failed_run(tmp_path, "own", events=UNENDED)
-    assert summary.describe_run_end(StoredRun(own), current=own) == summary.RUNNING
-    assert summary.describe_run_end(StoredRun(own), current=None) == summary.UNKNOWN
+    current = failed_run(tmp_path, "own", events=UNENDED)
+    assert summary.describe_run_end(StoredRun(current), current=current) == summary.RUNNING
+    assert summary.describe_run_end(StoredRun(current), current=None) == summary.UNKNOWN
     here = {"host": platform.node(), "pid": os.getpid()}  # of another process by now
     run = StoredRun(failed_run(tmp_path, "earlier", events=UNENDED, **here))
     assert summary.describe_run_end(run, current=None) == summary.KILLED

@@ -87,8 +87,8 @@ def test_steps_of_a_later_cell_follow_those_of_all_ranks(
     run = run_of(tmp_path, events=events, rows=rows)
     curves = run.metrics().curves("loss")
     assert {rank: curve.steps for rank, curve in curves.items()} == expected
-    own = [each for each in rows if each["rank"] == 0]
-    assert curves[0].mean == tuple(each["loss"] for each in own), "no value is merged"
+    of_rank = [each for each in rows if each["rank"] == 0]
+    assert curves[0].mean == tuple(each["loss"] for each in of_rank), "no value is merged"
 
 
 def test_ranks_that_begin_after_a_recovery_keep_their_steps(tmp_path: Path) -> None:

@@ -216,8 +216,8 @@ def test_any_data_can_be_drawn_as_a_chart(
     points: dict[int, list[tuple[int, float]]], scale: AxisScale
 ) -> None:
     metrics = MetricStore()
-    for rank, each in points.items():
-        for step, value in each:
+    for rank, of_rank in points.items():
+        for step, value in of_rank:
             metrics.add(rank, 0.0, step, {"loss": value})
     chart = rank_chart("loss", metrics.curves("loss"), scale)
     drawing = draw(chart, Frame(chart))

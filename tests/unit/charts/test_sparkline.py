@@ -59,7 +59,7 @@ def test_any_numbers_make_a_valid_sparkline(values: list[float]) -> None:
 def test_the_title_of_a_sparkline_names_its_quantity_and_its_scale(snapshot: Any) -> None:
     drawn = {title: noted(ONE, ONE).draw(ONE, title) for title in ("step", "memory")}
     labels = {
-        title: re.findall('role="img" aria-label="([^"]*)"', each) for title, each in drawn.items()
+        title: re.findall('role="img" aria-label="([^"]*)"', html) for title, html in drawn.items()
     }
     assert labels == snapshot
     assert not any(noted(ONE, ONE).draw(replace(ONE, rank=1), title) for title in drawn)

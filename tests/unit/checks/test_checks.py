@@ -41,16 +41,16 @@ def ranks_with(
     *things: dict[str, Any], text: str = "", is_ok: bool = True, **facts: Any
 ) -> GroupFacts:
     """Ranks that have these things, one dict for each."""
-    known = {"ddp_ranks": [len(things)], "host": "here", "cores": 8, "gpus": 2, **facts}
-    ranks = {rank: RankFacts(objects=each, **known) for rank, each in enumerate(things)}
+    common = {"ddp_ranks": [len(things)], "host": "here", "cores": 8, "gpus": 2, **facts}
+    ranks = {rank: RankFacts(objects=each, **common) for rank, each in enumerate(things)}
     return GroupFacts(ranks=ranks, world_size=len(things), source=CellSource(text), is_ok=is_ok)
 
 
 def of_each(
-    name: str, kind: type[Any], each: Iterable[dict[str, Any]], text: str = "", **options: Any
+    name: str, kind: type[Any], of_ranks: Iterable[dict[str, Any]], text: str = "", **options: Any
 ) -> GroupFacts:
     """Ranks that have such a thing under one name, with these facts."""
-    return ranks_with(*[{name: kind(**facts)} for facts in each], text=text, **options)
+    return ranks_with(*[{name: kind(**facts)} for facts in of_ranks], text=text, **options)
 
 
 def gpus_with(*sizes: int) -> GroupFacts:
@@ -145,9 +145,9 @@ RULES = list(checker.ALL_RULES.values())
 def programs(rule: Rule) -> Iterator[CellSource]:
     """The wrong and the right program of a rule, with what ranks report of their names."""
     section = TEXT[TEXT.index(f"## {rule.id}") :].partition("\n## ")[0]
-    known = dict(re.findall(r"^```python (wrong|right)(.*)$", section, re.MULTILINE))
+    options_of = dict(re.findall(r"^```python (wrong|right)(.*)$", section, re.MULTILINE))
     for word in ("wrong", "right"):
-        kinds = dict(each.replace("-", " ").split("=") for each in known[word].split())
+        kinds = dict(each.replace("-", " ").split("=") for each in options_of[word].split())
         yield CellSource(rule.programs[word], kinds)
 
 
@@ -182,9 +182,9 @@ def test_a_rule_has_a_reason_a_fix_and_a_notebook_and_an_unknown_rule_is_refused
         assert rule.why in text
         assert ("wrong:" in text) is ("right:" in text) is (rule in checker.CODE_RULES)
     assert checker.find_rule("nd101") is checker.ALL_RULES["ND101"]
-    said = refusal(RequestError, checker.find_rule, "ND999")
-    assert "ND999" in said
-    assert "`%ddp check --explain`" in said
+    reason = refusal(RequestError, checker.find_rule, "ND999")
+    assert "ND999" in reason
+    assert "`%ddp check --explain`" in reason
 
 
 def test_the_checklist_names_only_rules_and_lists_each_rule(snapshot: SnapshotAssertion) -> None:
@@ -231,7 +231,7 @@ def test_names_local_to_functions_are_not_shared_names() -> None:
 
 def found(*rules: str) -> list[Finding]:
     return [
-        Finding(rule=each, line=3, text="<b> hangs.", why="Why.", fix="Mend it.") for each in rules
+        Finding(rule=rule, line=3, text="<b> hangs.", why="Why.", fix="Mend it.") for rule in rules
     ]
 
 

@@ -181,8 +181,8 @@ def test_a_collective_in_a_loop_over_a_set_is_found() -> None:
         "names, n = set(old) - set(new), 3\n": ("names",),
     }
     for given, iterables in loops.items():
-        for each in iterables:
-            assert_found("ND108", f"{given}for name in {each}:\n{WAITS}")
+        for iterable in iterables:
+            assert_found("ND108", f"{given}for name in {iterable}:\n{WAITS}")
     assert_found("ND108", "[dist.all_gather(x[k], y) for k in set(x)]")
     assert_found("ND108", f"def mean(x):\n{WAITS}for x in set(xs):\n    mean(x)\n")
 
@@ -347,17 +347,17 @@ SHARDED = under("if sharded", REDUCES)
 
 
 def test_ranks_that_leave_where_no_collective_follows_are_accepted() -> None:
-    left = under("if rank", "return\n")
+    returns = under("if rank", "return\n")
     assert_no_findings(
         leaves("not sharded and rank != 0", SHARDED),
         leaves("not (sharded or rank == 0)", SHARDED),
         leaves("mode == 'whole' and rank", under("if mode != 'whole'", REDUCES)),
         leaves("mode == 'whole' and rank", under("if mode == 'parts'", REDUCES)),
-        under("def f()", under("if not sharded", left), SHARDED),
-        under("def f()", under("if not sharded", left, "return\n"), REDUCES),
+        under("def f()", under("if not sharded", returns), SHARDED),
+        under("def f()", under("if not sharded", returns, "return\n"), REDUCES),
         under("for x in a", under("if whole and rank", "continue\n"), SHARDED),
         under(
-            "def f()", under("match mode", under("case 'whole'", left), under("case _", REDUCES))
+            "def f()", under("match mode", under("case 'whole'", returns), under("case _", REDUCES))
         ),
     )
 

@@ -62,8 +62,8 @@ def test_unequal_numbers_of_steps_without_a_join_are_found() -> None:
         head=WRAPPED,
     )
     # a join takes part in no collective of the user's own
-    own = under("with m.join()", UNEVEN + "    dist.all_reduce(y)\n")
-    assert_found("ND101", own, head=WRAPPED)
+    uneven = under("with m.join()", UNEVEN + "    dist.all_reduce(y)\n")
+    assert_found("ND101", uneven, head=WRAPPED)
 
 
 def test_a_model_counts_as_a_ddp_model_only_after_it_is_wrapped() -> None:

@@ -51,10 +51,10 @@ def test_a_flood_of_calls_does_not_delay_a_timer(actor: EventThread) -> None:
     over = threading.Event()
     heard: list[bool] = []
 
-    def flood(left: int) -> None:
+    def flood(count: int) -> None:
         """Always one more piece of news in the queue, as from a rank that prints without end."""
         heard.append(rung.is_set())
-        actor.submit(flood, left - 1) if left and not rung.is_set() else over.set()
+        actor.submit(flood, count - 1) if count and not rung.is_set() else over.set()
 
     def begin() -> None:
         actor.call_later(0.0, rung.set)

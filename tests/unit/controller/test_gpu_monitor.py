@@ -139,7 +139,7 @@ def test_a_snapshot_samples_each_shared_gpu_once() -> None:
 
 
 def test_the_gpu_of_a_rank_has_a_short_and_a_long_description(snapshot: SnapshotAssertion) -> None:
-    each = RankSnapshot(
+    shared = RankSnapshot(
         rank=1,
         state="running",
         gpu="Tesla T4",
@@ -149,5 +149,5 @@ def test_the_gpu_of_a_rank_has_a_short_and_a_long_description(snapshot: Snapshot
         gpu_ranks=(0, 2),
     )
     alone = RankSnapshot(rank=0, state="idle", gpu="NVIDIA H100")
-    assert [list(gpu_facts(it)) for it in (each, alone, replace(alone, gpu=""))] == snapshot
-    assert [format_gpu_facts(each).splitlines(), format_gpu_facts(alone).splitlines()] == snapshot
+    assert [list(gpu_facts(it)) for it in (shared, alone, replace(alone, gpu=""))] == snapshot
+    assert [format_gpu_facts(shared).splitlines(), format_gpu_facts(alone).splitlines()] == snapshot

@@ -108,13 +108,13 @@ class AnyOrderWithFaults(AnyOrder):
         ]
         if self.state is not GroupState.OFF or not survivors:
             return
-        for each in survivors:
-            each.handle.kill_error = INJECTED if each.rank in unkillable else None
+        for survivor in survivors:
+            survivor.handle.kill_error = INJECTED if survivor.rank in unkillable else None
         self.actor.watch_faults.extend([INJECTED] * unwatched)
         group = SurvivingGroup(
             ranks={
-                each.rank: SurvivingRank(each.handle, {"incarnation": incarnation})
-                for each in survivors
+                survivor.rank: SurvivingRank(survivor.handle, {"incarnation": incarnation})
+                for survivor in survivors
             },
             set_store_port=lambda _port: None if can_connect else self.refuse(),
             attempt=attempt,

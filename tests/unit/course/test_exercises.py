@@ -226,10 +226,10 @@ def test_each_known_mistake_gets_its_hint_and_any_other_mistake_the_general_hint
             kind = type(value["right"])
             convert = str if kind is str else float
             expected = {convert(wrong): said for wrong, said in value["wrong"].items()}
-            for given, said in (expected | {FAR_OFF[kind]: value["otherwise"]}).items():
+            for given, text in (expected | {FAR_OFF[kind]: value["otherwise"]}).items():
                 answer = right(exercise)
                 answer[place] = given
-                assert hint(exercise, *answer) == f"Not yet. {said}", (exercise, given)
+                assert hint(exercise, *answer) == f"Not yet. {text}", (exercise, given)
 
 
 @pytest.mark.parametrize(

@@ -68,11 +68,11 @@ def test_a_group_has_its_living_ranks_and_its_run_folder(group: WorkerGroup) -> 
 def test_an_empty_list_of_ranks_and_a_rank_out_of_range_are_refused(
     group: WorkerGroup, link: FakeLink, snapshot: SnapshotAssertion
 ) -> None:
-    said = [
+    texts = [
         refusal(RequestError, group.run, "x = 1", ranks=[]),
         refusal(RequestError, group.push, {"x": 1}, ranks=[]),
     ]
-    assert said == snapshot
+    assert texts == snapshot
     [text] = {
         refusal(ArgumentError, group.run, "x = 1", ranks=[0, 7]),
         refusal(ArgumentError, group.push, {"x": 1}, ranks=[7]),
@@ -89,12 +89,12 @@ def test_values_of_a_group_without_ranks_are_not_an_empty_list(
 ) -> None:
     group.kill(0)
     group.kill(1)
-    said = {"dead": refusal(RequestError, group.pull, "x")}
+    reasons = {"dead": refusal(RequestError, group.pull, "x")}
     refusal(RequestError, group.push, {"x": 1})
     assert not [command for _, command in link.sent if not isinstance(command, Shutdown)]
     group.stop()
-    said["stopped"] = refusal(RequestError, group.pull, "x")
-    assert said == snapshot
+    reasons["stopped"] = refusal(RequestError, group.pull, "x")
+    assert reasons == snapshot
 
 
 ARGUMENTS = {"kill": (0,), "pull": ("rank",), "push": ({"x": 1},), "run": ("pass",)}
@@ -120,25 +120,25 @@ def test_a_group_used_in_a_forked_process_raises_an_error_that_names_its_owner(
     if pid == 0:
         try:
             group.__exit__(None, None, None)  # closes nothing of the other's
-            said = {name: said_by(group, name) for name in (*PROPERTIES, *METHODS)}
-            os.write(writer, json.dumps(said).encode())
+            texts = {name: said_by(group, name) for name in (*PROPERTIES, *METHODS)}
+            os.write(writer, json.dumps(texts).encode())
         finally:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        said = json.loads(pipe.read())
+        texts = json.loads(pipe.read())
     os.waitpid(pid, 0)
-    [text] = set(said.values())
+    [text] = set(texts.values())
     assert text.replace(str(os.getpid()), "PID") == snapshot
     assert group.is_live
 
 
 def test_the_error_of_a_group_that_was_not_started_names_start(snapshot: SnapshotAssertion) -> None:
     group = WorkerGroup(nproc=2)
-    said = {
+    texts = {
         refusal(RequestError, group.run, "x = 1"),
         refusal(RequestError, group.push, {"x": 1}),
         refusal(RequestError, group.pull, "x"),
         refusal(RequestError, group.kill, 0),
     }
-    assert said == snapshot
+    assert texts == snapshot

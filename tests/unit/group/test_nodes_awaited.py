@@ -62,8 +62,8 @@ def test_waiting_for_nodes_returns_at_once_with_the_nodes_that_joined(
     coming = threading.Timer(0.3, arriving.bring)
     coming.start()
     began = time.monotonic()
-    said = arriving.nodes.wait(50)
-    assert f"{HOST} (4 ranks), {HOST}#2 (4 ranks)" in said
+    reason = arriving.nodes.wait(50)
+    assert f"{HOST} (4 ranks), {HOST}#2 (4 ranks)" in reason
     assert time.monotonic() - began < 10
     coming.join()
     arriving.nodes.wait(50)  # all have come
@@ -73,18 +73,18 @@ def test_waiting_for_nodes_returns_at_once_with_the_nodes_that_joined(
 def test_missing_nodes_and_the_last_refused_node_are_named_in_one_sentence(
     arriving: ListenerWithNodes, snapshot: SnapshotAssertion
 ) -> None:
-    said = [said_by(arriving, 0.2)]
+    reasons = [said_by(arriving, 0.2)]
     arriving.bring(host="gpu-01")
-    said.append(said_by(arriving, 0.2))
+    reasons.append(said_by(arriving, 0.2))
     arriving.bring(python="3.8.1", host="old")
     refused = said_by(arriving, 0.2)
     assert re.search(r"3\.8\.1 .*\bold\b", refused)
-    assert said == snapshot
+    assert reasons == snapshot
 
 
 def test_the_join_command_uses_the_notebooks_python(arriving: ListenerWithNodes) -> None:
-    said = arriving.nodes.instructions()
-    assert f"\n    {shlex.quote(sys.executable)} -m torch.distributed.run --nnodes=1 " in said
+    text = arriving.nodes.instructions()
+    assert f"\n    {shlex.quote(sys.executable)} -m torch.distributed.run --nnodes=1 " in text
 
 
 def test_nodes_need_a_home_folder_that_can_be_written(
@@ -93,8 +93,8 @@ def test_nodes_need_a_home_folder_that_can_be_written(
     (tmp_path / ".nbddp/agents").touch()
     assert str(tmp_path) in refusal(RequestError, arriving.nodes.start_local, 1)
     monkeypatch.setenv("HOME", str(tmp_path / ".nbddp/agents"))  # a file
-    said = refusal(RequestError, NodePool, Session(FakeLauncher()), NodesSpec())
-    assert "Not a directory; set HOME" in said
+    reason = refusal(RequestError, NodePool, Session(FakeLauncher()), NodesSpec())
+    assert "Not a directory; set HOME" in reason
     listening = [each for each in threading.enumerate() if each.name == "nbddp-nodes"]
     assert len(listening) == 1, "the one of the fixture"
 
@@ -187,14 +187,14 @@ def test_message_texts_about_present_spare_and_starting_nodes(
     def last_line() -> str:
         return nodes.table().splitlines()[-1]
 
-    said = [room(), last_line()]
+    lines = [room(), last_line()]
     monkeypatch.setattr(nodes._agents.__class__, "pending", 2)
-    said += [room(), last_line()]
+    lines += [room(), last_line()]
     for _ in range(2):
         arriving.bring()
         arriving.bring()
-        said.append(last_line())
-    assert said == snapshot
+        lines.append(last_line())
+    assert lines == snapshot
 
 
 def test_node_changes_and_lost_log_copies_are_reported(

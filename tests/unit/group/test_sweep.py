@@ -116,13 +116,13 @@ NO_GRID = (
 
 
 def test_invalid_sweeps_are_refused_before_any_run_starts(snapshot: SnapshotAssertion) -> None:
-    said = {text: refusal(UsageError, cell, f"--sweep {text}") for text in REFUSED}
+    reasons = {text: refusal(UsageError, cell, f"--sweep {text}") for text in REFUSED}
     for line in UNFIT:
-        said[line] = refusal(UsageError, cell, line)
+        reasons[line] = refusal(UsageError, cell, line)
     for line in NO_GRID:
         args = cell(line)
-        said[line] = refusal(ArgumentError, sweep_points, args.sweep or (), args.repeat or 0)
-    assert said == snapshot
+        reasons[line] = refusal(ArgumentError, sweep_points, args.sweep or (), args.repeat or 0)
+    assert reasons == snapshot
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_the_sweep_key_depends_on_pushed_values() -> None:
     plain: list[Any] = [1, 1.5, "1", [1, (2, None)], {"a": b"1"}]
     assert len({key_after_push(each) for each in plain}) == len(plain)
     assert [key_after_push(each) for each in plain] == [
-        key_after_push(copy.deepcopy(each)) for each in plain
+        key_after_push(copy.deepcopy(entry)) for entry in plain
     ]
     assert sweep_key("", [PushRecord(("x",), None, None, "gone")])  # it is unreadable now
 
@@ -198,8 +198,8 @@ BEFORE, TRAIN = CellRequest(source="x = 1"), CellRequest(source="train()")
 
 def key_of(*swept: Any, **changed: Any) -> str:
     """Return the key of a sweep over ``lr`` on two ranks, after an earlier cell."""
-    known = {"request": TRAIN, "spec": TWO, "replay_entries": [BEFORE], "values": {"scale": 1}}
-    runner: Any = SimpleNamespace(display=None, **known | changed)
+    arguments = {"request": TRAIN, "spec": TWO, "replay_entries": [BEFORE], "values": {"scale": 1}}
+    runner: Any = SimpleNamespace(display=None, **arguments | changed)
     key: str = Sweep(runner, sweep_points([("lr", swept or (0.1,))]), start_over=False)._key
     return key
 
@@ -256,13 +256,13 @@ def one_in_each_state() -> list[SweepEntry]:
 
 def test_the_progress_of_a_sweep_is_described(snapshot: SnapshotAssertion) -> None:
     rows = one_in_each_state()
-    said = [
+    lines = [
         describe_current(rows, rows[2]),
         describe_current(rows[:3], rows[2]),
         describe_done(rows),
         describe_outcome(rows),
     ]
-    assert [*said, *describe_failures(rows), *map(describe_row, rows)] == snapshot
+    assert [*lines, *describe_failures(rows), *map(describe_row, rows)] == snapshot
     assert describe_done(rows[2:]) == ""
     assert describe_done(rows_of(*[SweepState.ALREADY_DONE] * 9)).count("lr=") == 6
     assert count_in(rows, SweepState.OK, SweepState.WAITING) == 2

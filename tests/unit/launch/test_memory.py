@@ -46,11 +46,11 @@ def test_ranks_that_used_most_of_the_memory_get_an_out_of_memory_hint(
     assert watch.hint(7 * GIB) == snapshot
 
 
-@pytest.mark.parametrize("said", ["", "max\n"], ids=["no file", "a container without a limit"])
-def test_without_a_memory_limit_the_memory_of_the_machine_counts(tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("text", ["", "max\n"], ids=["no file", "a container without a limit"])
+def test_without_a_memory_limit_the_memory_of_the_machine_counts(tmp_path: Path, text: str) -> None:
     limit = tmp_path / "memory.max"
-    if said:
-        limit.write_text(said)
+    if text:
+        limit.write_text(text)
     watch = MemoryWatch([tmp_path / "none"], [limit])
     total = int(psutil.virtual_memory().total)
     assert watch.hint(total // 2) == ""
@@ -64,10 +64,10 @@ def test_an_oom_counter_that_appears_later_counts_from_zero(tmp_path: Path, limi
     assert watch.hint(0) != ""
 
 
-@pytest.mark.parametrize(("allotted", "known"), [("2147483648", 2 * GIB), ("", 10 * GIB)])
+@pytest.mark.parametrize(("allotted", "memory"), [("2147483648", 2 * GIB), ("", 10 * GIB)])
 def test_the_memory_limit_is_the_smallest_reported_limit(
-    limit: Path, monkeypatch: pytest.MonkeyPatch, allotted: str, known: int
+    limit: Path, monkeypatch: pytest.MonkeyPatch, allotted: str, memory: int
 ) -> None:
     monkeypatch.setenv("MEM_LIMIT", allotted)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=99 * GIB))
-    assert memory_limit([limit]) == known
+    assert memory_limit([limit]) == memory

@@ -52,9 +52,11 @@ def test_a_failed_cell_is_retried_as_often_as_allowed(
 
 
 def test_the_reason_for_not_retrying_is_given(snapshot: SnapshotAssertion) -> None:
-    said = {name: why_no_retry(setbacks, retries) for name, (setbacks, retries, _) in WAYS.items()}
-    said |= {name: why_no_retry(setbacks, NINE) for name, setbacks in IN_VAIN.items()}
-    assert {name: why for name, why in said.items() if why} == snapshot
+    reasons = {
+        name: why_no_retry(setbacks, retries) for name, (setbacks, retries, _) in WAYS.items()
+    }
+    reasons |= {name: why_no_retry(setbacks, NINE) for name, setbacks in IN_VAIN.items()}
+    assert {name: why for name, why in reasons.items() if why} == snapshot
 
 
 def test_steps_between_the_checkpoint_and_the_failure_are_lost() -> None:

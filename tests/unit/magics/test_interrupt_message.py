@@ -35,9 +35,9 @@ MOMENTS = (
 
 
 def test_the_interrupt_message_is_one_line_for_each_state(snapshot: SnapshotAssertion) -> None:
-    said = [interrupt_error(*moment)._render_traceback_() for moment in MOMENTS]
-    assert [len(lines) for lines in said] == [1] * len(MOMENTS)
-    assert [line for [line] in said] == snapshot
+    tracebacks = [interrupt_error(*moment)._render_traceback_() for moment in MOMENTS]
+    assert [len(lines) for lines in tracebacks] == [1] * len(MOMENTS)
+    assert [line for [line] in tracebacks] == snapshot
 
 
 def test_the_message_of_a_failed_heal_has_the_next_step(snapshot: SnapshotAssertion) -> None:

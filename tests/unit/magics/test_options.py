@@ -66,8 +66,8 @@ COMMAND_LINES = (
 def test_options_and_arguments_set_their_values(snapshot: SnapshotAssertion) -> None:
     assert set(vars(cell("")).values()) == {None, False}
     assert {line: str(accepted(line)) for line in OPTIONS} == snapshot(name="of cells")
-    said = {f"%ddp {line}": str(vars(command(line))) for line in COMMAND_LINES}
-    assert said == snapshot(name="of commands")
+    parsed = {f"%ddp {line}": str(vars(command(line))) for line in COMMAND_LINES}
+    assert parsed == snapshot(name="of commands")
     args = command("run --name -1 --quiet train.py --lr -1 --trace -1:3 -- -2")
     assert (args.name, args.script, args.trace) == ("-1", "train.py", None)
     assert args.script_args == ["--lr", "-1", "--trace", "-1:3", "--", "-2"]
@@ -112,18 +112,18 @@ REFUSED_COMMANDS = (
 
 
 def test_a_wrong_option_is_refused_with_the_allowed_values(snapshot: SnapshotAssertion) -> None:
-    said = {f"%%ddp {line}": refusal(UsageError, cell, line) for line in REFUSED}
-    said |= {f"%ddp {line}": refusal(UsageError, command, line) for line in REFUSED_COMMANDS}
-    assert said == snapshot
-    assert [line for line, words in said.items() if "\n" in words] == []
+    reasons = {f"%%ddp {line}": refusal(UsageError, cell, line) for line in REFUSED}
+    reasons |= {f"%ddp {line}": refusal(UsageError, command, line) for line in REFUSED_COMMANDS}
+    assert reasons == snapshot
+    assert [line for line, words in reasons.items() if "\n" in words] == []
 
 
 @pytest.mark.parametrize("unknown", ["--nosuch 3", "surplus"])
 def test_the_error_for_an_unknown_option_lists_all_options(unknown: str) -> None:
-    said, _, listed = refusal(UsageError, cell, unknown).partition("the options are: ")
-    known = {f"--{name.replace('_', '-')}" for name in vars(cell(""))} - {"--auto"}
-    assert said.startswith(f"unrecognized arguments: {unknown}; ")
-    assert set(listed.split(", ")) == known
+    reason, _, listed = refusal(UsageError, cell, unknown).partition("the options are: ")
+    options = {f"--{name.replace('_', '-')}" for name in vars(cell(""))} - {"--auto"}
+    assert reason.startswith(f"unrecognized arguments: {unknown}; ")
+    assert set(listed.split(", ")) == options
 
 
 def test_an_unknown_command_or_backend_is_answered_with_known_ones(
@@ -131,8 +131,8 @@ def test_an_unknown_command_or_backend_is_answered_with_known_ones(
 ) -> None:
     words = ("hepl", "checks", "sweep", "--nproc", "nonsense")
     assert {word: refusal(UsageError, command_parser, word) for word in words} == snapshot
-    said = refusal(UsageError, cell, "--backend mpi").replace("'", "")  # quoted until Python 3.12
-    assert said == "argument --backend: invalid choice: mpi (choose from auto, gloo, nccl)"
+    reason = refusal(UsageError, cell, "--backend mpi").replace("'", "")  # quoted until Python 3.12
+    assert reason == "argument --backend: invalid choice: mpi (choose from auto, gloo, nccl)"
 
 
 def test_every_command_has_a_handler_and_a_line_in_the_help() -> None:
@@ -171,8 +171,8 @@ def complaint(kind: Callable[[str], Any], text: str) -> str:
 )
 @given(text=st.text(max_size=6) | st.sampled_from(["\u00b2", "-1", "1e999", "nan", "a,b", "A=1"]))
 def test_option_types_accept_a_text_or_name_it(kind: Callable[[str], Any], text: str) -> None:
-    said = complaint(kind, text)
-    assert not said or said.endswith(f", got {text!r}")
+    reason = complaint(kind, text)
+    assert not reason or reason.endswith(f", got {text!r}")
 
 
 # ---- from options to a spec
@@ -197,12 +197,12 @@ CHANGES = (
 
 def test_options_of_a_new_start_are_refused_with_its_command(snapshot: SnapshotAssertion) -> None:
     current = GroupSpec(nproc=4, backend="gloo", threads=1, name="a")
-    said = {}
+    reasons = {}
     for line in CHANGES:
         asked = requested_spec(cell(line), current)
-        said[line] = refusal(RequestError, check_unchanged, asked, current)
-        offered = said[line].split("`%ddp restart ")[1].split("`")[0]
+        reasons[line] = refusal(RequestError, check_unchanged, asked, current)
+        offered = reasons[line].split("`%ddp restart ")[1].split("`")[0]
         assert requested_spec(command(f"restart {offered}"), current) == asked
-    assert said == snapshot
+    assert reasons == snapshot
     said_of_none = refusal(RequestError, check_unchanged, GroupSpec(threads=9), GroupSpec())
     assert said_of_none.startswith("the ranks run without --threads; ")

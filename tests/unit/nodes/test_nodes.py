@@ -60,8 +60,10 @@ def test_invalid_join_files_are_refused_with_the_reason(
         paths.append(tmp_path / f"file{len(paths)}")
         paths[-1].touch(0o600)
         paths[-1].write_text(text)
-    said = [refusal(RequestError, JoinFile.load, path).replace(str(path), "PATH") for path in paths]
-    assert said == snapshot
+    reasons = [
+        refusal(RequestError, JoinFile.load, path).replace(str(path), "PATH") for path in paths
+    ]
+    assert reasons == snapshot
 
 
 def test_a_node_that_cannot_store_logs_reports_it(
@@ -85,9 +87,9 @@ def test_an_agent_started_once_per_rank_is_refused_with_the_options_to_use(
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert main(["--join", "any"]) == 2
-    said = capsys.readouterr().err
-    assert "--nproc-per-node=1" in said
-    assert "--ranks=8" in said
+    usage = capsys.readouterr().err
+    assert "--nproc-per-node=1" in usage
+    assert "--ranks=8" in usage
 
 
 class ListenerWithNodes(FakeNodes):
@@ -351,8 +353,8 @@ def test_closing_the_forwarder_closes_all_connections_even_a_new_one() -> None:
         node.forwarder.close()
         for reader in (early, late):
             assert await reader.read() == b""
-        for each in (writer, other):
-            each.close()
+        for connection in (writer, other):
+            connection.close()
 
     on_one_node(use)
 

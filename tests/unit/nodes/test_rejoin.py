@@ -112,8 +112,8 @@ def test_a_listener_of_a_living_notebook_is_not_taken_over(
 ) -> None:
     with_it = LockedPath(back.join_file)
     for name in (str(back.join_file), back.join_file.name):
-        said = refusal(RequestError, find_left_join_file, name)
-        assert said.replace(str(back.join_file), "FILE") == snapshot(name="open")
+        reason = refusal(RequestError, find_left_join_file, name)
+        assert reason.replace(str(back.join_file), "FILE") == snapshot(name="open")
     with_it.close()
     assert find_left_join_file(back.join_file.name) == find_left_join_file()
 
@@ -128,9 +128,9 @@ def nodes_that_join(back: Back, *living: list[dict[str, Any]]) -> Iterator[list[
         assert wait_until(lambda: back.group.nodes is not None)
         assert back.group.nodes is not None
         fakes.append(FakeNodes(back.group.nodes.listener))
-        for each in living:
+        for processes in living:
             nodes.append(fakes[0].connect())
-            nodes[-1].tell(FrameType.HELLO, **node_facts(4), living=each)
+            nodes[-1].tell(FrameType.HELLO, **node_facts(4), living=processes)
 
     joining = threading.Thread(target=join)
     joining.start()
@@ -141,18 +141,18 @@ def nodes_that_join(back: Back, *living: list[dict[str, Any]]) -> Iterator[list[
 
 def test_adopted_nodes_without_ranks_stay_available_for_the_next_cell(back: Back) -> None:
     with nodes_that_join(back, [], []):
-        said = back.take_back(1.5)
+        reason = back.take_back(1.5)
         nodes = back.group.nodes
         assert nodes is not None
-        assert re.match(r"2 nodes .* \(4 ranks\)", said)
+        assert re.match(r"2 nodes .* \(4 ranks\)", reason)
         assert nodes.launcher.capacity() == 8
 
 
 def count_pipes() -> int:
     count = 0
-    for each in os.listdir("/dev/fd"):  # noqa: PTH208 - names, not paths
+    for name in os.listdir("/dev/fd"):  # noqa: PTH208 - names, not paths
         with suppress(OSError):  # the descriptor of the folder itself
-            count += stat.S_ISFIFO(os.fstat(int(each)).st_mode)
+            count += stat.S_ISFIFO(os.fstat(int(name)).st_mode)
     return count
 
 

@@ -92,12 +92,12 @@ def test_without_file_locks_recently_touched_files_are_kept(
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
     monkeypatch.setattr(stale_files, "TOUCH_PERIOD", 0.0)
-    lives, *left = things(home)
+    lives, *stale = things(home)
     held = LockedPath(lives)
     held.touch()
     remove_stale_files(home)
     assert things(home) == [lives]
-    assert not any(path.exists() for path in left)
+    assert not any(path.exists() for path in stale)
     held.close()
 
 

@@ -101,12 +101,12 @@ def test_a_run_becomes_one_tracker_run_with_its_config_outcome_and_events(tmp_pa
     assert run.settings.items() >= settings.items()
     assert (outcome.outcome, outcome.why) == ("failed", "rank 1: ValueError: odd")
     assert outcome.totals["failures"] == 1
-    said = [text for _, text in outcome.events]
-    assert said == [
+    texts = [text for _, text in outcome.events]
+    assert texts == [
         *("start: attempt 1", "cell 1 begins", "rank 1: ValueError: odd"),
         *("cell 1: rank 1: ValueError: odd", "stopped"),
     ]
-    assert [call.args[1] for call in tracker.log_event.call_args_list] == said
+    assert [call.args[1] for call in tracker.log_event.call_args_list] == texts
 
 
 def test_a_tracker_gets_points_in_bounded_batches(tmp_path: Path) -> None:
@@ -228,18 +228,18 @@ def test_an_unknown_tracker_and_a_missing_package_are_refused_with_the_next_step
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     for text in ("", "comet", "wandb:", "wandb: ", ":x", "Wandb"):
-        said = refusal(UsageError, parse_line, CELL, f"--publish '{text}'")
-        assert repr(text) in said
-        assert all(kind in said for kind in TRACKER_CLASSES)
-    assert said == snapshot
+        reason = refusal(UsageError, parse_line, CELL, f"--publish '{text}'")
+        assert repr(text) in reason
+        assert all(kind in reason for kind in TRACKER_CLASSES)
+    assert reason == snapshot
     assert "TRACKER" in refusal(UsageError, parse_line, COMMANDS["publish"], "")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     for kind in TRACKER_CLASSES:
         (tmp_path / kind).mkdir()  # W&B makes a folder of that name: it is no package
         monkeypatch.delitem(sys.modules, kind, raising=False)
-        said = refusal(UsageError, parse_line, COMMANDS["publish"], kind)
-        assert f"`pip install 'nbddp[{kind}]'`" in said
-    assert said == snapshot
+        reason = refusal(UsageError, parse_line, COMMANDS["publish"], kind)
+        assert f"`pip install 'nbddp[{kind}]'`" in reason
+    assert reason == snapshot
 
 
 def test_publishing_a_run_twice_needs_again(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
@@ -269,12 +269,12 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Non
 def test_publish_records_and_prints_its_result(folder: Path, fake: Callable[[str], None]) -> None:
     fake("well")
     path = make_run(folder)
-    said = ddp("publish wandb:my-digits digits")
-    assert "60 steps" in said
+    reply = ddp("publish wandb:my-digits digits")
+    assert "60 steps" in reply
     noted = read_published(path, "wandb")
     assert (noted["steps"], noted["late"], noted["is_whole"]) == (60, 0, True)
     assert noted["where"] == f"project my-digits, run {path.name}, in there"
-    assert noted["where"] in said
+    assert noted["where"] in reply
     log = (path / "publish-wandb.log").read_text().splitlines()
     assert (log[0], log[-1]) == ("noise", "finished 0")
     assert json.loads(log[1])["step"] == 0
@@ -284,15 +284,15 @@ def test_publish_records_and_prints_its_result(folder: Path, fake: Callable[[str
 def test_a_tracker_error_is_reported_in_one_line(
     tmp_path: Path, fake: Callable[[str], None], snapshot: SnapshotAssertion
 ) -> None:
-    publications, said = {}, {}
+    publications, reasons = {}, {}
     for how in ("fails", "blocks", "dies", "broken"):
         fake(how)
         path = make_run(tmp_path, how)
         publications[how] = Publication(Target("wandb"), path, path.name, timeout=1)
     for how, publication in publications.items():
-        said[how] = refusal(RequestError, publication.wait).replace(str(tmp_path), "BASE")
+        reasons[how] = refusal(RequestError, publication.wait).replace(str(tmp_path), "BASE")
         assert not read_published(publication.folder, "wandb")
-    assert said == snapshot
+    assert reasons == snapshot
 
 
 @pytest.mark.parametrize(("how", "told"), [("dies", 2), ("no key", 1)])
@@ -300,12 +300,12 @@ def test_publishing_errors_of_a_running_run_are_reported_once(
     tmp_path: Path, fake: Callable[[str], None], how: str, told: int, snapshot: SnapshotAssertion
 ) -> None:
     fake(how)
-    path, said = running(tmp_path), list[str]()
-    publication = Publication(Target("wandb"), path, path.name, said.append)
+    path, remarks = running(tmp_path), list[str]()
+    publication = Publication(Target("wandb"), path, path.name, remarks.append)
     wait_for_all([publication.result], 90)
     assert isinstance(publication.result.exception(), RequestError)
-    assert len(said) <= told
-    assert said[-1].replace(str(tmp_path), "BASE") == snapshot
+    assert len(remarks) <= told
+    assert remarks[-1].replace(str(tmp_path), "BASE") == snapshot
 
 
 @pytest.mark.process
@@ -374,8 +374,8 @@ def test_publishing_an_active_run_tells_its_place_at_once(
 @pytest.mark.usefixtures("installed")
 def test_another_kernels_active_run_is_refused(folder: Path, snapshot: SnapshotAssertion) -> None:
     path = make_run(folder, is_stopped=False)
-    mine = {"host": platform.node(), "pid": os.getpid(), "nproc": 2}
-    (path / "run.json").write_text(json.dumps(mine))
+    facts = {"host": platform.node(), "pid": os.getpid(), "nproc": 2}
+    (path / "run.json").write_text(json.dumps(facts))
     assert refused("publish wandb") == snapshot
 
 
@@ -383,10 +383,10 @@ def test_a_running_run_is_published_once_for_several_cells(
     tmp_path: Path, fake: Callable[[str], None], snapshot: SnapshotAssertion
 ) -> None:
     fake("well")
-    path, said = running(tmp_path), list[str]()
-    log = Mock(folder=path, notify=said.append)
+    path, remarks = running(tmp_path), list[str]()
+    log = Mock(folder=path, notify=remarks.append)
     session = Mock(event_log=log, call=lambda act, *words: act(*words))
-    publishing = LivePublishing(said.append)
+    publishing = LivePublishing(remarks.append)
     for _ in range(3):
         publishing.follow(session, [Target("wandb")])
     start = partial(publishing.start, session, path, Target("wandb"))
@@ -395,8 +395,8 @@ def test_a_running_run_is_published_once_for_several_cells(
     [publication] = publishing._publications.values()
     wait_for_all([publication.result], 90)
     assert publication.result.result()["steps"] == 60
-    assert [under_way, *said] == snapshot
+    assert [under_way, *remarks] == snapshot
     assert "finished" in (path / "publish-wandb.log").read_text()
     publishing.follow(session, [Target("wandb")])
-    assert len(said) == 1
+    assert len(remarks) == 1
     assert "--again" in refusal(RequestError, start, is_again=False)

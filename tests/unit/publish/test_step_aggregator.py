@@ -24,8 +24,8 @@ def points_of(rows: Iterable[Mapping[str, Any]], *begins: float) -> list[Aggrega
     steps = StepAggregator()
     for at in begins:
         steps.begin_cell(at, is_again=False)
-    for each in rows:
-        steps.add(each, 0.0)
+    for added in rows:
+        steps.add(added, 0.0)
     return steps.pop_complete(math.inf)
 
 
@@ -50,18 +50,18 @@ REPORTED: dict[str, list[Row]] = {
 
 def test_reports_of_ranks_are_merged_by_step(snapshot: SnapshotAssertion) -> None:
     points = {name: points_of(rows, 0.5, 10.0) for name, rows in REPORTED.items()}
-    said = {
+    texts = {
         name: [f"step {each.step} of cell {each.cell}: {dict(each.values)}" for each in found]
         for name, found in points.items()
     }
-    assert said == snapshot
+    assert texts == snapshot
 
 
 def of_ranks(count: int, *rows: Row) -> StepAggregator:
     steps = StepAggregator()
     steps.ranks = frozenset(range(count))
-    for each in rows:
-        steps.add(each, 0.0)
+    for added in rows:
+        steps.add(added, 0.0)
     return steps
 
 
@@ -114,8 +114,8 @@ def test_live_and_later_publication_give_the_same_points(seed: int) -> None:
             rows.append(row(at[rank] % 25, rank, loss=chance.random()))
         at[rank] += 1
     steps, live = of_ranks(3), []
-    for number, each in enumerate(rows):
-        steps.add(each, number / 5)
+    for number, added in enumerate(rows):
+        steps.add(added, number / 5)
         if chance.random() < 0.3:
             live += steps.pop_complete(number / 5)
     assert live

@@ -68,11 +68,11 @@ def test_values_are_fetched_once_and_cached() -> None:
 
 def test_missing_values_raise_a_one_line_error(snapshot: SnapshotAssertion) -> None:
     others = {"failed": badly(), "died": None, "not asked": CellEnded(cell=7, in_group=True)}
-    said = {
+    texts = {
         name: refusal(RequestError, finished(well(), other).values)
         for name, other in others.items()
     }
-    assert said == snapshot
+    assert texts == snapshot
 
 
 def test_the_facts_of_a_cell_have_its_outcome() -> None:

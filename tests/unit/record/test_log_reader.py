@@ -43,9 +43,9 @@ def test_any_split_truncates_long_lines_equally(text: str, places: list[int], wi
         if len(whole) <= width:
             assert line == whole
         else:
-            shown, _, said = line.partition(" … ")
+            shown, _, remark = line.partition(" … ")
             assert shown == whole[:width]
-            assert said == "the rest of the line is in x"
+            assert remark == "the rest of the line is in x"
 
 
 UP = "\x1b[A"
@@ -217,10 +217,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("short")
 def test_a_flood_is_shown_as_its_last_whole_lines(log: Path, snapshot: SnapshotAssertion) -> None:
     log.write_text("".join(f"line {number}\n" for number in range(1000)))
-    said, *lines = read(LogSpan(0, log, 0, log.stat().st_size)).splitlines()
+    remark, *lines = read(LogSpan(0, log, 0, log.stat().st_size)).splitlines()
     assert lines == [f"line {number}" for number in range(1000 - len(lines), 1000)]
     assert len(lines) == 11
-    assert said == snapshot
+    assert remark == snapshot
 
 
 @pytest.mark.usefixtures("short")
@@ -261,8 +261,8 @@ def test_tail_has_the_last_lines(log: Path, written: bytes, count: int, shown: l
 
 def test_the_tail_of_a_huge_line_is_bounded(log: Path, snapshot: SnapshotAssertion) -> None:
     log.write_text("first\n" + "x" * 1_000_000 + "\nlast\n")
-    said, *shown = tail(log, 3).split("\n")
-    assert said.replace(str(log), "LOG") == snapshot
+    remark, *shown = tail(log, 3).split("\n")
+    assert remark.replace(str(log), "LOG") == snapshot
     assert shown[-1] == "last"
     assert len(shown) == 2  # of a huge line, what fits a few lines of usual length
     assert max(len(line) for line in shown) <= 3 * 4096

@@ -96,9 +96,9 @@ CURVES: dict[str, list[Points]] = {
 def test_metric_points_become_a_curve(attempts: list[Points], snapshot: SnapshotAssertion) -> None:
     curve = curve_of(*attempts)
     values = zip(curve.steps, curve.mean, curve.low, curve.high, strict=True)
-    said = [f"{step}: {mean}, {low} to {high}" for step, mean, low, high in values]
-    said += [f"last {curve.last}, not finite {sum(curve.nonfinite)}"]
-    assert [*said, f"resumed at {curve.resume_points}"] == snapshot
+    lines = [f"{step}: {mean}, {low} to {high}" for step, mean, low, high in values]
+    lines += [f"last {curve.last}, not finite {sum(curve.nonfinite)}"]
+    assert [*lines, f"resumed at {curve.resume_points}"] == snapshot
 
 
 def test_neighbouring_points_are_merged_only_beyond_the_bucket_limit() -> None:
@@ -202,11 +202,13 @@ RATES: dict[str, list[tuple[float, float | None]]] = {
 
 
 def test_the_step_rate_of_a_rank_is_computed_from_its_reports(snapshot: SnapshotAssertion) -> None:
-    said = {}
+    rates = {}
     for name, reports in RATES.items():
         rate = store_of(*((0, at, step, {"loss": 1.0}) for at, step in reports)).step_rate(0)
-        said[name] = rate and f"step {rate.step:g} at {rate.at:.2f}, {rate.per_second:.4f} a second"
-    assert said == snapshot
+        rates[name] = (
+            rate and f"step {rate.step:g} at {rate.at:.2f}, {rate.per_second:.4f} a second"
+        )
+    assert rates == snapshot
 
 
 def test_the_step_rate_is_that_of_the_fastest_running_loop() -> None:

@@ -25,7 +25,7 @@ def all_of(notices: NoticeQueue) -> list[Notice]:
 
 def text_of(notices: list[Notice], rank: int = 0) -> str:
     return "".join(
-        each.text for each in notices if isinstance(each, OutputText) and each.rank == rank
+        notice.text for notice in notices if isinstance(notice, OutputText) and notice.rank == rank
     )
 
 
@@ -89,8 +89,8 @@ def test_unread_notices_use_bounded_memory_and_block_no_writer(tmp_path: Path) -
     notices, logs = NoticeQueue(max_text=1000), [Log(tmp_path, rank) for rank in (0, 1)]
     with keeps_less_than(50_000):
         for number in range(2000):
-            for each in logs:
-                notices.put(each.write(f"{number:100}"))
+            for rank_log in logs:
+                notices.put(rank_log.write(f"{number:100}"))
     found = all_of(notices)
     assert [len(text_of(found, rank)) for rank in (0, 1)] == [200_000, 200_000]
 
@@ -145,8 +145,8 @@ def test_an_urgent_close_shows_the_ends_of_logs(log: Log, monkeypatch: pytest.Mo
     for number in range(100):
         notices.put(log.write(f"line {number}\n"))
     notices.close(is_urgent=True)
-    said, *lines = text_of(list(iter(lambda: notices.get(0), None))).splitlines()
-    assert "rank0.log" in said
+    remark, *lines = text_of(list(iter(lambda: notices.get(0), None))).splitlines()
+    assert "rank0.log" in remark
     assert lines == [f"line {number}" for number in range(88, 100)]
 
 
@@ -183,7 +183,7 @@ def test_notices_between_cells_are_shown_in_the_next(log: Log, snapshot: Snapsho
     assert cell.get(0) == ControllerMessage("rank 1 was killed")
     assert cell.get(0) == OutputText(0, "short\n")
     assert cell.get(0) == OutputText(0, "too long\n")
-    said = cell.get(0)
-    assert isinstance(said, ControllerMessage)
-    assert said.text == snapshot
+    notice = cell.get(0)
+    assert isinstance(notice, ControllerMessage)
+    assert notice.text == snapshot
     assert between.get(0) is None

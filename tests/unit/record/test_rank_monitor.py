@@ -31,7 +31,7 @@ def numbers(*steps: int, missed: int = 0) -> Metrics:
 
 
 def test_a_progress_bar_estimates_its_rate_and_its_time_left() -> None:
-    for done, total, seconds, rate, left in (
+    for done, total, seconds, rate, seconds_left in (
         (20, 80, 4.0, 5.0, 12.0),
         (80, 80, 4.0, 20.0, 0.0),
         (20, 0, 4.0, 5.0, None),
@@ -40,7 +40,7 @@ def test_a_progress_bar_estimates_its_rate_and_its_time_left() -> None:
         (90, 80, 4.5, 20.0, 0.0),  # longer than announced
     ):
         bar = LoopProgress("", done, total, seconds)
-        assert (bar.per_second, bar.seconds_left) == (rate, left)
+        assert (bar.per_second, bar.seconds_left) == (rate, seconds_left)
 
 
 def test_the_last_heartbeat_is_kept_until_the_ranks_are_cleared(rank_monitor: RankMonitor) -> None:

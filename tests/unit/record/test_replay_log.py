@@ -34,8 +34,8 @@ def test_name_that_a_heal_did_not_carry_is_described_until_a_cell_sets_it() -> N
     log = ReplayLog()
     log.add(CellRequest(source="gate = x = 1", execution_count=3))
     log.not_carried = {"gate": "a lock", "other": "a lock", "trainer": KEEPS_RANK}
-    said = [log.describe_not_carried(name) for name in ("gate", "other", "trainer", "x")]
-    assert said == [
+    texts = [log.describe_not_carried(name) for name in ("gate", "other", "trainer", "x")]
+    assert texts == [
         "The heal did not carry `gate` (a lock): run the line of cell [3] that makes it again on "
         "each rank that does not have it.",
         "The heal did not carry `other` (a lock): make it again on each rank that does not have "

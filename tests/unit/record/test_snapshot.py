@@ -61,8 +61,8 @@ class Group:
         self.event_log = EventLog(lambda _text: None)
 
     def look(self, life: Life, cell: CellHandle | None = None, **more: Any) -> Snapshot:
-        known = {"ready": {}, "rank_monitor": self.rank_monitor, "event_log": self.event_log}
-        return build_snapshot(life, cell=cell, **(known | more))
+        arguments = {"ready": {}, "rank_monitor": self.rank_monitor, "event_log": self.event_log}
+        return build_snapshot(life, cell=cell, **(arguments | more))
 
     def note(self, rank: int, *messages: Any, ago: float = 0.0) -> None:
         for message in messages:
@@ -121,8 +121,12 @@ def test_the_state_of_a_rank_in_a_cell(
 ) -> None:
     act(group.cell)
     snapshot = group.look(with_rank_1(RUNNING, rank), group.cell)
-    other, each = snapshot.ranks
-    assert (each.state, each.is_healthy, each.is_first_cause) == told
+    other, shown = snapshot.ranks
+    assert (
+        shown.state,
+        shown.is_healthy,
+        shown.is_first_cause,
+    ) == told
     assert (other.rank, other.state, other.is_healthy) == (0, "running", True)
     assert snapshot.alive == ([0] if rank.state is RankState.GONE else [0, 1])
 
@@ -142,8 +146,12 @@ def test_the_state_of_a_rank_without_a_cell(group: Group) -> None:
         (gone(0), ("exited with code 0", True, False)),
         (gone(3), ("exited with code 3", False, True)),
     ):
-        each = group.look(with_rank_1(IDLE, rank)).ranks[1]
-        assert (each.state, each.is_healthy, each.is_first_cause) == told
+        shown = group.look(with_rank_1(IDLE, rank)).ranks[1]
+        assert (
+            shown.state,
+            shown.is_healthy,
+            shown.is_first_cause,
+        ) == told
 
 
 def test_a_rank_that_has_ended_the_cell_is_not_active_and_has_no_cpu_usage(group: Group) -> None:
@@ -189,17 +197,25 @@ def test_a_snapshot_after_a_restart_has_the_ranks_of_the_cell_or_the_group(group
 
 def test_a_snapshot_of_a_rank_has_the_facts_of_its_last_heartbeat(group: Group) -> None:
     group.note(1, PULSE, ago=5.0)
-    each = group.rank(
+    shown = group.rank(
         1,
         ready={
             1: Ready(pid=4711, device="cuda:1", backend="nccl", host="here", cores=2, threads=1)
         },
     )
-    assert (each.line, each.code, each.seconds) == (3, "loss.backward()", 0.0)
-    assert each.collective == "all_reduce #4 float [8]"
-    assert (each.cpu, each.memory) == (97.5, 5 << 20)
-    assert (each.gpu, each.gpu_memory, each.gpu_reserved) == ("NVIDIA T4", 3 << 30, 4 << 30)
-    assert (each.pid, each.device) == (4711, "cuda:1")
+    assert (shown.line, shown.code, shown.seconds) == (
+        3,
+        "loss.backward()",
+        0.0,
+    )
+    assert shown.collective == "all_reduce #4 float [8]"
+    assert (shown.cpu, shown.memory) == (97.5, 5 << 20)
+    assert (shown.gpu, shown.gpu_memory, shown.gpu_reserved) == (
+        "NVIDIA T4",
+        3 << 30,
+        4 << 30,
+    )
+    assert (shown.pid, shown.device) == (4711, "cuda:1")
     group.note(1, replace(PULSE, seconds=2.0), ago=5.0)
     assert 7.0 <= group.rank(1).seconds < 12.0  # it has not moved since
     idle = group.look(IDLE).ranks[1]

@@ -81,9 +81,9 @@ def test_trace_reports_as_text(tmp_path: Path, snapshot: Any) -> None:
         "nothing": NOTHING,
         "nothing, for two reasons": replace(NOTHING, missing={0: "no steps", 1: "it died"}),
     }
-    said = {name: render_text(trace_report(each)) for name, each in traces.items()}
-    assert str(tmp_path / "cell3.json") in said["ranks that differ"]
-    assert {name: text.replace(str(tmp_path), "RUN") for name, text in said.items()} == snapshot
+    texts = {name: render_text(trace_report(each)) for name, each in traces.items()}
+    assert str(tmp_path / "cell3.json") in texts["ranks that differ"]
+    assert {name: text.replace(str(tmp_path), "RUN") for name, text in texts.items()} == snapshot
 
 
 def on_page(told: Trace) -> str:

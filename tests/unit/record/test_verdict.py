@@ -180,8 +180,10 @@ def test_a_lost_connection_is_described_as_a_consequence_without_its_text(text: 
     assert verdict.first.rank == 1
     assert "all_reduce #1, line 9" in verdict.report()
     assert text not in verdict.report()
-    own = ended("ConnectionRefusedError", "[Errno 111] Connection refused")  # of the user's code
-    assert not verdict_on({0: own, 1: own}).first.is_consequence
+    refused = ended(
+        "ConnectionRefusedError", "[Errno 111] Connection refused"
+    )  # of the user's code
+    assert not verdict_on({0: refused, 1: refused}).first.is_consequence
 
 
 def test_an_error_of_all_ranks_that_differs_only_in_addresses_is_no_consequence() -> None:
@@ -191,8 +193,8 @@ def test_an_error_of_all_ranks_that_differs_only_in_addresses_is_no_consequence(
         for rank in range(2)
     }
     report = verdict_on(failed).report().splitlines()
-    known = "<torch.ProcessGroup object> is not known. Make it, line 9"
-    assert report[0] == f"ranks 0-1: ValueError: Process group {known}"
+    text = "<torch.ProcessGroup object> is not known. Make it, line 9"
+    assert report[0] == f"ranks 0-1: ValueError: Process group {text}"
     assert "consequence" not in "".join(report)
     gone = verdict_on({0: ended("ValueError", "See ...")})
     assert gone.summary() == "rank 0: ValueError: See ..., line 9"
@@ -371,12 +373,12 @@ IN_FULL: dict[str, Ranks] = {
 
 
 def test_the_summaries_and_reports_of_verdicts(snapshot: SnapshotAssertion) -> None:
-    said = {name: verdict_on(ranks).summary() for name, ranks in ONE_LINE.items()}
-    assert said == snapshot(name="in one line")
-    said = {name: verdict_on(ranks).report() for name, ranks in IN_FULL.items()}
+    lines = {name: verdict_on(ranks).summary() for name, ranks in ONE_LINE.items()}
+    assert lines == snapshot(name="in one line")
+    lines = {name: verdict_on(ranks).report() for name, ranks in IN_FULL.items()}
     for how in ("restart", "restart with a replay"):
-        said[f"the user's {how}"] = verdict_on({0: KILLED}, ended_by=how).report()
-    assert said == snapshot(name="in full")
+        lines[f"the user's {how}"] = verdict_on({0: KILLED}, ended_by=how).report()
+    assert lines == snapshot(name="in full")
 
 
 def test_a_long_error_is_truncated_in_the_headline_and_complete_in_the_traceback() -> None:

@@ -87,9 +87,9 @@ def test_all_reduce_returns_a_new_tensor_of_the_same_shape_and_type() -> None:
 def test_all_reduce_accepts_torchs_reduce_ops(name: str) -> None:
     ours = {"AVG": "mean"}.get(name, name.lower())
     op = getattr(dist.ReduceOp, name)
-    for each in (op, dist.ReduceOp(op)):
-        assert all_reduce([3, 0.5], each) == all_reduce([3, 0.5], ours)
-        assert type(all_reduce(3, each)) is type(all_reduce(3, ours))
+    for operator in (op, dist.ReduceOp(op)):
+        assert all_reduce([3, 0.5], operator) == all_reduce([3, 0.5], ours)
+        assert type(all_reduce(3, operator)) is type(all_reduce(3, ours))
     with pytest.raises(ArgumentError, match="sum, mean, min, max"):
         all_reduce(3, dist.ReduceOp.PRODUCT)
 

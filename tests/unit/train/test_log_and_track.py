@@ -83,9 +83,9 @@ NO_NUMBERS: list[Any] = [
 
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
 def test_log_refuses_other_values_and_reports_nothing(sink: Recorder, value: Any) -> None:
-    said = refusal(TypeError, log, step=3, accuracy=0.5, loss=value)
-    assert " loss " in said
-    assert said.endswith(f", got {value!r}")
+    reason = refusal(TypeError, log, step=3, accuracy=0.5, loss=value)
+    assert " loss " in reason
+    assert reason.endswith(f", got {value!r}")
     assert sink.calls == []
 
 
@@ -107,11 +107,11 @@ REFUSED: dict[str, tuple[type[Exception], tuple[Any, ...], dict[str, Any]]] = {
 
 
 def test_invalid_log_calls_are_refused(sink: Recorder, snapshot: SnapshotAssertion) -> None:
-    said = {}
+    reasons = {}
     for name, (kind, values, named) in REFUSED.items():
-        said[name] = refusal(kind, log, *values, **named)
+        reasons[name] = refusal(kind, log, *values, **named)
         assert sink.calls == [], name
-    assert said == snapshot
+    assert reasons == snapshot
 
 
 def test_names_that_are_not_identifiers_can_be_given_in_a_mapping(sink: Recorder) -> None:

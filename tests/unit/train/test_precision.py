@@ -51,12 +51,12 @@ def train(
     model, optimizer = model_and_optimizer()
     inputs, targets = batch()
     chunks = zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True)
-    said = []
+    stepped = []
     for number, (x, y) in enumerate(chunks, start=1):
         with amp.autocast(model, final=final and number == pieces):
             loss = factor * mse(model(x), y)
-        said.append(amp.step(loss, optimizer))
-    return parameters(model), said
+        stepped.append(amp.step(loss, optimizer))
+    return parameters(model), stepped
 
 
 def train_plain(factor: float = 1.0, max_norm: float = float("inf")) -> tuple[torch.Tensor, Any]:
@@ -86,17 +86,17 @@ def assert_learns(amp: Precision, device: str, steps: int) -> None:
 
 
 def test_fp32_gives_exactly_the_result_of_a_plain_loop() -> None:
-    found, said = train(precision(), 1)
+    found, stepped = train(precision(), 1)
     assert torch.equal(found, train_plain()[0])
-    assert said == [True]
+    assert stepped == [True]
 
 
 @pytest.mark.parametrize(("accumulate", "final"), [(3, False), (5, True)])
 def test_accumulated_micro_steps_equal_one_large_batch(accumulate: int, final: bool) -> None:
     amp = precision(accumulate=accumulate)
-    parts, said = train(amp, 3, final=final)
+    parts, stepped = train(amp, 3, final=final)
     torch.testing.assert_close(parts, train_plain()[0])
-    assert said == [False, False, True]
+    assert stepped == [False, False, True]
     assert amp.micro_step == 0
 
 
@@ -210,23 +210,23 @@ def test_invalid_precision_arguments_are_refused_with_the_next_step(
         {"max_norm": 0.0},
         {"max_norm": float("nan")},
     ]
-    said = [refusal(ValueError, precision, **each) for each in senseless]
+    reasons = [refusal(ValueError, precision, **each) for each in senseless]
     of_another = precision("fp32").state_dict()
-    said.append(refusal(ValueError, precision("bf16").load_state_dict, of_another))
+    reasons.append(refusal(ValueError, precision("bf16").load_state_dict, of_another))
     model, optimizer = model_and_optimizer()
     amp = precision(accumulate=3)
     step(amp, model, optimizer)
-    said.append(refusal(RequestError, amp.state_dict))  # the middle is no place to save
+    reasons.append(refusal(RequestError, amp.state_dict))  # the middle is no place to save
     monkeypatch.setattr(this_rank, "world_size", lambda: 2)
     loss = model(batch()[0]).mean()
-    said.append(refusal(RequestError, precision(accumulate=2).step, loss, optimizer))
+    reasons.append(refusal(RequestError, precision(accumulate=2).step, loss, optimizer))
     monkeypatch.setattr(this_rank, "device", lambda: torch.device("cpu"))
-    said.append(refusal(RequestError, precision, "fp16"))
+    reasons.append(refusal(RequestError, precision, "fp16"))
     monkeypatch.setattr(this_rank, "device", lambda: torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)  # noqa: ARG005
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")  # noqa: ARG005
-    said.append(refusal(RequestError, precision, "bf16"))
-    assert said == snapshot
+    reasons.append(refusal(RequestError, precision, "bf16"))
+    assert reasons == snapshot
 
 
 def test_a_step_that_an_interrupt_ends_is_the_last_one_of_its_accumulation() -> None:

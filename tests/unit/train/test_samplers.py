@@ -39,9 +39,9 @@ class Stream(data.IterableDataset[Any]):
         order = list(range(self.samples))
         if self.noise:
             random.shuffle(order)
-        for each in order:
+        for index in order:
             drawn = [float(torch.rand(())), float(np.random.rand())] if self.noise else []
-            yield torch.tensor([each, *drawn], dtype=torch.float64)
+            yield torch.tensor([index, *drawn], dtype=torch.float64)
 
 
 def epochs_of(ours: Loader, epochs: int = 1) -> list[list[Any]]:

@@ -127,16 +127,16 @@ def test_metrics_without_a_chart_are_named_below_the_charts(count: int, snapshot
     shown = metrics.snapshot(most=MAX_CHARTS)
     html, lines = chart_html.metrics_html(shown), chart_html.metrics_text(shown)
     assert names_in(html) == metrics.names()[:MAX_CHARTS]
-    said = "\n".join(lines[len(names_in(html)) :])
-    assert said == snapshot
-    assert Page(html).text.endswith(said)
+    text = "\n".join(lines[len(names_in(html)) :])
+    assert text == snapshot
+    assert Page(html).text.endswith(text)
 
 
 def test_a_chart_that_cannot_be_drawn_is_named_and_the_others_are_drawn(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, snapshot: Any
 ) -> None:
-    known = {"good": rank_chart}
-    monkeypatch.setattr(chart_html, "rank_chart", lambda name, *how: known[name](name, *how))
+    charts = {"good": rank_chart}
+    monkeypatch.setattr(chart_html, "rank_chart", lambda name, *how: charts[name](name, *how))
     metrics = MetricStore()
     metrics.add(0, 0.0, 0, {"bad": 1.0, "good": 2.0})
     html = chart_html.metrics_html(metrics.snapshot(most=MAX_CHARTS))

@@ -35,8 +35,8 @@ class Cell:
         return SimpleNamespace(ranks=self.ranks, straggler=None)
 
     def progress(self, **options: bool) -> ProgressLine:
-        known = {"is_terminal": False, "has_pictures": False} | options
-        return ProgressLine(self, **known)  # type: ignore[arg-type]
+        arguments = {"is_terminal": False, "has_pictures": False} | options
+        return ProgressLine(self, **arguments)  # type: ignore[arg-type]
 
     def log(self, step: int, rank: int = 0, **values: float) -> None:
         self.store.add(rank, float(step), step, values)

@@ -113,11 +113,11 @@ def test_values_of_ranks_as_text(
 
 
 def test_results_come_after_all_output_and_quiet_hides_rank_output() -> None:
-    said = [Text(0, "noise\nand more"), display(0, FIGURE), Word("rank 1 is gone")]
+    outputs = [Text(0, "noise\nand more"), display(0, FIGURE), Word("rank 1 is gone")]
     loud, quiet = RecordingScreen(), RecordingScreen()
-    TextView(loud).show(finished(*said, Text(0, "partial"), results={0: plain("1")}))
+    TextView(loud).show(finished(*outputs, Text(0, "partial"), results={0: plain("1")}))
     assert loud.text.endswith("[rank 0] partial\nOut [rank 0] 1\n")
-    TextView(quiet, is_quiet=True).show(finished(*said, results={0: plain("1")}))
+    TextView(quiet, is_quiet=True).show(finished(*outputs, results={0: plain("1")}))
     assert quiet.shown == ["nbddp: rank 1 is gone\nOut [rank 0] 1\n"]
     quiet = RecordingScreen()
     TextView(quiet, is_quiet=True).show(finished(*(Text(0, "x\n") for _ in range(100))))

@@ -77,34 +77,34 @@ TOLD_BY_RANKS: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_every_recorded_event_has_a_one_line_description(snapshot: Any) -> None:
-    said = []
+    lines = []
     for kind, facts in [*RECORDED, *TOLD_BY_RANKS]:
         before = dict(facts)
-        said.append(f"{kind} | {wording.describe_event(RunEvent(1.0, kind, facts))}")
+        lines.append(f"{kind} | {wording.describe_event(RunEvent(1.0, kind, facts))}")
         assert facts == before
-        assert "\n" not in said[-1]
-    assert "\n".join([*said, wording.describe_refused(1), wording.describe_refused(2)]) == snapshot
+        assert "\n" not in lines[-1]
+    assert "\n".join([*lines, wording.describe_refused(1), wording.describe_refused(2)]) == snapshot
 
 
 def test_the_wording_cases_cover_every_recorded_event_and_its_facts() -> None:
     sources = [path.read_text() for path in Path(nbddp.__file__).parent.rglob("*.py")]
     call = re.compile(r'event_log\.record\(\s*"([^"]+)"((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)')
     calls = [found for source in sources for found in call.findall(source)]
-    known: dict[str, dict[str, Any]] = dict(reversed(RECORDED))
+    recorded: dict[str, dict[str, Any]] = dict(reversed(RECORDED))
     asked = {"restart asked", "stop asked"}  # these two are put together from two words
-    assert {kind for kind, _ in calls} | asked == {*known}
+    assert {kind for kind, _ in calls} | asked == {*recorded}
     for kind, arguments in calls:
         if "**" not in arguments:
-            assert {*re.findall(r"\b(\w+)=", arguments)} == {*known[kind]}, kind
+            assert {*re.findall(r"\b(\w+)=", arguments)} == {*recorded[kind]}, kind
 
 
 def test_seconds_rates_and_steps_in_words() -> None:
-    said = {0: "0 ms", 0.0994: "99 ms", 0.1: "0.1 s", 59.94: "59.9 s", 59.95: "1:00", 60: "1:00"}
-    said |= {119.6: "2:00", 3599.4: "59:59", 3599.6: "1:00:00", 90061: "25:01:01"}
-    assert {seconds: wording.format_seconds(seconds) for seconds in said} == said
-    said = {-1: "", 0: "", 0.01: "1:40 each", 0.1: "10.0 s each", 0.2: "0.2/s", 99.94: "99.9/s"}
-    said |= {100: "100/s", 12345.6: "12,346/s"}
-    assert {rate: wording.format_rate(rate) for rate in said} == said
+    texts = {0: "0 ms", 0.0994: "99 ms", 0.1: "0.1 s", 59.94: "59.9 s", 59.95: "1:00", 60: "1:00"}
+    texts |= {119.6: "2:00", 3599.4: "59:59", 3599.6: "1:00:00", 90061: "25:01:01"}
+    assert {seconds: wording.format_seconds(seconds) for seconds in texts} == texts
+    texts = {-1: "", 0: "", 0.01: "1:40 each", 0.1: "10.0 s each", 0.2: "0.2/s", 99.94: "99.9/s"}
+    texts |= {100: "100/s", 12345.6: "12,346/s"}
+    assert {rate: wording.format_rate(rate) for rate in texts} == texts
     steps = {(None, 5): "", (0, 0): "0", (12345678, 0): "12345678", (120, 5): "120 · 5.0/s"}
     for (step, rate), shown in steps.items():
         rank = RankSnapshot(rank=0, state="running", step=step, steps_per_second=rate)

@@ -40,8 +40,8 @@ def test_invalid_group_options_are_refused_with_their_limits(snapshot: SnapshotA
     assert (GroupSpec(nproc=1).nproc, GroupSpec(nproc=128).nproc) == (1, 128)
     for encoding in ("", "UTF-8", "utf8:replace", ":ignore"):
         GroupSpec(env={"PYTHONIOENCODING": encoding})
-    said = {str(values): refusal(ArgumentError, GroupSpec, **values) for values in WRONG}
-    assert said == snapshot
+    reasons = {str(values): refusal(ArgumentError, GroupSpec, **values) for values in WRONG}
+    assert reasons == snapshot
 
 
 def test_variables_that_torch_refuses_are_named(
@@ -57,8 +57,8 @@ def test_variables_that_torch_refuses_are_named(
     refused += [{interface: value} for value in ("eth9", "lo,eth9", "lo, eth0", "et")]
     for env in refused[-4:]:
         check_variables(env, is_local=False)  # nodes have other interfaces
-    said = [refusal(ArgumentError, check_variables, env, is_local=True) for env in refused]
-    assert said == snapshot
+    reasons = [refusal(ArgumentError, check_variables, env, is_local=True) for env in refused]
+    assert reasons == snapshot
 
 
 def pretend_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
@@ -80,14 +80,14 @@ def test_only_nccl_needs_a_gpu(
 
 
 @pytest.mark.parametrize(
-    ("cores", "nproc", "threads", "each"),
+    ("cores", "nproc", "threads", "per_rank"),
     [(8, 2, 0, 4), (8, 3, 0, 2), (2, 4, 0, 1), (8, 2, 3, 3), (1, 1, 0, 1)],
 )
 def test_cores_are_divided_among_ranks_unless_threads_are_given(
-    monkeypatch: pytest.MonkeyPatch, cores: int, nproc: int, threads: int, each: int
+    monkeypatch: pytest.MonkeyPatch, cores: int, nproc: int, threads: int, per_rank: int
 ) -> None:
     monkeypatch.setattr(room, "cores_here", lambda: cores)
-    assert GroupSpec(nproc=nproc, threads=threads).threads_per_rank() == each
+    assert GroupSpec(nproc=nproc, threads=threads).threads_per_rank() == per_rank
 
 
 def test_options_override_the_kernels_environment_at_the_time_of_the_start(

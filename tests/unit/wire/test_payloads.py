@@ -97,9 +97,9 @@ def test_only_the_signed_value_is_unpickled(
     ]
     for told, pieces in others:
         store.keys = pieces
-        said = refusal(SignatureError, unpack, store, told)
+        reason = refusal(SignatureError, unpack, store, told)
         assert opened == []
-    assert said == snapshot
+    assert reason == snapshot
     store.keys = kept
     unpack(store, payload)
     assert opened == ["sprung"]  # it would have left its trace

@@ -176,10 +176,10 @@ def test_a_message_with_an_old_sequence_number_is_refused(
     queue.push(b"forged")
     queue.push(seal(letter(7)))
     assert queue.reader.get() == letter(7)
-    said = [*caplog.messages]
+    reasons = [*caplog.messages]
     for number in (0, 1, 7):
-        said.append(refusal(ReplayError, queue.reader.verify, seal(letter(number))))
-    assert said == snapshot
+        reasons.append(refusal(ReplayError, queue.reader.verify, seal(letter(number))))
+    assert reasons == snapshot
     assert queue.reader.verify(seal(letter(8))) == letter(8)
 
 

@@ -123,16 +123,20 @@ def test_data_descriptions_are_equal_only_for_equal_data() -> None:
 
 def test_the_facts_of_a_model_describe_its_mode_gradients_and_parameters() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
-    said = thing(net)
-    assert (said.ranks, said.differs_in_training, said.is_training) == (0, True, True)
-    assert (said.with_gradient, said.without_gradient) == (0, 6)
-    assert said.shapes == f"6:{sum(each.numel() for each in net.parameters())}"
-    assert len(said.sample) == 12
+    net_facts = thing(net)
+    assert (net_facts.ranks, net_facts.differs_in_training, net_facts.is_training) == (
+        0,
+        True,
+        True,
+    )
+    assert (net_facts.with_gradient, net_facts.without_gradient) == (0, 6)
+    assert net_facts.shapes == f"6:{sum(each.numel() for each in net.parameters())}"
+    assert len(net_facts.sample) == 12
     net(torch.ones(2, 2)).sum().backward()
     assert (thing(net).with_gradient, thing(net).without_gradient) == (6, 0)
     with torch.no_grad():
         net[0].weight.add_(1)
-    assert thing(net).sample != said.sample
+    assert thing(net).sample != net_facts.sample
     assert not thing(nn.Linear(1, 1)).differs_in_training
     after_failure: Any = collect_facts({"net": net}, "net", failure=FAILED).objects["net"]
     assert after_failure.sample == []
@@ -146,13 +150,13 @@ def test_both_parts_of_complex_parameters_are_compared(
     net = nn.Linear(3, 2, dtype=dtype)
     if is_conjugated:
         net.weight = nn.Parameter(net.weight.detach().conj())
-    said = thing(net)
-    assert len(said.sample) == 8
+    net_facts = thing(net)
+    assert len(net_facts.sample) == 8
     with torch.no_grad():
         net.weight += 1j
     changed = thing(net)
-    assert changed.shapes == said.shapes
-    moved = [after - before for before, after in zip(said.sample, changed.sample, strict=True)]
+    assert changed.shapes == net_facts.shapes
+    moved = [after - before for before, after in zip(net_facts.sample, changed.sample, strict=True)]
     assert moved == pytest.approx([0, 1, 0, 1, 0, 0, 0, 0], abs=1e-6)
 
 
@@ -187,11 +191,13 @@ def test_aliases_of_imports_are_reported_with_qualified_names() -> None:
 )
 def test_trainers_of_all_ranks_have_the_name_of_their_library(module: str, expected: str) -> None:
     base = type("Trainer", (), {"__module__": module})
-    own = type("SFTTrainer", (base,), {"__module__": "trl.trainer"})
-    one, other = own(), own()
+    subclass = type("SFTTrainer", (base,), {"__module__": "trl.trainer"})
+    one, other = subclass(), subclass()
     for trainer, size in ((one, 1), (other, 2)):
         trainer.args, trainer.world_size = SimpleNamespace(world_size=size), size
-    found = collect_facts({"one": one, "other": other, "broken": own()}).aliases  # without a group
+    found = collect_facts(
+        {"one": one, "other": other, "broken": subclass()}
+    ).aliases  # without a group
     assert found == ({"one": expected} if expected else {})
 
 
@@ -232,10 +238,10 @@ def stream_facts(body: str, files: object, **names: object) -> LoaderFacts:
 
 def test_streams_are_compared_only_if_their_code_does_not_depend_on_the_rank() -> None:
     plain = "yield from map(torch.tensor, self.files)"
-    known = stream_facts(plain, [1, 2])
-    assert (known.sampler, bool(known.data)) == ("stream", True)
-    assert stream_facts(plain, [1, 2]) == known
-    assert stream_facts(plain, [2, 1]).data not in ("", known.data)
+    facts = stream_facts(plain, [1, 2])
+    assert (facts.sampler, bool(facts.data)) == ("stream", True)
+    assert stream_facts(plain, [1, 2]) == facts
+    assert stream_facts(plain, [2, 1]).data not in ("", facts.data)
     assert stream_facts("yield from names", [1, 2], names=["a"]).data
     for body in (
         "yield from self.files[rank::2]",
@@ -303,9 +309,9 @@ def test_the_seed_of_loader_workers_is_reported_if_they_draw_random_numbers() ->
     assert first == draws(Noisy(), generator=torch.Generator().manual_seed(1))
     torch.manual_seed(2)
     assert draws(Noisy()) not in ("", first)
-    own = [draws(Crop()), draws(Noisy(), num_workers=0), draws(Noisy(), worker_init_fn=print)]
-    own += [draws(Crop(lambda x: torch.rand(x, generator=x))), draws(Crop(lambda x: x + 1))]
-    assert own == [""] * 5
+    unsure = [draws(Crop()), draws(Noisy(), num_workers=0), draws(Noisy(), worker_init_fn=print)]
+    unsure += [draws(Crop(lambda x: torch.rand(x, generator=x))), draws(Crop(lambda x: x + 1))]
+    assert unsure == [""] * 5
 
 
 def test_the_number_of_torchs_threads_is_reported() -> None:
@@ -382,9 +388,9 @@ def test_parameters_without_a_gradient_are_named_also_from_the_indices_in_ddps_e
     def refused(name: str, failure: Failure) -> Any:
         return collect_facts(names, name, failure=failure).objects[name]
 
-    known = refused("model", failure)
-    assert (known.is_refused, known.without_gradient) == (True, 2)
-    assert known.unused == ["idle.weight", "idle.bias"]
+    facts = refused("model", failure)
+    assert (facts.is_refused, facts.without_gradient) == (True, 2)
+    assert facts.unused == ["idle.weight", "idle.bias"]
     assert not refused("model", FAILED).is_refused
     assert not refused("plain", failure).is_refused
 

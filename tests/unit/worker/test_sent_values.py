@@ -24,5 +24,5 @@ def test_values_that_cannot_be_pickled_get_an_error_with_the_next_step(
     model = nn.Linear(1, 1)
     model.lock = threading.Lock()
     for value, name in (({"a": [model.lock]}, "x"), (model, "model")):
-        said = refusal(pickle.PicklingError, dumps, value, name=name)
-        assert said == snapshot(name=name)
+        reason = refusal(pickle.PicklingError, dumps, value, name=name)
+        assert reason == snapshot(name=name)

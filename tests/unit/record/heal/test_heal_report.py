@@ -14,12 +14,12 @@ from nbddp.wire.request_messages import KEEPS_RANK
 LOCK = "cannot pickle '_thread.lock' object"
 
 
-def healed(left: Mapping[str, str], more: Mapping[str, int], places: int = 0) -> Healed:
+def healed(reasons: Mapping[str, str], more: Mapping[str, int], places: int = 0) -> Healed:
     return Healed(
         ranks=(1,),
         donor=0,
         names=3,
-        left=left,
+        left=reasons,
         more=more,
         places=tuple(f"t[{number}].rank" for number in range(places)),
         cells={},

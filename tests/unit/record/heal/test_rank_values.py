@@ -91,7 +91,7 @@ OUT_0 = "PosixPath('out/0')"
 
 
 @pytest.mark.parametrize(
-    ("source", "alive", "own"),
+    ("source", "alive", "expected"),
     [
         ("main = rank == 0", {1: {"main": False}}, {"main": "True"}),
         ("seed = 7 + local_rank", {1: {"seed": 8}}, {"seed": "7"}),
@@ -122,13 +122,13 @@ OUT_0 = "PosixPath('out/0')"
     ],
 )
 def test_values_of_the_failed_cell_are_derived_from_the_rank_only_if_certain(
-    source: str, alive: dict[int, dict[str, Any]], own: dict[str, str]
+    source: str, alive: dict[int, dict[str, Any]], expected: dict[str, str]
 ) -> None:
     values = values_of(alive)
     values.add_death(0, 1, source)
     found = own_of(values, 0, [*alive])
     marks = {path: mark for path, (_, mark) in found.own.items()}
-    assert marks | dict.fromkeys(found.unknown, "?") == own
+    assert marks | dict.fromkeys(found.unknown, "?") == expected
 
 
 def test_only_changed_values_are_reported_and_all_values_to_another_notebook() -> None:
@@ -178,8 +178,8 @@ def test_the_report_is_bounded_and_has_only_the_ends_of_long_texts_and_lists() -
     lists = [[int(at == place) for at in range(999)] for place in (-1, 499, 0, 998)]
     for one, middle, first, last in (texts, lists):
         mark, *others = (
-            ReportedValues({"it": each}).changes()["new"]["it"]
-            for each in (one, middle, first, last)
+            ReportedValues({"it": value}).changes()["new"]["it"]
+            for value in (one, middle, first, last)
         )
         assert [other == mark for other in others] == [True, False, False]
     many = {f"n{number}": number for number in range(10 * MAX_VALUES)}
@@ -190,9 +190,9 @@ def test_the_report_is_bounded_and_has_only_the_ends_of_long_texts_and_lists() -
 
 def healed(ranks: dict[int, dict[str, Any]], here: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Give a donor's values those of rank 1. Return the paths that changed, and that differ."""
-    own = own_of(values_of(ranks), 1, [0]).own
+    rank_values = own_of(values_of(ranks), 1, [0]).own
     values = ReportedValues(here)
-    return values.restore(own, ()), values.differing(own)
+    return values.restore(rank_values, ()), values.differing(rank_values)
 
 
 def holders(make: Callable[[], Any]) -> dict[str, Any]:

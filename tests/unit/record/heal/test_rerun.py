@@ -16,9 +16,11 @@ ARGS, TRAINER = "args = Args('out')", "trainer = Trainer(model, args)"
 BOTH = dict.fromkeys(["args", "trainer"], KEEPS_RANK)
 
 
-def rerun(sources: Sequence[str], failed: str | None, left: Mapping[str, str] = BOTH) -> list[int]:
+def rerun(
+    sources: Sequence[str], failed: str | None, reasons: Mapping[str, str] = BOTH
+) -> list[int]:
     cells = [CellRequest(source=each, execution_count=n) for n, each in enumerate(sources, start=1)]
-    again = entries_to_rerun(cells, left, failed)
+    again = entries_to_rerun(cells, reasons, failed)
     return [each.execution_count for each in again if isinstance(each, CellRequest)]
 
 
@@ -72,9 +74,9 @@ def test_cell_of_a_name_that_was_not_carried_runs_again_if_a_trainer_needs_it() 
         "loader = Loader()",
         "trainer = Trainer(rows, loader)",
     ]
-    left = {"trainer": KEEPS_RANK, "rows": "a generator", "loader.lock": "a lock"}
-    assert rerun(sources, "trainer", left) == [1, 3]
-    assert rerun(sources, "rows", left) == []
+    reasons = {"trainer": KEEPS_RANK, "rows": "a generator", "loader.lock": "a lock"}
+    assert rerun(sources, "trainer", reasons) == [1, 3]
+    assert rerun(sources, "rows", reasons) == []
 
 
 @pytest.mark.parametrize("path", ["box.trainer", "box['trainer']", "a Trainer in box (2)"])

@@ -164,9 +164,9 @@ def of_kind(name: str, *came: list[float], took: Sequence[int] = ()) -> Collecti
     """Ranks in collectives that do not wait for the others, and how long they took on the GPU."""
     told_of = []
     for rank, at in enumerate(came):
-        known = [took[rank], 0, 2 * took[rank], 0] if took else []
+        durations = [took[rank], 0, 2 * took[rank], 0] if took else []
         *met, end = arrival_messages(at, kind=[name, "float [1]", "", False, 0])
-        told_of.append([*(replace(each, durations=known) for each in met), end])
+        told_of.append([*(replace(each, durations=durations) for each in met), end])
     return matcher_with(*told_of)
 
 
@@ -244,8 +244,8 @@ def test_the_timeline_picture_has_a_row_for_each_rank_with_dark_waits() -> None:
     ax, *_ = draw_timeline(line, line.ranks).axes
     waits = [each for each in ax.collections if each.get_facecolor().tolist()[:1] == [WAIT_COLOR]]
     seconds = [0.0, 0.0, 0.0]
-    for each in waits:
-        for bar in each.get_paths():
+    for patches in waits:
+        for bar in patches.get_paths():
             box = bar.get_extents()
             seconds[round((box.y0 + box.y1) / 2)] += box.width / 1000
     assert seconds[2] == 0, "the last one waits for nobody"
@@ -261,7 +261,7 @@ def test_the_timeline_page_has_the_picture_and_the_numbers_below(snapshot: Any) 
 
 def test_the_record_and_the_status_show_the_straggler_only_if_there_is_one() -> None:
     snapshot = Snapshot(state=GroupState.RUNNING, straggler=AWAITED)
-    equal, said = replace(snapshot, straggler=None), describe_straggler(AWAITED)
-    assert said in record_html(CellReport(snapshot=snapshot))
-    assert said in render_text(status_report(snapshot))
+    equal, text = replace(snapshot, straggler=None), describe_straggler(AWAITED)
+    assert text in record_html(CellReport(snapshot=snapshot))
+    assert text in render_text(status_report(snapshot))
     assert "38 %" not in record_html(CellReport(snapshot=equal)) + render_text(status_report(equal))

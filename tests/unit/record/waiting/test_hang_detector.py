@@ -69,29 +69,29 @@ def test_hang_reports_as_text(dog: HangDetector, snapshot: SnapshotAssertion) ->
     assert " 3 s: " in look(dog, waiting(3.0), waiting(3.0), elsewhere(3.0), now=4.0)
     dog.hang_after = hang_detector.HANG_AFTER
     dog.reset_for_cell(ALL, now=0.0)
-    said = {"one never came": look(dog, waiting(), waiting(), elsewhere())}
+    texts = {"one never came": look(dog, waiting(), waiting(), elsewhere())}
     dog.reset_for_cell(ALL, now=0.0)
     of_script = [waiting(file="train.py"), elsewhere(file="train.py"), elsewhere(file="train.py")]
-    said["in a script"] = look(dog, *of_script)
+    texts["in a script"] = look(dog, *of_script)
     dog.reset_for_cell(ALL, now=0.0)
-    said["one is through"] = look(dog, waiting(), waiting(), running=[0, 1])
+    texts["one is through"] = look(dog, waiting(), waiting(), running=[0, 1])
     dog.reset_for_cell([0], now=0.0)
     dog.heartbeats[0] = Heartbeat(waiting(), 20.0)
-    said["others are outside"] = dog.check(5, [0], [0], now=20.0, outside=[1, 2])
+    texts["others are outside"] = dog.check(5, [0], [0], now=20.0, outside=[1, 2])
     dog.reset_for_cell([0], now=0.0)
     for group in ("[0, 1]", "'tensor parallel'"):  # the members of the second one are not known
         in_group = Collective("barrier", 3, group)
         dog.heartbeats[0] = Heartbeat(replace(waiting(), collective=in_group), 20.0)
-        said[f"one is outside {group}"] = dog.check(5, [0], [0], now=20.0, outside=[1, 2])
+        texts[f"one is outside {group}"] = dog.check(5, [0], [0], now=20.0, outside=[1, 2])
     dog.likely_causes = lambda: ["ND101 line 9: only some ranks"]
     dog.reset_for_cell(ALL, now=0.0)
-    said["the code has a mistake"] = look(dog, waiting(), waiting(), elsewhere())
+    texts["the code has a mistake"] = look(dog, waiting(), waiting(), elsewhere())
     dog.reset_for_cell(ALL, now=0.0)
-    said["one is stopped"] = look(dog, elsewhere(seconds=0.0), now=LATE)
+    texts["one is stopped"] = look(dog, elsewhere(seconds=0.0), now=LATE)
     dog.reset_for_cell([0, 2], now=100.0)
     dog.heartbeats[0] = Heartbeat(elsewhere(seconds=0.0), 100 + LATE)
-    said["one is silent"] = dog.check(5, [0, 2], [0, 2], now=100 + LATE)
-    assert said == snapshot
+    texts["one is silent"] = dog.check(5, [0, 2], [0, 2], now=100 + LATE)
+    assert texts == snapshot
 
 
 def test_an_alarm_lasts_as_long_as_the_hang_and_is_told_once_per_cell(dog: HangDetector) -> None:
@@ -143,8 +143,8 @@ CASES: dict[str, tuple[list[RankStatus], list[RankStatus]]] = {
 
 
 def test_mismatched_collectives_are_described_by_rank(snapshot: SnapshotAssertion) -> None:
-    said = {}
+    texts = {}
     for name, (running, ended) in CASES.items():
         among, done = dict(enumerate(running)), dict(enumerate(ended, start=len(running)))
-        said[name] = hang_detector.describe_mismatch(5, among, done)
-    assert said == snapshot
+        texts[name] = hang_detector.describe_mismatch(5, among, done)
+    assert texts == snapshot

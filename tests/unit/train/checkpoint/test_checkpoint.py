@@ -104,8 +104,8 @@ def refused(tmp_path: Path) -> Callable[..., str]:
     """Return the error of a refused call, with FOLDER for the folder."""
 
     def refuse(act: Callable[..., object], *args: Any, **parts: Any) -> str:
-        said = refusal(parts.pop("kind", CheckpointError), act, *args, **parts)
-        return said.replace(str(tmp_path), "FOLDER")
+        reason = refusal(parts.pop("kind", CheckpointError), act, *args, **parts)
+        return reason.replace(str(tmp_path), "FOLDER")
 
     return refuse
 
@@ -152,13 +152,13 @@ def test_resume_loads_requested_parts_and_warns(
 ) -> None:
     run, other = run_of(), run_of(seed=1)
     Checkpoint(tmp_path).save(3, **run, seen=1)
-    left = dict.fromkeys(["optimizer", "scheduler", "loader"])
-    assert Checkpoint(tmp_path).resume(model=other["model"], **left)
+    nothing = dict.fromkeys(["optimizer", "scheduler", "loader"])
+    assert Checkpoint(tmp_path).resume(model=other["model"], **nothing)
     assert torch.equal(model_state(other), model_state(run))
     with pytest.warns(UserWarning, match="scheduler=None") as caught:
         Checkpoint(tmp_path).resume(model=run["model"], optimizer=None)
-    [said] = caught
-    assert str(said.message).replace(str(tmp_path), "FOLDER") == snapshot
+    [warning] = caught
+    assert str(warning.message).replace(str(tmp_path), "FOLDER") == snapshot
 
 
 def test_resuming_parts_that_the_checkpoint_lacks_is_refused(
@@ -167,18 +167,18 @@ def test_resuming_parts_that_the_checkpoint_lacks_is_refused(
     run = run_of()
     checkpoint = Checkpoint(tmp_path)
     held = {name: run[name] for name in ("model", "optimizer")}
-    said = [refused(lambda: checkpoint.resume()["best"])]
+    reasons = [refused(lambda: checkpoint.resume()["best"])]
     checkpoint.save(3, **held)
-    said += [refused(checkpoint.resume, **run), refused(checkpoint.resume, **held, best=0.5)]
+    reasons += [refused(checkpoint.resume, **run), refused(checkpoint.resume, **held, best=0.5)]
     checkpoint.save(4)
-    said.append(refused(checkpoint.resume, model=run["model"]))
+    reasons.append(refused(checkpoint.resume, model=run["model"]))
     checkpoint.save(5, scheduler=None, seen=3)
-    said.append(refused(lambda: checkpoint.resume()["best"]))
+    reasons.append(refused(lambda: checkpoint.resume()["best"]))
     assert "scheduler" in refused(checkpoint.resume, scheduler=run["scheduler"])
     checkpoint.save(6, model=run["model"], best=0.5)
-    said.append(refused(checkpoint.resume, model=3))
-    said.append(refused(checkpoint.resume, model=None, best=nn.Linear(1, 1)))
-    assert said == snapshot
+    reasons.append(refused(checkpoint.resume, model=3))
+    reasons.append(refused(checkpoint.resume, model=None, best=nn.Linear(1, 1)))
+    assert reasons == snapshot
 
 
 @pytest.mark.usefixtures("group_of_one")
@@ -266,8 +266,8 @@ def test_damaged_checkpoints_are_skipped(tmp_path: Path, snapshot: SnapshotAsser
     with pytest.warns(UserWarning, match="damaged") as of_all:
         assert not checkpoint.resume()
     assert f"{step_in(tmp_path, 3)} is damaged: rest.pt cannot be read" in str(of_all[0].message)
-    said = [str(each.message).replace(str(tmp_path), "FOLDER") for each in (*caught, of_all[1])]
-    assert said == snapshot
+    warnings = [str(each.message).replace(str(tmp_path), "FOLDER") for each in (*caught, of_all[1])]
+    assert warnings == snapshot
 
 
 def test_a_damaged_checkpoint_does_not_replace_the_last_intact_one(tmp_path: Path) -> None:
@@ -331,8 +331,8 @@ def test_a_failed_save_raises_an_error_and_keeps_the_old_checkpoint(
     model = nn.Linear(1000, 100)
     checkpoint.save(1, model=model)
     with disk_full(100_000):
-        said = refused(checkpoint.save, 2, model=model)
-    assert [said] == snapshot
+        reason = refused(checkpoint.save, 2, model=model)
+    assert [reason] == snapshot
     assert names(tmp_path) == ["step-00000001.pt"]
     assert checkpoint.resume(model=model).step == 1
     (tmp_path / "file").touch()
@@ -449,8 +449,8 @@ def test_an_error_of_an_asynchronous_save_is_logged_and_raised_by_the_next_save(
     with disk_full(100_000), caplog.at_level(logging.ERROR, "nbddp"):
         checkpoint.save(2, model=model, asynchronous=True)
         raised = refused(checkpoint.save, 3)
-    for said in (raised, caplog.text):
-        assert "step-00000002.pt: [Errno 27]" in said
+    for text in (raised, caplog.text):
+        assert "step-00000002.pt: [Errno 27]" in text
     checkpoint.save(4, model=model, asynchronous=True)
     checkpoint.wait()
     checkpoint.wait()

@@ -96,11 +96,11 @@ WRONG: tuple[dict[str, Any], ...] = ({"kind": "hangs"}, {"rank": 2})
 
 
 def test_every_rank_refuses_an_invalid_fault(sink: Recorder, snapshot: SnapshotAssertion) -> None:
-    said = {text: refusal(ArgumentError, Fault.parse, text) for text in MISSPELLED}
+    reasons = {text: refusal(ArgumentError, Fault.parse, text) for text in MISSPELLED}
     for wrong in WRONG:
         fault = {"kind": "kill", "rank": 0, "step": 1} | wrong
-        said[str(wrong)] = refusal(ArgumentError, at, **fault)
-    assert said == snapshot
+        reasons[str(wrong)] = refusal(ArgumentError, at, **fault)
+    assert reasons == snapshot
     assert (armed(), sink.calls) == ([], [])
 
 
@@ -109,14 +109,14 @@ def test_a_fault_without_a_target_says_so_once_and_is_disarmed(
 ) -> None:
     monkeypatch.setattr(fault_actions, "prepared", list)
     keep(monkeypatch, None)
-    said = {}
+    texts = {}
     for kind in ("nan", "skip", "corrupt"):
         arm(1, kind)
-        said[kind] = log_and_fail(1)
+        texts[kind] = log_and_fail(1)
         assert armed() == []
         log(step=2)
         clear()
-    assert said == snapshot
+    assert texts == snapshot
     assert sink.calls == [1, 2, 1, 2, 1, 2]
 
 

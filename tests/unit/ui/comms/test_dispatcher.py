@@ -214,8 +214,8 @@ def test_serving_a_widget_includes_its_child_widgets(kernel: Kernel) -> None:
 def test_widgets_are_answered_until_their_last_serving_stops(kernel: Kernel) -> None:
     one, two = Button(), Button()
     first, *both = servings = [ExitStack() for _ in range(3)]
-    for each, serving in zip((one, two, two), servings, strict=True):
-        serving.enter_context(kernel.live.serve(each))
+    for cell, serving in zip((one, two, two), servings, strict=True):
+        serving.enter_context(kernel.live.serve(cell))
     kernel.receive(click(one), click(two))
     assert kernel.answered(lambda: one.presses and two.presses)
     first.close()

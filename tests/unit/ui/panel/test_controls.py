@@ -32,9 +32,9 @@ class Hand:
         self.controls.buttons[press].click()
 
     def asks(self) -> list[str]:
-        said = [each.description for each in self.controls.buttons.values()]
-        assert [each.removesuffix("?") for each in said] == [each.value for each in ButtonPress]
-        return [each.removesuffix("?") for each in said if each.endswith("?")]
+        labels = [each.description for each in self.controls.buttons.values()]
+        assert [each.removesuffix("?") for each in labels] == [each.value for each in ButtonPress]
+        return [each.removesuffix("?") for each in labels if each.endswith("?")]
 
 
 @pytest.fixture

@@ -47,8 +47,8 @@ def group(count: int, **changes: Any) -> list[RankSnapshot]:
     return [replace(ONE, rank=rank, **changes) for rank in range(count)]
 
 
-def change(known: Sequence[RankSnapshot], *who: int, **facts: Any) -> list[RankSnapshot]:
-    return [replace(each, **facts) if each.rank in who else each for each in known]
+def change(ranks: Sequence[RankSnapshot], *who: int, **facts: Any) -> list[RankSnapshot]:
+    return [replace(each, **facts) if each.rank in who else each for each in ranks]
 
 
 # ---- a row for each rank
@@ -58,11 +58,11 @@ def change(known: Sequence[RankSnapshot], *who: int, **facts: Any) -> list[RankS
 def test_rows_and_grids_have_all_facts_of_their_ranks_escaped(text: str) -> None:
     bar = LoopProgress(text, 1, 4, 2.0)
     facts = {"state": text, "node": text, "code": text, "gpu": text, "collective": f"#7 {text}"}
-    each = replace(ONE, line=3, progress_bars=(bar,), **facts)
-    page = table([each])
+    rank = replace(ONE, line=3, progress_bars=(bar,), **facts)
+    page = table([rank])
     assert all(map(page.holds, [*facts.values(), format_progress_bar(bar)]))
     assert len(cells(page)) == 1
-    assert Page(grid([each])).holds(text)
+    assert Page(grid([rank])).holds(text)
 
 
 @pytest.mark.parametrize(
@@ -89,10 +89,10 @@ def test_a_column_is_shown_if_a_rank_has_it(change: dict[str, Any], title: str, 
     "group", ["", " of group [0, 2]", " of group 'tensor parallel'", " of group c0ffee12"]
 )
 def test_a_collective_is_shown_with_its_group_and_in_a_wait_with_its_shape(group: str) -> None:
-    each = replace(ONE, collective=f"all_reduce #7{group} float [8]")
-    assert column(table([each]), "collective") == [f"all_reduce #7{group}"]
-    waits = replace(each, state="waiting")
-    assert column(table([waits]), "collective") == [each.collective]
+    rank = replace(ONE, collective=f"all_reduce #7{group} float [8]")
+    assert column(table([rank]), "collective") == [f"all_reduce #7{group}"]
+    waits = replace(rank, state="waiting")
+    assert column(table([waits]), "collective") == [rank.collective]
 
 
 def test_first_causes_are_red_and_waiting_or_interrupted_ranks_are_yellow() -> None:
@@ -112,14 +112,14 @@ def test_progress_bars_have_their_share_and_sparklines_are_before_texts() -> Non
         html = ranks_html([replace(ONE, progress_bars=(LoopProgress("", done, total, 1.0),))])
         assert re.findall(r"[^-]width:([\d.]+%)", html) == shown
     curves = {"step": "<svg></svg>"}
-    known = [replace(ONE, step=7.0)]
-    html = ranks_html(known, curves=lambda _each, title: curves.get(title, ""))
+    ranks = [replace(ONE, step=7.0)]
+    html = ranks_html(ranks, curves=lambda _each, title: curves.get(title, ""))
     assert "<td><svg></svg> 7</td>" in html
 
 
 def test_the_table_of_many_ranks_shows_failed_ranks_and_counts_the_rest() -> None:
-    def shown(known: Sequence[RankSnapshot]) -> list[int]:
-        return [int(text.split()[0]) for text in column(table(known), "rank")]
+    def shown(ranks: Sequence[RankSnapshot]) -> list[int]:
+        return [int(text.split()[0]) for text in column(table(ranks), "rank")]
 
     assert shown(group(MAX_ROWS)) == [*range(MAX_ROWS)]
     assert "more" not in table(group(MAX_ROWS)).text
@@ -138,11 +138,11 @@ def test_the_table_of_many_ranks_shows_failed_ranks_and_counts_the_rest() -> Non
 # ---- ranks of several nodes
 
 
-def on_nodes(nodes: int = 16, each: int = 8) -> list[RankSnapshot]:
+def on_nodes(nodes: int = 16, per_node: int = 8) -> list[RankSnapshot]:
     return [
         RankSnapshot(
             rank=rank,
-            node=f"gpu-{rank // each:02}",
+            node=f"gpu-{rank // per_node:02}",
             state="waiting" if rank % 3 else "running",
             line=12,
             collective=f"all_reduce #{40 + rank % 2}, [25]",
@@ -151,29 +151,29 @@ def on_nodes(nodes: int = 16, each: int = 8) -> list[RankSnapshot]:
             cpu=97.0,
             memory=1 << 30,
         )
-        for rank in range(nodes * each)
+        for rank in range(nodes * per_node)
     ]
 
 
-def shown_ranks(known: Sequence[RankSnapshot]) -> list[int]:
-    page = Page(ranks_html(known, is_open=False))
+def shown_ranks(ranks: Sequence[RankSnapshot]) -> list[int]:
+    page = Page(ranks_html(ranks, is_open=False))
     rows = zip(column(page, "node"), column(page, "rank"), strict=True)
     return [int(rank.split()[0]) for node, rank in rows if not node]
 
 
 def test_the_rank_table_of_three_nodes_as_html_and_as_text(snapshot: Any) -> None:
-    known = change(on_nodes(3, 4), *range(12), progress_bars=(BAR,))
-    known = change(known, 10, progress_bars=(replace(BAR, done=40),))
-    known = change(change(known, 5, **GONE), 9, lag=StragglerLag(0.3, 10.0))
-    assert readable(ranks_html(known, is_open=True)) == snapshot(name="page")
-    assert as_text(known) == snapshot(name="text")
+    ranks = change(on_nodes(3, 4), *range(12), progress_bars=(BAR,))
+    ranks = change(ranks, 10, progress_bars=(replace(BAR, done=40),))
+    ranks = change(change(ranks, 5, **GONE), 9, lag=StragglerLag(0.3, 10.0))
+    assert readable(ranks_html(ranks, is_open=True)) == snapshot(name="page")
+    assert as_text(ranks) == snapshot(name="text")
 
 
 def test_a_few_ranks_have_a_row_each_and_names_of_nodes_are_escaped() -> None:
     page = Page(ranks_html(on_nodes(2, 4), is_open=False))
     assert column(page, "rank") == [str(rank) for rank in range(8)]
-    known = [replace(each, node=f"<b>{each.node}") for each in on_nodes()]
-    assert "<b>" not in ranks_html(known, is_open=True)
+    ranks = [replace(each, node=f"<b>{each.node}") for each in on_nodes()]
+    assert "<b>" not in ranks_html(ranks, is_open=True)
 
 
 @pytest.mark.parametrize(
@@ -195,22 +195,22 @@ def test_a_failed_rank_has_a_row_below_its_node(facts: dict[str, Any]) -> None:
 
 
 def test_the_table_shows_the_only_rank_that_does_not_wait_in_a_hang() -> None:
-    known = [replace(each, state="waiting", seconds=30.0) for each in on_nodes()]
-    known = change(known, 100, state="running", line=9)
-    shown = shown_ranks(known)
+    ranks = [replace(each, state="waiting", seconds=30.0) for each in on_nodes()]
+    ranks = change(ranks, 100, state="running", line=9)
+    shown = shown_ranks(ranks)
     assert 100 in shown
     assert 16 + len(shown) == MAX_ROWS
-    page = Page(ranks_html(known, is_open=False))
+    page = Page(ranks_html(ranks, is_open=False))
     assert f"and {128 - len(shown)} more ranks" in page.text
 
 
 def test_the_table_of_128_nodes_shows_nodes_with_failed_ranks() -> None:
-    known = change(on_nodes(128), 1000, **GONE)
-    page = Page(ranks_html(known, is_open=False))
+    ranks = change(on_nodes(128), 1000, **GONE)
+    page = Page(ranks_html(ranks, is_open=False))
     assert len(cells(page)) == MAX_ROWS
     assert "node 125 (gpu-125)" in column(page, "node")
     assert "97 more nodes" in page.text
-    assert shown_ranks(known) == [1000]
+    assert shown_ranks(ranks) == [1000]
 
 
 # ---- ranks of one node
@@ -243,7 +243,7 @@ def test_a_row_is_dimmed_if_the_reports_of_other_ranks_are_newer() -> None:
 
 def test_the_time_left_is_estimated_from_the_outermost_loop_with_a_total() -> None:
     batches = LoopProgress("batch", 50, 100, 10.0)
-    for bars, left in (
+    for bars, seconds in (
         ((LoopProgress("", 25, 100, 50.0),), 150.0),
         ((LoopProgress("epoch", 1, 4, 30.0), batches), 50.0),
         ((LoopProgress("no total", 7, 0, 5.0), batches), 10.0),
@@ -251,7 +251,7 @@ def test_the_time_left_is_estimated_from_the_outermost_loop_with_a_total() -> No
         ((LoopProgress("no total", 7, 0, 5.0),), None),
         ((), None),
     ):
-        assert seconds_left([replace(ONE, progress_bars=bars)]) == left, bars
+        assert seconds_left([replace(ONE, progress_bars=bars)]) == seconds, bars
 
 
 def test_a_rank_that_has_ended_has_no_time_left() -> None:

@@ -34,8 +34,8 @@ def well() -> CellEnded:
 
 
 def badly(*, is_interrupted: bool = False, **more: str) -> CellEnded:
-    known = {"name": "ValueError", "text": "no", "traceback": "Traceback\nCell In[3], line 9"}
-    failure = asdict(Failure(line=9, **known | more))
+    usual = {"name": "ValueError", "text": "no", "traceback": "Traceback\nCell In[3], line 9"}
+    failure = asdict(Failure(line=9, **usual | more))
     return replace(well(), failure=failure, is_interrupted=is_interrupted)
 
 
@@ -112,7 +112,7 @@ def test_the_lines_of_more_than_eight_ranks_share_one_collapsible_section(
 
 
 @pytest.mark.parametrize(
-    ("result", "said", "is_failure"),
+    ("result", "text", "is_failure"),
     [
         (result_of(well()), "done on rank 0", False),
         (result_of(badly(), well()), "failed on rank 0", True),
@@ -125,10 +125,10 @@ def test_the_lines_of_more_than_eight_ranks_share_one_collapsible_section(
     ids=lambda it: it if isinstance(it, str) else "",
 )
 def test_the_first_line_of_a_record_has_the_outcome(
-    result: CellResult, said: str, is_failure: bool | None
+    result: CellResult, text: str, is_failure: bool | None
 ) -> None:
     page = Page(record_html(CellReport(snapshot=SNAPSHOT, result=result)))
-    assert page.by_tag["summary"][0].startswith(f"{said} ")
+    assert page.by_tag["summary"][0].startswith(f"{text} ")
     outermost = next(known for tag, known in page.tags if tag == "details")
     assert ("open" in outermost) == (not result.is_ok)
     if is_failure is not None:

@@ -55,8 +55,8 @@ def test_the_status_as_text_and_as_a_page_with_a_time_line(snapshot: Any) -> Non
     assert {name: status(each) for name, each in groups.items()} == snapshot
     assert "%ddp start" in NO_GROUP == status(off)
     events = failure(1), failure(2)
-    known = replace(with_ranks(state="waiting"), events=events, alarm="<no progress>")
-    assert readable(render_html(status_report(known))) == snapshot
+    group = replace(with_ranks(state="waiting"), events=events, alarm="<no progress>")
+    assert readable(render_html(status_report(group))) == snapshot
 
 
 def test_the_status_has_the_newest_events_and_relative_log_paths(folder: Path) -> None:

@@ -136,12 +136,12 @@ def test_no_frame_of_nbddp_or_ipython_is_in_a_traceback(fail: Fail) -> None:
 
 
 def test_no_frame_of_nbddp_is_in_the_text_of_another_process(fail: Fail) -> None:
-    said = (
+    in_loader = (
         "Caught ValueError in DataLoader worker process 0.\nTraceback (most recent call last):\n"
         f'  File "{OURS}/train/reading.py", line 3, in fetch\n    data = self[i]\n           ~~~\n'
         f'  File "{CELL}", line 5, in __getitem__\n    return load(i)\nValueError: image 0'
     )
-    text = format_traceback(fail("raise ValueError(said)", said=said))
+    text = format_traceback(fail("raise ValueError(text)", text=in_loader))
     assert "reading.py" not in text
     assert "    data = " not in text
     assert f'(most recent call last):\n  File "{CELL}", line 5' in text
@@ -177,8 +177,8 @@ def described(error: BaseException) -> Failure:
 
 
 def summary_of(error: BaseException) -> tuple[str | int, ...]:
-    said = described(error)
-    return said.name, said.text, said.line, said.file, said.because
+    failure = described(error)
+    return failure.name, failure.text, failure.line, failure.file, failure.because
 
 
 WORKER = "in DataLoader worker process 0"
@@ -222,8 +222,8 @@ caught.reraise()"""
 def test_an_error_summary_has_type_message_line_file_and_cause(
     fail: Fail, source: str, summary: tuple[str | int, ...]
 ) -> None:
-    *said, because = summary_of(fail(source))
-    assert tuple(said) == summary[:-1]
+    *facts, because = summary_of(fail(source))
+    assert tuple(facts) == summary[:-1]
     assert str(summary[-1]) in str(because)
     assert bool(because) == bool(summary[-1])
 

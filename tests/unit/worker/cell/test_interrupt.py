@@ -418,7 +418,7 @@ def test_cancel_interrupts_only_the_request_with_that_number(cells: Cells) -> No
 
 def test_a_collective_is_not_aborted_in_the_middle_of_a_message(cells: Cells) -> None:
     flows = iter([False, True, True, False])
-    left: list[int] = []
+    abort_counts: list[int] = []
 
     def flow() -> Iterator[bool]:
         for flowing in flows:
@@ -426,14 +426,14 @@ def test_a_collective_is_not_aborted_in_the_middle_of_a_message(cells: Cells) ->
             yield flowing
 
     def leave() -> None:
-        left.append(len(cells.aborts))
+        abort_counts.append(len(cells.aborts))
 
     cells.flow, cells.on_break = flow(), leave
     asked = threading.Timer(0.0, cells.cancel, [7])
     with cells.interruptible(7, joins_group=True):
         asked.start()
-        while not left:
+        while not abort_counts:
             time.sleep(0.01)
     asked.join()
     assert next(flows, None) is None
-    assert left == [1]
+    assert abort_counts == [1]

@@ -40,10 +40,10 @@ class Training:
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
-            for each in self.optimizers:
+            for optimizer in self.optimizers:
                 if self.calls_model:
                     self.model(torch.ones(1))
-                each.step()
+                optimizer.step()
             ReLU()(torch.ones(1))  # a loss or a metric, which does not begin an iteration
             in_thread(lambda: self.model(torch.ones(1)))
             self.steps += 1

@@ -128,8 +128,8 @@ def test_a_transferred_closure_keeps_its_variables_docstring_and_name(there: Nam
 
 def test_a_transferred_optimizer_refers_to_the_transferred_model(there: Names) -> None:
     model, optimizer = there["model"], there["optimizer"]
-    mine = [id(each) for each in model.parameters()]
-    assert [id(each) for group in optimizer.param_groups for each in group["params"]] == mine
+    of_model = [id(each) for each in model.parameters()]
+    assert [id(each) for group in optimizer.param_groups for each in group["params"]] == of_model
     assert there["schedule"].optimizer is optimizer
     assert there["weight"] is model.layer.weight
     assert optimizer.state[there["weight"]]["step"] == 2

@@ -23,18 +23,18 @@ class Pair:
         self.ranks = [
             ShardCopies({}, bound, lambda: self.store, rank, 2, lambda _: None) for rank in (0, 1)
         ]
-        for each in self.ranks:
-            each._store = self.store
+        for copies in self.ranks:
+            copies._store = self.store
 
     def exchange(self, key: str, *copies: Copy | None) -> None:
         threads = [
-            threading.Thread(target=self._exchange_one, args=(each, key, copy))
-            for each, copy in zip(self.ranks, copies, strict=True)
+            threading.Thread(target=self._exchange_one, args=(copies_of_rank, key, copy))
+            for copies_of_rank, copy in zip(self.ranks, copies, strict=True)
         ]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
     def _exchange_one(self, rank: ShardCopies, key: str, copy: Copy | None) -> None:
         try:

@@ -188,11 +188,11 @@ def report(sink: MetricSink) -> None:
 def test_every_report_is_counted_and_those_of_each_step_wait_for_the_next_poll(
     sink: MetricSink,
 ) -> None:
-    said: list[int] = []
-    sink._outbox = Mock(notify=lambda: said.append(sink.report_count))
+    counts: list[int] = []
+    sink._outbox = Mock(notify=lambda: counts.append(sink.report_count))
     report(sink)
     assert sink.report_count == 7
-    assert said == [2, 3, 5, 6, 7], "not for the metrics, nor for the changed bar"
+    assert counts == [2, 3, 5, 6, 7], "not for the metrics, nor for the changed bar"
 
 
 # ---- bars

@@ -102,8 +102,8 @@ class Outboxes:
 
     def send(self, outbox: Outbox, *messages: msg.MessageFromRank) -> None:
         """Post messages, and start the thread only then, so that it sends all in one batch."""
-        for each in messages:
-            outbox.post(each)
+        for message in messages:
+            outbox.post(message)
         outbox.start(*outbox._sources)
         outbox.close()
 
@@ -298,11 +298,11 @@ def test_messages_that_cannot_be_encoded_are_reported_and_sending_continues(
         Answer(request=3, content={"matches": [object()]}),
     )
     [answer] = outboxes.urgent.posted
-    said = [each.data["text/plain"] for each in outboxes.posted if isinstance(each, msg.Display)]
+    texts = [each.data["text/plain"] for each in outboxes.posted if isinstance(each, msg.Display)]
     first, bare, failed = (each for each in outboxes.posted if not isinstance(each, msg.Display))
     assert (first, bare) == (wrote("a"), replace(report(1), payload={"key": "k"}))
     assert (failed.cell, failed.failure["name"], answer.request) == (2, "ValueError", 3)
-    assert [*said, failed.failure["text"], answer.error] == snapshot
+    assert [*texts, failed.failure["text"], answer.error] == snapshot
 
 
 @pytest.mark.parametrize(
@@ -316,17 +316,17 @@ def test_an_error_in_one_message_does_not_stop_the_outbox(
     outbox.post(picture(5))
     outbox.post(report(1))
     outbox.close()
-    before, said, after = outboxes.posted
+    before, remark, after = outboxes.posted
     assert (before, after) == (wrote("a"), report(1))
-    assert "Display" in said.data["text/plain"]
-    assert said.data["text/plain"].endswith(f": {error}")
+    assert "Display" in remark.data["text/plain"]
+    assert remark.data["text/plain"].endswith(f": {error}")
 
 
 def test_a_batch_that_may_have_arrived_is_not_sent_again(outboxes: Outboxes) -> None:
     outboxes.writer.is_lost = True
     outboxes.send(outboxes.make(FakeSource(NUMBERS)), report(1))
-    said, end = outboxes.posted
-    assert said.data["text/plain"] == "nbddp: output could not be sent: Broken pipe"
+    remark, end = outboxes.posted
+    assert remark.data["text/plain"] == "nbddp: output could not be sent: Broken pipe"
     assert end == report(1)
 
 
@@ -338,8 +338,8 @@ def test_an_unreadable_source_is_reported_once_and_the_others_continue(outboxes:
         source.pieces.append(wrote(str(number)))
         outbox.post(report(number))
         outbox.flush()
-    said, *others = outboxes.posted
-    assert "OSError('Input/output error')" in said.data["text/plain"]
+    remark, *others = outboxes.posted
+    assert "OSError('Input/output error')" in remark.data["text/plain"]
     assert others == [it for number in range(3) for it in (wrote(str(number)), report(number))]
 
 

@@ -51,11 +51,11 @@ class Reports:
         """Receive what was sent."""
         while self.store.queues[self.reader._name]:
             message = self.reader.get().message
-            for each in getattr(message, "messages", [message]):
-                if isinstance(each, Metrics):
-                    self.rows += each.rows
-                elif isinstance(each, EventReported):
-                    self.events.append(each)
+            for part in getattr(message, "messages", [message]):
+                if isinstance(part, Metrics):
+                    self.rows += part.rows
+                elif isinstance(part, EventReported):
+                    self.events.append(part)
 
 
 @pytest.fixture
@@ -114,14 +114,14 @@ def test_a_signal_handler_may_report_at_any_place_of_a_report(
 ) -> None:
     calls: Counter[str] = Counter()
 
-    def call(each: str) -> None:
-        ACTIONS[each](tmp_path)
-        calls[each] += 1
+    def call(action: str) -> None:
+        ACTIONS[action](tmp_path)
+        calls[action] += 1
 
     def handle() -> None:
         nbddp.log(step=7, handled=1.0)
-        for each in (*REPORTS, *(SAVES if name in {"log", *SAVES} else ())):
-            call(each)
+        for action in (*REPORTS, *(SAVES if name in {"log", *SAVES} else ())):
+            call(action)
 
     call(name)  # imports what it needs
     places = [*handled_everywhere(lambda: call(name), handle, every=EVERY.get(name, 1))]

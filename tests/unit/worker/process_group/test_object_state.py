@@ -91,13 +91,13 @@ def bring(source: Any, other: Any) -> None:
 
 def assert_goes_on(source: Rank, other: Rank) -> None:
     other.model.load_state_dict(source.model.state_dict())
-    for mine, theirs in zip(source.parts(), other.parts(), strict=True):
-        bring(mine, theirs)
+    for part, theirs in zip(source.parts(), other.parts(), strict=True):
+        bring(part, theirs)
     states = [[each.state_dict() for each in rank.parts()] for rank in (source, other)]
     assert str(states[0]) == str(states[1])
     source.train(2), other.train(2)
-    for mine, theirs in zip(source.model.parameters(), other.model.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
+    for parameter, theirs in zip(source.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(parameter, theirs)
 
 
 @pytest.mark.parametrize(("source", "other"), [(0, 2), (2, 0), (2, 3), (3, 2), (2, 2)])
@@ -152,8 +152,8 @@ def test_matching_tensors_and_shared_dicts_of_an_optimizer_are_updated_in_place(
 def test_other_optimizer_state_is_kept_if_all_ranks_have_it() -> None:
     def odd(value: object) -> Optimizer:
         optimizer: Optimizer = Rank(partial(SGD, lr=0.1)).optimizer
-        for each in optimizer.param_groups[0]["params"]:
-            optimizer.state[each] = {"history": value, 7: "number"}
+        for parameter in optimizer.param_groups[0]["params"]:
+            optimizer.state[parameter] = {"history": value, 7: "number"}
         return optimizer
 
     first, second = {1}, {2}

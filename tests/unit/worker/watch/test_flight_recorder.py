@@ -51,7 +51,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "text"),
     [
         ({}, "all_reduce #3 float [4]"),
         ({"process_group": ["7", "tensor parallel"]}, "all_reduce #3 of group 'tensor parallel' "),
@@ -59,12 +59,12 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Record:
     ],
 )
 def test_a_collective_is_numbered_by_its_group(
-    record: Record, facts: dict[str, Any], said: str
+    record: Record, facts: dict[str, Any], text: str
 ) -> None:
     began = {"collective_seq_id": 3, "time_created_ns": 5_000_000_000}
     record(recorder_entry(record_id=7), recorder_entry(record_id=8, **began, **facts))
     newest = newest_collective()
-    assert str(newest.call).startswith(said)
+    assert str(newest.call).startswith(text)
     assert (newest.call.number, newest.began_at) == (3, 5.0)
 
 

@@ -121,8 +121,8 @@ def test_the_profiler_traces_exactly_the_requested_steps(
     loop(*steps)
     assert rank.end().steps == [first, last]
     began = len(rank.story) - rank.story[::-1].index("start")
-    each = [word for step in range(first, last + 1) for word in (f"({step}", f"{step})")]
-    assert rank.story[began:] == [*each, "stop"]
+    calls = [word for step in range(first, last + 1) for word in (f"({step}", f"{step})")]
+    assert rank.story[began:] == [*calls, "stop"]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_loop_that_ends_early_keeps_the_steps_traced_so_far(
 
 
 def test_missing_and_different_steps_are_reported(rank: Rank, snapshot: Any) -> None:
-    said = {}
+    reasons = {}
     for name, asked, steps in (
         ("none", (0, 5), ()),
         ("too few", (10, 15), (0, 1, 2, 3)),
@@ -148,9 +148,9 @@ def test_missing_and_different_steps_are_reported(rank: Rank, snapshot: Any) -> 
     ):
         rank.begin(*asked)
         log(*steps)
-        said[name] = rank.end().reason
-    assert "nbddp.log(" in said["none"]
-    assert said == snapshot
+        reasons[name] = rank.end().reason
+    assert "nbddp.log(" in reasons["none"]
+    assert reasons == snapshot
     assert list(rank.folder.iterdir()) == []
 
 
@@ -260,14 +260,14 @@ def event(name: str, begin: float, end: float, *, thread: int = 1, is_mark: bool
 
 
 def test_operators_count_their_self_time_and_collectives_count_overlapping_time_once() -> None:
-    def average(key: str, own: float, *, is_mark: bool = False, on_cpu: bool = True) -> Any:
+    def average(key: str, seconds: float, *, is_mark: bool = False, on_cpu: bool = True) -> Any:
         kind = DeviceType.CPU if on_cpu else DeviceType.CUDA
         return SimpleNamespace(
             key=key,
             count=3,
             device_type=kind,
-            self_cpu_time_total=own if on_cpu else 0.0,
-            self_device_time_total=0.0 if on_cpu else own,
+            self_cpu_time_total=seconds if on_cpu else 0.0,
+            self_device_time_total=0.0 if on_cpu else seconds,
             is_user_annotation=is_mark,
         )
 
