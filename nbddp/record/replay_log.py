@@ -12,7 +12,7 @@ from types import CodeType
 from nbddp.formatting import format_number_ranges, plural
 from nbddp.record.cell import CellRequest, ReplayEntry
 from nbddp.record.push_store import PushRecord
-from nbddp.wire.request_messages import KEEPS_RANK, MADE_BY_ALL
+from nbddp.wire.request_messages import ON_ALL_RANKS
 
 SET_IN_EACH_RANK = frozenset(
     {"rank", "local_rank", "world_size", "device", "torch", "dist", "nbddp"}
@@ -74,9 +74,7 @@ class ReplayLog:
             return ""
         cell = cell_that_assigned(name, self.entries)
         how = f"run the line of cell [{cell}] that makes it again" if cell else "make it again"
-        where = (
-            "all ranks" if why in (KEEPS_RANK, MADE_BY_ALL) else "each rank that does not have it"
-        )
+        where = "all ranks" if why in ON_ALL_RANKS else "each rank that does not have it"
         return f"The heal did not carry `{name}` ({why}): {how} on {where}."
 
     def set_pending(self, pending: Sequence[ReplayEntry], *, clears_entries: bool = False) -> None:

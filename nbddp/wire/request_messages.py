@@ -14,6 +14,8 @@ from nbddp.wire.trace_messages import SendTrace
 # reasons in a heal report for which all ranks must make the object again
 MADE_BY_ALL = "a process group is made by all ranks at once"
 KEEPS_RANK = "a trainer keeps its rank and its process group"
+LOST_PART = "a part of it died with its rank"
+ON_ALL_RANKS = (MADE_BY_ALL, KEEPS_RANK, LOST_PART)
 
 
 class RankRequest(Frozen):

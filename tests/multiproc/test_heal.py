@@ -148,11 +148,13 @@ SHARDED = {
     "cut = torch.nn.Linear(8, 8)\nfully_shard(cut)",
     "ZeroRedundancyOptimizer": "from torch.distributed.optim import ZeroRedundancyOptimizer\n"
     "cut = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)",
-    "DTensor": "from torch.distributed.device_mesh import init_device_mesh\n"
+}
+DTENSOR = (
+    "from torch.distributed.device_mesh import init_device_mesh\n"
     "from torch.distributed.tensor import Shard, distribute_tensor\n"
     "mesh = init_device_mesh('cpu', (3,))\n"
-    "cut = distribute_tensor(torch.ones(6, 2), mesh, [Shard(0)])",
-}
+    "cut = distribute_tensor(torch.ones(6, 2), mesh, [Shard(0)])"
+)
 
 
 @pytest.mark.gate_runs("FSDP")
@@ -169,6 +171,17 @@ def test_heal_refuses_sharded_objects_and_changes_nothing(group: Ranks, kind: st
     group.run("del cut", ranks=[0, 2], quiet=True)
     if kind == "ZeroRedundancyOptimizer":
         assert group.heal().ranks == (1,)
+
+
+@pytest.mark.full
+def test_heal_does_not_carry_a_tensor_whose_shard_died(group: Ranks) -> None:
+    group.run(DTENSOR, quiet=True)
+    group.failure_of("import os\nif rank == 1: os.abort()")
+    [line] = [line for line in group.heal().lines() if "not carried" in line]
+    assert "cut (a part of it died with its rank)" in line
+    assert line.endswith("run that line again on all ranks")
+    group.run(DTENSOR.splitlines()[-1], quiet=True)
+    assert group.evaluate("cut.full_tensor().sum().item()") == [12.0] * 3
 
 
 @pytest.mark.gate_runs("0, 2")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from nbddp.formatting import format_bytes, format_number_ranges, format_ranks, list_some, plural
-from nbddp.wire.request_messages import KEEPS_RANK, MADE_BY_ALL
+from nbddp.wire.request_messages import KEEPS_RANK, ON_ALL_RANKS
 
 MAX_SHOWN_PLACES = 20  # paths in the report
 MAX_SHOWN_VALUES = 100  # values in the report
@@ -90,7 +90,7 @@ class Healed:
         return lines
 
     def _on_which_ranks(self, why: str) -> str:
-        if why in (KEEPS_RANK, MADE_BY_ALL):
+        if why in ON_ALL_RANKS:
             return "on all ranks"
         return f"with --ranks {format_number_ranges(self.ranks)}"
 

@@ -24,7 +24,7 @@ from nbddp.formatting import format_ranks
 from nbddp.train.call_agreement import communication_device
 from nbddp.wire import payloads
 from nbddp.wire.messages import JsonDict, Regroup
-from nbddp.wire.request_messages import Answer, JoinGroup, SendNamespace
+from nbddp.wire.request_messages import LOST_PART, Answer, JoinGroup, SendNamespace
 from nbddp.worker.heal.environment import ProcessEnvironment
 from nbddp.worker.heal.namespace_transfer import UnpickleError, load_namespace, pickle_namespace
 from nbddp.worker.heal.rank_attributes import (
@@ -35,7 +35,6 @@ from nbddp.worker.heal.rank_attributes import (
 from nbddp.worker.heal.reported_values import SHELL_NAMES
 from nbddp.worker.heal.shard_copies import ShardCopies, newest_checkpoint
 from nbddp.worker.heal.shard_recovery import copy_from_replicas, ranks_without_replica
-from nbddp.worker.heal.sharded_pickling import LOST
 from nbddp.worker.heal.spread_state import Objects, dtensors_in, spread_objects
 from nbddp.worker.process_group import unfinished_steps
 from nbddp.worker.process_group.bound_objects import BoundObjects, is_sharded, sharded_modules
@@ -147,7 +146,7 @@ class HealHandler:
         Return whether sharded models have their state.
         """
         if command.shards and not reports:
-            raise RuntimeError(f"the process groups are new ones, and {LOST}")
+            raise RuntimeError(f"the process groups are new ones, and {LOST_PART}")
         rank, device = dist.get_rank(), self._group.device
         if rank == command.donor:
             self._send(command.replacements)

@@ -20,13 +20,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from nbddp.wire.request_messages import LOST_PART
 from nbddp.worker.heal.spread_state import root_mesh
 from nbddp.worker.process_group.unfinished_steps import fsdp_groups_of
 
 # FSDP2 adds its hooks again; a fault is injected on one rank only
 _HOOK_MODULES = ("torch.distributed.fsdp._fully_shard", "nbddp.train.faults")
 _STATE_KEYS = "__composable_api_state_key"  # differ in each process
-LOST = "a part of it died with its rank"
 
 
 def why_not_restored(obj: Any, restored: Container[int]) -> str:
@@ -38,7 +38,7 @@ def why_not_restored(obj: Any, restored: Container[int]) -> str:
     """
     tensors: Any = sys.modules.get("torch.distributed.tensor")
     is_lost = tensors is not None and isinstance(obj, tensors.DTensor) and id(obj) not in restored
-    return LOST if is_lost else ""
+    return LOST_PART if is_lost else ""
 
 
 def reduce_sharded(obj: Any) -> Any:
