@@ -86,8 +86,14 @@ def definitions(number: str, *names: str) -> str:
 
 
 def errors_of(cells: list[NotebookNode]) -> list[str]:
+    """Return the texts of the errors; IPython prints a UsageError as text."""
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
-    return [output["evalue"] for output in outputs if output["output_type"] == "error"]
+    texts = [output.get("evalue", output.get("text", "")) for output in outputs]
+    return [
+        text
+        for text, output in zip(texts, outputs, strict=True)
+        if output["output_type"] == "error" or text.startswith("UsageError: ")
+    ]
 
 
 def values_of(cell: NotebookNode) -> list[NotebookNode]:
