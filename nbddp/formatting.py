@@ -1,4 +1,4 @@
-"""Format counts, amounts of memory, lists of names, exits of processes, lines and ranks."""
+"""Format counts, durations, memory, lists of names, exits of processes, lines and ranks."""
 
 from __future__ import annotations
 
@@ -28,6 +28,21 @@ def format_bytes(count: float) -> str:
             digits = 1 if count < 10 * size or unit == "GiB" else 0
             return f"{count / size:.{digits}f} {unit}"
     return plural(round(count), "byte")
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a duration.
+
+    >>> [format_seconds(each) for each in (0.0312, 7.26, 59.96, 3725)]
+    ['31 ms', '7.3 s', '1:00', '1:02:05']
+    """
+    if seconds < 0.1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def with_article(noun: str) -> str:

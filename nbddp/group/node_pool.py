@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
-from nbddp.formatting import format_ranks, plural
+from nbddp.formatting import format_ranks, format_seconds, plural
 from nbddp.launch.local_launcher import Launcher
 from nbddp.lifecycle.events import LogCopyFailed, NodeJoined, NodeLost
 from nbddp.nodes.join_file import ORPHAN_TIMEOUT, JoinFile
@@ -23,7 +23,7 @@ from nbddp.nodes.rejoin import SurvivingGroup
 from nbddp.nodes.remote_launcher import RemoteLauncher
 from nbddp.nodes.stale_files import LockedPath, remove_stale_files
 from nbddp.topology import TORCHRUN
-from nbddp.ui.wording import align_columns, format_seconds
+from nbddp.ui.wording import align_columns
 from nbddp.wire.group_spec import GroupSpec
 
 LOOPBACK = "127.0.0.1"

@@ -11,7 +11,7 @@ from io import StringIO
 
 from nbddp.charts.axes import format_number
 from nbddp.controller.session import Session
-from nbddp.formatting import format_ranks
+from nbddp.formatting import format_ranks, format_seconds
 from nbddp.record import notices
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.log_reader import MAX_PANEL_LINE, LineAssembler, log_name
@@ -257,7 +257,7 @@ class ProgressLine:
             return
         self._last_text = text
         end_line()
-        line = f"nbddp: {wording.format_seconds(seconds)} · {text}"
+        line = f"nbddp: {format_seconds(seconds)} · {text}"
         if self._is_terminal:
             self._is_on_line = True
             screen.write(f"{_ERASE}{line[: shutil.get_terminal_size().columns - 1]}")

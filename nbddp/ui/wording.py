@@ -7,7 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nbddp.formatting import format_bytes, format_line, format_ranks, list_some, plural
+from nbddp.formatting import (
+    format_bytes,
+    format_line,
+    format_ranks,
+    format_seconds,
+    list_some,
+    plural,
+)
 from nbddp.lifecycle.retries import describe_recovery
 from nbddp.record.event_log import RunEvent
 from nbddp.record.rank_monitor import LoopProgress
@@ -20,21 +27,6 @@ MAX_NAMED = 20  # metrics that are not shown
 MAX_NOT_CARRIED = 8  # variables in the event of a heal
 MAX_SETTING = 40  # characters of a value there
 MAX_SETTINGS = 8  # in the event of a configuration; `run.json` has all
-
-
-def format_seconds(seconds: float) -> str:
-    """Format a duration.
-
-    >>> [format_seconds(each) for each in (0.0312, 7.26, 59.96, 3725)]
-    ['31 ms', '7.3 s', '1:00', '1:02:05']
-    """
-    if seconds < 0.1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def format_rate(per_second: float) -> str:

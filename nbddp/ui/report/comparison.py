@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from nbddp.archive.comparison import ComparedRun, Comparison, XAxis
 from nbddp.charts.axes import AxisScale
 from nbddp.charts.sparkline import block_characters
-from nbddp.formatting import plural
+from nbddp.formatting import format_seconds, plural
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Block, Cell, Code, Details, Picture, Report, Table, note
 from nbddp.ui.report.run_list import describe_outcome, describe_pace, midpoints, shorten
-from nbddp.ui.wording import align_columns, format_seconds
+from nbddp.ui.wording import align_columns
 
 DIFF_LINES = 400  # for each run
 MAX_VALUE_LENGTH = 60  # characters of a value in a text

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from nbddp.charts.axes import AxisScale
 from nbddp.checks.registry import Finding
-from nbddp.formatting import format_ranks
+from nbddp.formatting import format_ranks, format_seconds
 from nbddp.lifecycle.retries import RecoveryMethod, describe_recoveries
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.metrics import MetricsSnapshot
@@ -20,7 +20,7 @@ from nbddp.ui.report.blocks import Block, Card, Cell, Details, Dot, Markup, Repo
 from nbddp.ui.report.findings import findings_below_cell
 from nbddp.ui.report.rank_table import MAX_DETAILED_RANKS, DrawCurve, rank_blocks
 from nbddp.ui.report.render import render_html, text_lines, title_html
-from nbddp.ui.wording import describe_group, format_seconds
+from nbddp.ui.wording import describe_group
 
 
 @dataclass(frozen=True, slots=True)

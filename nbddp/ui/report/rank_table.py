@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from nbddp.charts.palette import rank_class, rank_color
 from nbddp.charts.sparkline import sparkline
-from nbddp.formatting import format_bytes, format_line, format_number_ranges, plural
+from nbddp.formatting import format_bytes, format_line, format_number_ranges, format_seconds, plural
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.ui import wording
@@ -95,7 +95,7 @@ def _row(
         html = f"{curve} {cell.html or escape(cell.text)}" if curve else cell.html
         cell = replace(cell, html=html)
         if is_old and cell.mood is Mood.PLAIN:
-            age = f"reported {wording.format_seconds(rank.age)} ago"
+            age = f"reported {format_seconds(rank.age)} ago"
             cell = replace(cell, mood=Mood.DIM, title=" · ".join(filter(None, [cell.title, age])))
         cells.append(cell)
     return cells
@@ -124,7 +124,7 @@ def _state(rank: RankSnapshot) -> Cell:
 def _line(rank: RankSnapshot) -> Cell:
     if not rank.line:
         return Cell("")
-    duration = wording.format_seconds(rank.seconds) if rank.seconds else ""
+    duration = format_seconds(rank.seconds) if rank.seconds else ""
     muted = f'<span class="nbddp-muted">{duration}</span> ' if duration else ""
     code = f"<code>{escape(rank.code)}</code>" if rank.code else ""
     style = ' style="max-width:12em"' if rank.progress_bars else ""
@@ -281,7 +281,7 @@ def overview(ranks: Sequence[RankSnapshot]) -> str:
     if slow is not None:
         parts.append(f"rank {slow} is the slowest")
     if left:
-        parts.append(f"{wording.format_seconds(left)} left in {_outermost_loop(ranks)}")
+        parts.append(f"{format_seconds(left)} left in {_outermost_loop(ranks)}")
     return " · ".join(parts)
 
 

@@ -9,11 +9,11 @@ from nbddp.archive.find import MAX_SHOWN_NAMES, short_names
 from nbddp.archive.run_list import Listing
 from nbddp.archive.summary import Summary
 from nbddp.charts.sparkline import block_characters, sparkline
-from nbddp.formatting import format_bytes, list_some, plural
+from nbddp.formatting import format_bytes, format_seconds, list_some, plural
 from nbddp.record.metrics import Pairs
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Cell, Dot, Mood, Report, Table, note
-from nbddp.ui.wording import format_rate, format_seconds
+from nbddp.ui.wording import format_rate
 
 SHOWN_RUNS = 50  # by default
 MAX_SETTING_LENGTH = 28  # characters of a setting, or of the name of a setting or a metric

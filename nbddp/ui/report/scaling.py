@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbddp.archive.scaling import MAX_SPREAD, Scaling, WorldSizeResult
-from nbddp.formatting import format_bytes, plural
+from nbddp.formatting import format_bytes, format_seconds, plural
 from nbddp.ui.report.blocks import Picture, Report, Table, note
-from nbddp.ui.wording import align_columns, format_rate, format_seconds
+from nbddp.ui.wording import align_columns, format_rate
 
 BAR = 24  # characters that stand for an efficiency of 100 %
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from nbddp.charts.axes import AxisScale
+from nbddp.formatting import format_seconds
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.lifecycle.refusals import NO_GROUP
 from nbddp.record.metrics import MetricsSnapshot
@@ -50,7 +51,7 @@ def state_title(snapshot: Snapshot) -> Cell:
     """Return a title with the state of the group, its duration, and facts about the group."""
     activity, elapsed = snapshot.state.value, ""
     if snapshot.state.is_busy:
-        elapsed = wording.format_seconds(snapshot.seconds)
+        elapsed = format_seconds(snapshot.seconds)
         if snapshot.script:
             activity = f"{activity.split()[0]} {snapshot.script}"
     facts = [activity, elapsed, *wording.describe_group(snapshot), snapshot.run]

@@ -7,7 +7,7 @@ from functools import partial
 
 from nbddp.archive.stored_run import StoredCell, StoredRun
 from nbddp.charts.axes import AxisScale
-from nbddp.formatting import format_ranks, plural
+from nbddp.formatting import format_ranks, format_seconds, plural
 from nbddp.record.metrics import MetricStore
 from nbddp.ui.html_pieces import MAX_CHARTS, escape
 from nbddp.ui.log_lines import LogLine, log_html
@@ -25,7 +25,7 @@ from nbddp.ui.report.blocks import (
 )
 from nbddp.ui.report.rank_table import rank_blocks
 from nbddp.ui.report.status import charts_block, events_block
-from nbddp.ui.wording import describe_group, format_seconds, note_hidden_metrics, relative_path
+from nbddp.ui.wording import describe_group, note_hidden_metrics, relative_path
 
 SHOWN_CELLS = 20  # the newest cells
 SHOWN_REPORTS = 3  # the newest failures

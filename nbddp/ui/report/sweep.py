@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbddp.archive.sweep_grid import SweepEntry, SweepState, count_in
-from nbddp.formatting import plural
+from nbddp.formatting import format_seconds, plural
 from nbddp.ui.report.blocks import Block, Cell, Dot, Markup, Report, Table, note
 from nbddp.ui.report.render import blocks_html
-from nbddp.ui.wording import format_seconds
 
 MAX_ROWS = 40  # in the table, around the running row
 _DOTS = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nbddp.formatting import format_bytes, plural
+from nbddp.formatting import format_bytes, format_seconds, plural
 from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.ui.report.blocks import Block, Mood, Picture, Report, Table, Text, note
-from nbddp.ui.wording import describe_straggler, describe_unfinished, format_seconds
+from nbddp.ui.wording import describe_straggler, describe_unfinished
 
 MAX_ROWS = 32  # ranks in the picture and in the table
 MAX_AWAITED = 8  # of these, ranks that others wait for

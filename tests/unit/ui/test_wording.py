@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import nbddp
+from nbddp.formatting import format_seconds
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.lifecycle.retries import AttemptFailure
 from nbddp.record.event_log import RunEvent
@@ -101,7 +102,7 @@ def test_the_wording_cases_cover_every_recorded_event_and_its_facts() -> None:
 def test_seconds_rates_and_steps_in_words() -> None:
     texts = {0: "0 ms", 0.0994: "99 ms", 0.1: "0.1 s", 59.94: "59.9 s", 59.95: "1:00", 60: "1:00"}
     texts |= {119.6: "2:00", 3599.4: "59:59", 3599.6: "1:00:00", 90061: "25:01:01"}
-    assert {seconds: wording.format_seconds(seconds) for seconds in texts} == texts
+    assert {seconds: format_seconds(seconds) for seconds in texts} == texts
     texts = {-1: "", 0: "", 0.01: "1:40 each", 0.1: "10.0 s each", 0.2: "0.2/s", 99.94: "99.9/s"}
     texts |= {100: "100/s", 12345.6: "12,346/s"}
     assert {rate: wording.format_rate(rate) for rate in texts} == texts
