@@ -20,7 +20,7 @@ from nbddp.archive.stored_run import StoredCell, StoredRun
 from nbddp.archive.summary import describe_run_end
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
-from nbddp.record.event_log import TRIAL_ENDED
+from nbddp.record.run_events import TrialEnded
 from nbddp.ui.report.comparison import comparison_report
 from nbddp.ui.report.render import render_text
 
@@ -75,7 +75,7 @@ class Run:
     def events(self) -> list[dict[str, Any]]:
         """The events in order, each with ``time`` (as ``time.time()``), ``kind`` and facts."""
         events = self._recorded.events
-        return [{"time": each.at, "kind": each.kind, **each.facts} for each in events]
+        return [{"time": event.time, "kind": event.kind, **event.facts()} for event in events]
 
     @property
     def cells(self) -> tuple[StoredCell, ...]:
@@ -89,8 +89,8 @@ class Run:
         ``ended by you`` if you ended a run of a sweep or a scaling before its cell began.
         """
         for event in self._recorded.events:
-            if event.kind == TRIAL_ENDED:
-                return str(event.facts["outcome"])
+            if isinstance(event, TrialEnded):
+                return event.outcome
         return next((each.outcome for each in reversed(self.cells)), "")
 
     @property

@@ -52,7 +52,7 @@ class OnNodes:
     @property
     def messages(self) -> list[str]:
         events = self.group.events()
-        return [str(event.facts["what"]) for event in events if event.kind == "node"]
+        return [event.describe() for event in events if event.kind == "node"]
 
     def start(self, count: int = 2) -> Ranks:
         self.bring(count)

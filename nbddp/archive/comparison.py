@@ -19,6 +19,7 @@ from nbddp.charts.palette import LETTERS
 from nbddp.errors import ArgumentError
 from nbddp.formatting import list_some
 from nbddp.record.metrics import Curve, Pairs, spread
+from nbddp.record.run_events import Resumed
 
 MAX_RUNS = 8  # as many as there are distinct colours
 MAX_LABEL = 24  # characters of the values of a sweep
@@ -74,13 +75,10 @@ class ComparedRun(StoredRun):
     def resume_marks(self, over: XAxis) -> Iterator[tuple[float, bool]]:
         """Yield the positions on this axis at which the run resumed, and whether after a heal."""
         for event in self.events:
-            if event.kind != "resumed":
-                continue
-            step, is_heal = event.facts.get("step"), "healed" in event.facts
-            if over is XAxis.TIME:
-                yield event.at - self.metrics().began, is_heal
-            elif isinstance(step, int | float):
-                yield self._x(step, over), is_heal
+            if isinstance(event, Resumed):
+                seconds = event.time - self.metrics().began
+                position = seconds if over is XAxis.TIME else self._x(event.step, over)
+                yield position, event.healed is not None
 
     def curves(self, name: str, over: XAxis) -> dict[int, Curve]:
         """Return the curve of each rank; over samples only if the batch size is known.

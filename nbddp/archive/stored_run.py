@@ -13,7 +13,8 @@ from typing import Any
 
 from nbddp.errors import RequestError
 from nbddp.lifecycle.group_state import GroupState
-from nbddp.record.event_log import RunEvent, merge_equal_failures
+from nbddp.record import run_events
+from nbddp.record.event_log import merge_equal_failures
 from nbddp.record.json_lines import JsonLinesReader
 from nbddp.record.log_reader import log_name, tail
 from nbddp.record.metrics import MetricStore
@@ -98,10 +99,10 @@ class StoredRun:
         self._wanted = wanted
         reader = JsonLinesReader(path / EVENTS, "kind")
         try:
-            self.events = tuple(RunEvent(row.pop("time"), row.pop("kind"), row) for row in reader)
+            self.events = tuple(map(run_events.read_event, reader))
             self.cells = _cells(self.events)
-            starts = (event for event in reversed(self.events) if event.kind == "start")
-            self.ranks = tuple(range(next((event.facts["world_size"] for event in starts), 0)))
+            starts = [e for e in self.events if isinstance(e, run_events.RanksStarted)]
+            self.ranks = tuple(range(starts[-1].world_size if starts else 0))
         except OSError as error:
             raise RequestError(f"there is no run in {path}: {error.strerror}") from None
         except UNREADABLE as error:
@@ -122,7 +123,7 @@ class StoredRun:
     @property
     def was_stopped(self) -> bool:
         """Whether its end was recorded. If not, its kernel was killed, or the run still runs."""
-        return bool(self.events) and self.events[-1].kind == "stopped"
+        return bool(self.events) and isinstance(self.events[-1], run_events.GroupStopped)
 
     def log_path(self, rank: int) -> Path:
         """Return the file with a rank's output, which may not exist."""
@@ -163,11 +164,9 @@ class StoredRun:
         metrics, attempt = MetricStore(), 0
         starts = sorted(each.began_at for each in self.cells if not each.is_again)
         parts: list[dict[int, _RowsOfRanks]] = [{}]  # between recoveries; rows by number of a cell
-        recoveries = [event for event in self.events if event.kind == "recovery"]
-        resumed_attempts = {
-            event.facts.get("attempt") for event in recoveries if "healed" not in event.facts
-        }
-        heals = [event.at for event in recoveries if "healed" in event.facts]
+        recoveries = [event for event in self.events if isinstance(event, run_events.Recovered)]
+        resumed_attempts = {event.attempt for event in recoveries if event.healed is None}
+        heals = [event.time for event in recoveries if event.healed is not None]
         for row in self.metric_rows(cell):
             is_healed = bool(heals) and row["time"] > heals[0]
             if is_healed or (row["attempt"] != attempt and row["attempt"] in resumed_attempts):
@@ -217,10 +216,10 @@ class StoredRun:
 
     def snapshot(self, cell: StoredCell | None = None) -> Snapshot:
         """Return a snapshot of the whole run, or of one cell, for a panel."""
-        events = tuple(event for event in self.events if cell is None or _is_in(cell, event.at))
-        began, ended = (events[0].at, events[-1].at) if events else (0.0, 0.0)
+        events = tuple(event for event in self.events if cell is None or _is_in(cell, event.time))
+        began, ended = (events[0].time, events[-1].time) if events else (0.0, 0.0)
         metrics = self.metrics(cell)
-        attempts = [event.facts["attempt"] for event in events if "attempt" in event.facts]
+        attempts = [event.attempt for event in events if isinstance(event, run_events.AttemptEvent)]
         return Snapshot(
             state=GroupState.OFF,
             at=ended,
@@ -275,36 +274,36 @@ def damaged(path: Path, error: Exception) -> RequestError:
     return RequestError(f"{path.name} is damaged, or not a run of nbddp ({reason})")
 
 
-def _cells(events: Sequence[RunEvent]) -> tuple[StoredCell, ...]:
-    ended = {_cell_id(event): event for event in events if event.kind == "cell ended"}
-    started = (event for event in events if event.kind == "cell")
+def _cells(events: Sequence[run_events.RunEvent]) -> tuple[StoredCell, ...]:
+    ended = {_cell_id(event): event for event in events if isinstance(event, run_events.CellEnded)}
+    started = (event for event in events if isinstance(event, run_events.CellStarted))
     return tuple(_cell(event, ended.get(_cell_id(event))) for event in started)
 
 
-def _cell_id(event: RunEvent) -> int:
+def _cell_id(event: run_events.CellStarted | run_events.CellEnded) -> int:
     """Return the id of an event's cell; older records have only the prompt number."""
-    return int(event.facts.get("id", event.facts["number"]))
+    return event.number if event.id is None else event.id
 
 
-def _cell(started: RunEvent, ended: RunEvent | None) -> StoredCell:
-    facts = started.facts
-    begins, ends = facts.get("logs", {}), ended.facts.get("logs", {}) if ended else {}
+def _cell(started: run_events.CellStarted, ended: run_events.CellEnded | None) -> StoredCell:
+    end = ended or run_events.CellEnded(number=started.number, outcome="")
+    begins, ends = started.logs or {}, end.logs or {}
     return StoredCell(
-        number=facts["number"],
-        ranks=tuple(facts["ranks"]),
-        source=str(facts["source"]),
-        began_at=facts.get("began", started.at),  # ranks may report before this event
-        ended_at=ended.at if ended else None,
-        outcome=ended.facts["outcome"] if ended else "",
-        report=ended.facts.get("report", "") if ended else "",
+        number=started.number,
+        ranks=tuple(started.ranks),
+        source=str(started.source),
+        began_at=started.began or started.time,
+        ended_at=ended.time if ended else None,
+        outcome=end.outcome,
+        report=end.report,
         failures={
             rank: (failure["what"], failure["consequence"])
-            for failure in (ended.facts.get("failures", ()) if ended else ())
+            for failure in end.failures
             for rank in failure["ranks"]
         },
-        is_interrupted=bool(ended and ended.facts.get("interrupted")),
-        is_again=facts.get("again", False),
-        is_replay=facts.get("replay", False),
+        is_interrupted=end.interrupted,
+        is_again=started.again,
+        is_replay=started.replay,
         logs={int(rank): (begin, ends.get(rank)) for rank, begin in begins.items()},
     )
 
@@ -314,13 +313,16 @@ def _is_in(cell: StoredCell, at: float) -> bool:
 
 
 def _rank(
-    rank: int, events: tuple[RunEvent, ...], rate: StepRate | None, cell: StoredCell | None
+    rank: int,
+    events: Sequence[run_events.RunEvent],
+    rate: StepRate | None,
+    cell: StoredCell | None,
 ) -> RankSnapshot:
-    exits = [event.facts for event in events if event.kind == "exit"]
-    failures = [event.facts for event in events if event.kind == "failure"]
-    own = [facts["what"] for facts in failures if facts.get("rank") == rank]
-    of_others = {facts["what"] for facts in failures if facts.get("rank") != rank}
-    problems = [facts["how"] for facts in exits if facts.get("rank") == rank]
+    exits = [event for event in events if isinstance(event, run_events.RankExited)]
+    failures = [event for event in events if isinstance(event, run_events.RankFailed)]
+    own = [failure.what for failure in failures if failure.rank == rank]
+    of_others = {failure.what for failure in failures if failure.rank != rank}
+    problems = [event.how for event in exits if event.rank == rank]
     problems += ("failed" if what in of_others else what for what in own)
     is_first_cause = bool(own)
     if cell is not None and rank in cell.failures:

@@ -16,7 +16,7 @@ import psutil
 from nbddp.archive.stored_run import UNREADABLE, StoredRun, damaged
 from nbddp.errors import RequestError
 from nbddp.record.metrics import Pairs
-from nbddp.record.run_folder import RunJson, read_facts
+from nbddp.record.run_folder import new_facts, read_facts
 
 STOPPED = "stopped"
 RUNNING = "still running"
@@ -112,13 +112,13 @@ def _summarize(path: Path, current: Path | None) -> Summary:
 
 def _facts_of_events(path: Path) -> dict[str, Any]:
     """Return the facts in the events of a run without an end: they are newer than ``run.json``."""
-    run, run_json = StoredRun(path), RunJson()
+    run, facts = StoredRun(path), new_facts()
     for event in run.events:
-        run_json.update(event.kind, event.facts)
-    began = run.events[0].at if run.events else 0.0
+        event.apply(facts)
+    began = run.events[0].time if run.events else 0.0
     is_busy = bool(run.cells) and not run.cells[-1].is_over
     sizes = {"world_size": len(run.ranks)} if run.ranks else {}
-    return run_json.facts | sizes | {"began": began, "is_busy": is_busy}
+    return facts | sizes | {"began": began, "is_busy": is_busy}
 
 
 def _outcome(path: Path, facts: Mapping[str, Any], current: Path | None) -> tuple[bool, str, str]:
@@ -196,7 +196,7 @@ def describe_run_end(run: StoredRun, *, current: Path | None) -> str:
         return STOPPED
     if run.path == current:
         return RUNNING
-    return describe_unended(run.facts, began=run.events[0].at if run.events else 0.0)
+    return describe_unended(run.facts, began=run.events[0].time if run.events else 0.0)
 
 
 def describe_unended(facts: Mapping[str, Any], *, began: float) -> str:

@@ -21,6 +21,7 @@ from nbddp.record.cell import CellHandle, NoticeRouter
 from nbddp.record.event_log import EventLog
 from nbddp.record.rank_monitor import RankMonitor
 from nbddp.record.replay_log import ReplayLog
+from nbddp.record.run_events import InterruptAsked
 from nbddp.sigint import Future
 from nbddp.wire.messages import InputReply, Ready
 from nbddp.wire.request_messages import Answer, Request
@@ -109,7 +110,7 @@ class ActorState:
         self.life, actions = advance(self.life, event)
         cell = self.life.cell
         if before is not None and cell is not None and cell.interrupts > before.interrupts:
-            self.event_log.record("interrupt")
+            self.event_log.record(InterruptAsked())
         refusal = ""
         for action in actions:
             if isinstance(action, ev.Refuse):

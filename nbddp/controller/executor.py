@@ -30,6 +30,7 @@ from nbddp.errors import NbddpError, StartError
 from nbddp.launch.local_launcher import Launcher, RankHandle
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.heal_steps import KILLED
+from nbddp.record import run_events
 from nbddp.record.cell import CellResult
 from nbddp.record.log_reader import LogReader, log_name
 from nbddp.wire import messages as msg
@@ -139,7 +140,7 @@ class Executor:
             case ev.Notify(text=text):
                 state.router.notify(text)
             case ev.RecordNode(text=text):
-                state.event_log.record("node", what=text)
+                state.event_log.record(run_events.NodeChanged(what=text))
             case ev.GroupStarted():
                 self._on_group_started()
             case ev.GroupStartFailed(reason=reason, details=details):
@@ -204,7 +205,7 @@ class Executor:
         state.step(replace(event, stopped=stopped, working=working))
 
     def _end_failed_heal(self, reason: str, *, is_refused: bool) -> None:
-        self._state.event_log.record("not healed", reason=reason)
+        self._state.event_log.record(run_events.HealFailed(reason=reason))
         if self._heal is not None:
             self._heal.close()
             for rank in self._heal.ranks:  # they are all dead
@@ -227,7 +228,8 @@ class Executor:
         state.replay_log.clear()
         state.launcher.assign(world_size)
         starts = self._rank_starts(state.life.alive)
-        state.event_log.record("start", attempt=state.life.run_attempt, world_size=world_size)
+        attempt = state.life.run_attempt
+        state.event_log.record(run_events.RanksStarted(attempt=attempt, world_size=world_size))
         state.runtime.link.open_attempt(state.life.attempt, world_size)
         self._launch(starts)
 
@@ -273,14 +275,14 @@ class Executor:
         state = self._state
         state.replay_log.set_pending((), clears_entries=True)
         state.replay_log.is_rejoined = True
-        state.event_log.record(
-            "taken back",
+        rejoined = run_events.GroupRejoined(
             attempt=state.life.run_attempt,
             ranks=sorted(set(survivors.ranks) - set(failed)),
             world_size=survivors.world_size,
             pid=os.getpid(),
             at=time.time(),
         )
+        state.event_log.record(rejoined)
 
     @property
     def _started_spec(self) -> GroupSpec:
@@ -382,7 +384,7 @@ class Executor:
 
     def _on_group_started(self) -> None:
         state = self._state
-        state.event_log.record("ready", attempt=state.life.run_attempt)
+        state.event_log.record(run_events.RanksReady(attempt=state.life.run_attempt))
         state.start_error = None
         state.futures.resolve("start")
         state.write_run_json()
@@ -393,7 +395,8 @@ class Executor:
         state.keep_start_error(
             StartError(reason, details=details or state.event_log.final_output(gone))
         )
-        state.event_log.record("start failed", reason=str(state.start_error), interrupted=False)
+        reason = str(state.start_error)
+        state.event_log.record(run_events.StartFailed(reason=reason, interrupted=False))
 
     def _finish_cell(self, *, is_outgrown: bool) -> None:
         """Give the cell its result, and record it."""
@@ -410,7 +413,7 @@ class Executor:
     def _record_result(self, result: CellResult) -> None:
         state = self._state
         logs = state.event_log.log_sizes(result.ranks)
-        state.event_log.record("cell ended", **result.facts(), logs=logs)
+        state.event_log.record(run_events.CellEnded(**result.facts(), logs=logs))
         if state.cell is not None and result.is_ok and not state.cell.request.once:
             state.replay_log.add(state.cell.replay_entry())
 
@@ -420,8 +423,9 @@ class Executor:
         is_over = not state.life.state.is_live  # else a restart follows at once
         if is_over and state.start_error is None and state.futures.is_pending("start"):
             state.start_error = StartError("stopped while it started")
-            state.event_log.record("start failed", reason=str(state.start_error), interrupted=True)
-        state.event_log.record("stopped", attempt=state.life.run_attempt)
+            reason = str(state.start_error)
+            state.event_log.record(run_events.StartFailed(reason=reason, interrupted=True))
+        state.event_log.record(run_events.GroupStopped(attempt=state.life.run_attempt))
         state.write_run_json()
         if is_over:
             if state.start_error is not None:

@@ -26,6 +26,7 @@ from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import refusals
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.lifecycle.retries import AttemptFailure
+from nbddp.record import run_events
 from nbddp.record.cell import CellHandle, CellRequest, ReplayEntry
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.notices import HangReport
@@ -109,7 +110,8 @@ class GroupActor:
         if not is_recovery:
             state.fired_faults = frozenset()
         if isinstance(event, ev.RestartAsked):  # a start is refused while a cell runs
-            self._mark_cell_ended(RESTART_WITH_REPLAY if is_recovery else "restart", "restart")
+            how = RESTART_WITH_REPLAY if is_recovery else "restart"
+            self._mark_cell_ended(how, run_events.RestartAsked())
         is_new = state.event_log.folder is None
         try:
             self._request(event)
@@ -135,7 +137,7 @@ class GroupActor:
         """Stop all ranks, and do not wait."""
         state = self.state
         future = state.futures.new("stop")
-        self._mark_cell_ended("stop", "stop")
+        self._mark_cell_ended("stop", run_events.StopAsked())
         state.step(ev.StopAsked())
         if not state.life.state.is_live:
             state.futures.resolve("stop")
@@ -182,7 +184,7 @@ class GroupActor:
         except RequestError:
             state.cell = before
             raise
-        state.event_log.record("cell", **handle.facts(), logs=logs)
+        state.event_log.record(handle.start_event(logs))
         self._watch_cell(handle)
         if is_elastic and state.launcher.has_free_capacity():  # a node joined just now
             state.step(ev.CapacityChanged())
@@ -214,14 +216,14 @@ class GroupActor:
         )
         if text and state.life.state is GroupState.RUNNING:
             state.router.publish(HangReport(text))
-            state.event_log.record("no progress", text=text)
+            state.event_log.record(run_events.NoProgress(text=text))
 
-    def _mark_cell_ended(self, how: str, request: str) -> None:
+    def _mark_cell_ended(self, how: str, request: run_events.RunEvent) -> None:
         """Mark the running cell as ended by the user, so that its ranks do not count as failed."""
         state = self.state
         if state.cell is not None and state.life.state.is_busy:
             state.cell.set_ended_by(how)
-            state.event_log.record(f"{request} asked")
+            state.event_log.record(request)
 
     def answer(self, rank: int, answer: InputReply) -> None:
         """Send a rank the answer to its question, and keep it for a replay."""
@@ -236,7 +238,7 @@ class GroupActor:
         """Kill one rank, and do not wait."""
         state = self.state
         self._request(ev.KillAsked(rank=rank))
-        state.event_log.record("kill asked", rank=rank)
+        state.event_log.record(run_events.KillAsked(rank=rank))
         if state.cell is not None:
             state.cell.set_killed_by_user(rank)
         return state.futures.new("kill", rank)
@@ -289,7 +291,8 @@ class GroupActor:
         """Record a recovery; its cost is known at the next step that a rank reports."""
         state = self.state
         state.recovery = recovery
-        state.event_log.record("recovery", attempt=state.life.run_attempt, **recovery.facts)
+        cost = vars(recovery.cost)
+        state.event_log.record(run_events.Recovered(attempt=state.life.run_attempt, **cost))
 
 
 def start_event(spec: GroupSpec) -> ev.StartAsked:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nbddp.controller.rank_processes import FailedRanks, try_each
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.group_state import HealLife
+from nbddp.record import run_events
 from nbddp.record.heal.heal_report import MAX_SHOWN_PLACES, MAX_SHOWN_VALUES, Healed
 from nbddp.record.heal.rank_values import OwnValues
 from nbddp.record.replay_log import cell_that_assigned, root_name
@@ -178,18 +179,19 @@ class HealRequests:
 
     def _record(self, healed: Healed) -> None:
         self._state.event_log.record(
-            "healed",
-            ranks=healed.ranks,
-            donor=healed.donor,
-            names=healed.names,
-            left=dict(healed.left),
-            more=dict(healed.more),
-            places=[*healed.places[:MAX_SHOWN_PLACES]],
-            more_places=max(0, len(healed.places) - MAX_SHOWN_PLACES),
-            own=[*healed.own[:MAX_SHOWN_VALUES]],
-            unknown=[*healed.unknown[:MAX_SHOWN_VALUES]],
-            bytes=healed.size,
-            fork=round(healed.fork, 3),
-            carry=round(healed.carry, 3),
-            meet=round(healed.meet, 3),
+            run_events.RanksHealed(
+                ranks=healed.ranks,
+                donor=healed.donor,
+                names=healed.names,
+                left=dict(healed.left),
+                more=dict(healed.more),
+                places=healed.places[:MAX_SHOWN_PLACES],
+                more_places=max(0, len(healed.places) - MAX_SHOWN_PLACES),
+                own=healed.own[:MAX_SHOWN_VALUES],
+                unknown=healed.unknown[:MAX_SHOWN_VALUES],
+                bytes=healed.size,
+                fork=round(healed.fork, 3),
+                carry=round(healed.carry, 3),
+                meet=round(healed.meet, 3),
+            )
         )

@@ -13,6 +13,7 @@ from nbddp.launch.local_launcher import RankHandle
 from nbddp.launch.memory import MemoryWatch
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import refusals
+from nbddp.record import run_events
 from nbddp.record.notices import InputClosed, InputRequest, RichOutput
 from nbddp.sigint import Future
 from nbddp.wire import messages as msg
@@ -74,9 +75,10 @@ class MessageHandler:
                 state.rank_monitor.add(rank, status, time.monotonic())
                 self._record_recovery()
             case msg.EventReported(kind=kind, facts=facts):
-                state.event_log.record_reported(rank, kind, facts)
-                if kind == "fault":
-                    state.record_fired({str(facts.get("fault"))})
+                event = run_events.reported_event(rank, kind, facts)
+                state.event_log.record(event)
+                if isinstance(event, run_events.FaultFired):
+                    state.record_fired({event.fault})
             case msg.InterruptAcknowledged(cell=cell):
                 state.step(ev.RankAcknowledged(attempt=attempt, rank=rank, cell=cell))
             case msg.StepAwaited(cell=cell, seconds=seconds):
@@ -98,7 +100,10 @@ class MessageHandler:
         """Record the cost of a failure when the first step after it is reported."""
         state, step = self._state, self._state.rank_monitor.first_step
         if state.recovery is not None and step is not None:
-            state.event_log.record("resumed", **state.recovery.resumed(step, time.time()))
+            seconds = round(time.time() - state.recovery.at, 3)
+            lost, cost = state.recovery.repeated_steps(step), vars(state.recovery.cost)
+            resumed = run_events.Resumed(step=step, lost=lost, seconds=seconds, **cost)
+            state.event_log.record(resumed)
             state.recovery = None
 
     def on_cell_ended(self, rank: int, attempt: int, report: msg.CellEnded) -> None:
@@ -111,7 +116,8 @@ class MessageHandler:
                 state.rank_monitor.values.add(rank, report.cell, report.values)
                 failure = state.cell.failure(rank)
                 if failure is not None and not failure.is_consequence:
-                    state.event_log.record("failure", rank=rank, what=failure.headline())
+                    what = failure.headline()
+                    state.event_log.record(run_events.RankFailed(rank=rank, what=what))
                 if report.is_quit:
                     state.interrupt_once()
         finally:
@@ -144,7 +150,7 @@ class MessageHandler:
             if handle.exitcode != 0 or state.life.state.is_busy:  # a cell may call os._exit(0)
                 how = describe_exit(handle.exitcode) + (f" ({reason})" if reason else "")
                 number = attempt - state.life.attempts_before_run
-                state.event_log.record("exit", rank=rank, attempt=number, how=how)
+                state.event_log.record(run_events.RankExited(rank=rank, attempt=number, how=how))
             self._kill_orphans(handle)
         finally:
             if is_current:

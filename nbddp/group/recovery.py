@@ -15,10 +15,10 @@ from nbddp.group.push_pull import repeat_push
 from nbddp.lifecycle.refusals import CANNOT_HEAL, NOT_HEALED
 from nbddp.lifecycle.retries import (
     AttemptFailure,
+    RecoveryCost,
     RecoveryMethod,
     Retries,
     describe_recoveries,
-    describe_recovery,
     next_method,
     why_no_retry,
 )
@@ -237,7 +237,8 @@ class Recovery:
         healed = self._session.heal()
         for line in healed.lines(cells_to_rerun(self._session.replay_log, source))[1:]:
             self._display.print_line(line)
-        self._record_recovery(failure, detected=detected, healed=healed.seconds)
+        cost = RecoveryCost(detected=round(detected, 3), healed=round(healed.seconds, 3))
+        self._record_recovery(failure, cost)
 
     def _restart_and_replay(self, failure: AttemptFailure | None = None) -> CellResult | None:
         """Restart with all joined nodes, and replay. Return the result of a failed cell."""
@@ -251,21 +252,19 @@ class Recovery:
                 self._display.show_notice(f"{ranks} ranks now, {before} before")
             failed = self._replay(entries)
         if failed is None and failure is not None:
-            self._record_recovery(
-                failure,
-                detected=found - failure.at,
-                restarted=ready - began,
-                replayed=time.monotonic() - ready,
+            cost = RecoveryCost(
+                detected=round(found - failure.at, 3),
+                restarted=round(ready - began, 3),
+                replayed=round(time.monotonic() - ready, 3),
                 cells=sum(isinstance(entry, CellRequest) for entry in entries),
             )
+            self._record_recovery(failure, cost)
         return failed
 
-    def _record_recovery(self, failure: AttemptFailure, **facts: float) -> None:
-        rounded = {name: round(value, 3) for name, value in facts.items()}
-        recovery = replace(failure, facts=rounded)
-        self._session.record_recovery(recovery)
-        self._seconds_lost += recovery.seconds
-        self._display.show_notice(describe_recovery(recovery.facts))
+    def _record_recovery(self, failure: AttemptFailure, cost: RecoveryCost) -> None:
+        self._session.record_recovery(replace(failure, cost=cost))
+        self._seconds_lost += cost.total
+        self._display.show_notice(str(cost))
 
     def replay(
         self, entries: Sequence[ReplayEntry], *, restart: Callable[[], None] = lambda: None

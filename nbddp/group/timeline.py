@@ -6,12 +6,13 @@ import logging
 import time
 from dataclasses import replace
 from pickle import UnpicklingError
+from typing import TypeVar
 
 from nbddp.controller.rank_requests import resolve_ranks
 from nbddp.controller.session import Session
 from nbddp.errors import NbddpError
 from nbddp.group.push_pull import pull
-from nbddp.record.event_log import RunEvent
+from nbddp.record.run_events import CellEnded, CellStarted, RankExited
 from nbddp.record.waiting.collective_timeline import (
     DdpOverlap,
     Timeline,
@@ -25,6 +26,8 @@ DDP_TIMING_EXPRESSION = (
     ".read_ddp_timing(globals())"
 )
 
+CellEvent = TypeVar("CellEvent", CellStarted, CellEnded)
+
 logger = logging.getLogger(__name__)
 
 
@@ -34,28 +37,30 @@ def timeline_of(session: Session, last: int | None = None) -> Timeline:
     history = collectives.history()
     cell = session.life.cell
     is_over = cell is None or cell.number != history.cell
-    end_event = find_event(session, "cell ended", history.cell)
+    end_event = find_event(session, CellEnded, history.cell)
     # no rank hung in a cell that succeeded
-    went_well = end_event is not None and end_event.facts.get("outcome") == "ok"
-    end_time = time.time() if end_event is None else end_event.at
+    went_well = end_event is not None and end_event.outcome == "ok"
+    end_time = time.time() if end_event is None else end_event.time
     at_end = () if went_well else find_unfinished(history, end_time, is_over=is_over)
     exits = session.event_log.since(history.began) if history.began else ()
     died = {
-        each.facts["rank"]: each.at for each in exits if each.kind == "exit" and each.at <= end_time
+        event.rank: event.time
+        for event in exits
+        if isinstance(event, RankExited) and event.time <= end_time
     }
     timeline = build_timeline(history, collectives.straggler(), last=last, unmet=at_end, died=died)
-    start_event = find_event(session, "cell", history.cell)
-    number = start_event.facts["number"] if start_event else history.cell
+    start_event = find_event(session, CellStarted, history.cell)
+    number = start_event.number if start_event else history.cell
     timeline = replace(timeline, is_over=is_over, cell=number)
     if timeline.is_empty:
         return timeline
     return replace(timeline, overlaps=_collect_overlaps(session, history.began))
 
 
-def find_event(session: Session, kind: str, cell: int) -> RunEvent | None:
+def find_event(session: Session, event_class: type[CellEvent], cell: int) -> CellEvent | None:
     """Return the start or end event of a cell; None if it was not recorded."""
-    events = (each for each in session.event_log.since(0.0) if each.kind == kind)
-    return next((each for each in events if each.facts.get("id") == cell), None)
+    events = (each for each in session.event_log.since(0.0) if isinstance(each, event_class))
+    return next((event for event in events if event.id == cell), None)
 
 
 def _collect_overlaps(session: Session, began: float) -> tuple[DdpOverlap, ...]:

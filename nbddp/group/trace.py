@@ -15,6 +15,7 @@ from nbddp.errors import RequestError
 from nbddp.group.timeline import find_event
 from nbddp.private_files import make_private_folders
 from nbddp.record.cell import CellResult
+from nbddp.record.run_events import CellStarted
 from nbddp.record.run_folder import replace_file
 from nbddp.record.trace import MAX_EVENTS, Trace, write_merged
 from nbddp.wire.request_messages import Answer
@@ -48,8 +49,8 @@ def collect_trace(session: Session, result: CellResult, asked: TraceSteps) -> Tr
 
 def _cell_start(session: Session, result: CellResult) -> int:
     """Return the start of the cell in nanoseconds, from which the times in the file count."""
-    event = find_event(session, "cell", result.number)
-    began = time.time() - result.seconds if event is None else event.facts["began"]
+    event = find_event(session, CellStarted, result.number)
+    began = (event and event.began) or time.time() - result.seconds
     return int(began * 1e6) * 1000
 
 

@@ -16,8 +16,8 @@ from nbddp.group.push_pull import push
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
 from nbddp.record.cell import CellRequest, CellResult, ReplayEntry
-from nbddp.record.event_log import TRIAL_ENDED
 from nbddp.record.replay_log import describe_entries
+from nbddp.record.run_events import TrialEnded
 from nbddp.sigint import sigint_deferred
 from nbddp.ui.report.sweep import (
     describe_current,
@@ -158,7 +158,7 @@ class TrialRunner:
                 is_cut_short = result is None and row.state is SweepState.RUNNING
                 if is_cut_short and session.life.state.is_live:
                     # otherwise the run would have the outcome of its last replayed cell
-                    session.call(session.event_log.record, TRIAL_ENDED, outcome=ENDED_BY_USER)
+                    session.call(session.event_log.record, TrialEnded(outcome=ENDED_BY_USER))
                 row.path, row.seconds = session.event_log.path, time.monotonic() - began
                 stop_count = session.end_requests
                 self.group.scripts.close()  # this also counts as a stop request

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from nbddp.errors import ArgumentError
 from nbddp.formatting import plural
+from nbddp.wire.frozen import Frozen
 
 
 class RecoveryMethod(Enum):
@@ -40,6 +40,40 @@ class Retries:
         return self.heals if method is RecoveryMethod.HEAL else self.restarts
 
 
+class RecoveryCost(Frozen):
+    """The seconds of a recovery, by what they were needed for.
+
+    Attributes:
+        detected: from the failure to the end of the cell.
+        healed: in a recovery by a heal: until the dead ranks were replaced.
+        restarted: in a recovery by a restart: until all ranks were ready again.
+        replayed: until ``cells`` earlier cells had run again.
+        cells: the number of these cells.
+
+    >>> str(RecoveryCost(detected=0.02, healed=0.31))
+    'noticed after 0.02 s, healed in 0.31 s'
+    """
+
+    detected: float
+    healed: float | None = None
+    restarted: float | None = None
+    replayed: float | None = None
+    cells: int | None = None
+
+    def __str__(self) -> str:
+        text = f"noticed after {self.detected:.2f} s"
+        if self.healed is not None:
+            return f"{text}, healed in {self.healed:.2f} s"
+        cells = f"{plural(self.cells or 0, 'cell')} replayed in {self.replayed:.2f} s"
+        return f"{text}, restarted in {self.restarted:.2f} s, {cells}"
+
+    @property
+    def total(self) -> float:
+        """All seconds of the recovery."""
+        parts = (self.detected, self.healed, self.restarted, self.replayed)
+        return sum(filter(None, parts))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFailure:
     """A failure that ended an attempt, and the cost of the recovery.
@@ -50,9 +84,7 @@ class AttemptFailure:
         step: the last step that any rank had reported; None if there was none.
         is_death: whether a rank died, so that a heal can replace it.
         method: how the cell was run again.
-        facts: seconds of the recovery, by what they were needed for: ``detected`` until the end of
-            the cell, ``healed``, ``restarted`` until all ranks were ready again, ``replayed``.
-            ``cells`` is the number of replayed cells.
+        cost: the cost of the recovery; None before.
     """
 
     what: str
@@ -60,38 +92,13 @@ class AttemptFailure:
     step: float | None
     is_death: bool = False
     method: RecoveryMethod = RecoveryMethod.RESTART
-    facts: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def seconds(self) -> float:
-        """All seconds of the recovery."""
-        return sum(value for name, value in self.facts.items() if name != "cells")
-
-    def resumed(self, step: float, at: float) -> dict[str, float | None]:
-        """Return the facts to record at the first step; ``at`` is its ``time.time()``."""
-        seconds = round(at - self.at, 3)
-        return {"step": step, "lost": self.repeated_steps(step), "seconds": seconds, **self.facts}
+    cost: RecoveryCost | None = None
 
     def repeated_steps(self, resumed_at: float) -> int | None:
         """Return how many steps run a second time if the first step now is ``resumed_at``."""
         if self.step is None:
             return None
         return max(0, int(self.step - resumed_at) + 1)
-
-
-def describe_recovery(facts: Mapping[str, Any]) -> str:
-    """Describe a recovery by its recorded facts.
-
-    >>> describe_recovery({"detected": 0.02, "healed": 0.31})
-    'noticed after 0.02 s, healed in 0.31 s'
-    """
-    text = f"noticed after {facts['detected']:.2f} s"
-    if "healed" in facts:
-        return f"{text}, healed in {facts['healed']:.2f} s"
-    return (
-        f"{text}, restarted in {facts['restarted']:.2f} s, "
-        f"{plural(facts['cells'], 'cell')} replayed in {facts['replayed']:.2f} s"
-    )
 
 
 def describe_recoveries(methods: Sequence[RecoveryMethod], seconds: float) -> str:

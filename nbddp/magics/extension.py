@@ -16,7 +16,6 @@ from nbddp.magics.completion import Completion
 from nbddp.magics.line_magic import HELP, run_command
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.parser import CELL
-from nbddp.record.event_log import CONFIG
 from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.train.log_and_track import Sink, set_sink
 
@@ -39,11 +38,10 @@ class _KernelSink(Sink):
         super().log(step, values)
         self._explain("nbddp.log")
 
-    def record_event(self, kind: str, facts: dict[str, Any]) -> None:
-        """Send an event to the logger."""
-        super().record_event(kind, facts)
-        if kind == CONFIG:
-            self._explain("nbddp.config")
+    def record_config(self, values: dict[str, Any]) -> None:
+        """Send the settings to the logger."""
+        super().record_config(values)
+        self._explain("nbddp.config")
 
     def _explain(self, function: str) -> None:
         print_line, self._print_line = self._print_line, None

@@ -16,10 +16,9 @@ from nbddp.archive.summary import summarize
 from nbddp.errors import RequestError
 from nbddp.publish.step_aggregator import AggregatedStep, StepAggregator
 from nbddp.publish.tracker import RunIdentity, RunOutcome, Tracker
-from nbddp.record.event_log import RunEvent
+from nbddp.record import run_events
 from nbddp.record.json_lines import JsonLinesReader, Row
-from nbddp.record.run_folder import RunJson, read_facts, write_atomic
-from nbddp.ui.wording import describe_event
+from nbddp.record.run_folder import new_facts, read_facts, write_atomic
 
 STEPS_PER_CALL = 500  # small enough that each call of the tracker returns in time
 MAX_LIVE_EVENTS = 1000  # events that a tracker gets while the run goes on
@@ -62,7 +61,7 @@ class Publisher:
         self.aggregator = StepAggregator()
         self._rows = JsonLinesReader(self.folder / "metrics.jsonl", "rank", "attempt")
         self._events = JsonLinesReader(self.folder / "events.jsonl", "kind")
-        self._run_json = RunJson()
+        self._run_facts = new_facts()
         self._published_settings: dict[str, Any] = {}
         self._event_lines: list[tuple[float, str]] = []
         self._events_published = 0
@@ -73,7 +72,7 @@ class Publisher:
     @property
     def has_stopped(self) -> bool:
         """Whether the ranks have stopped; in a restart, they start again at once."""
-        return "ended" in self._run_json.facts
+        return "ended" in self._run_facts
 
     def publish_new(self, *, is_over: bool = False) -> bool:
         """Read and publish new data; return whether there was any.
@@ -91,9 +90,9 @@ class Publisher:
             rows = self._rows.read(is_over=is_over)
         # read after the rows, so that each row's cell is in it
         events = self._events.read(is_over=is_over)
-        for event in events:
+        for row in events:
             with suppress(*UNREADABLE):  # a damaged line
-                self._read_event(event)
+                self._read_event(run_events.read_event(row))
         now = time.monotonic()
         for row in rows:
             self.aggregator.add(row, now)
@@ -132,20 +131,18 @@ class Publisher:
 
     # ---- reading
 
-    def _read_event(self, event: dict[str, Any]) -> None:
-        match event["kind"]:
-            case "start":
-                self._world_sizes[event["attempt"]] = size = int(event["world_size"])
+    def _read_event(self, event: run_events.RunEvent) -> None:
+        match event:
+            case run_events.RanksStarted(attempt=attempt, world_size=size):
+                self._world_sizes[attempt] = size
                 self.aggregator.ranks = frozenset(range(size))
-            case "cell":
-                when = float(event.get("began", event["time"]))
-                self.aggregator.begin_cell(when, is_again=event.get("again") is True)
-            case "cell ended":
+            case run_events.CellStarted(began=began, again=is_again):
+                self.aggregator.begin_cell(float(began or event.time), is_again=is_again)
+            case run_events.CellEnded():
                 self._has_ended_cell = True
-        facts = {name: value for name, value in event.items() if name not in ("time", "kind")}
-        if text := _describe_event(RunEvent(event["time"], event["kind"], facts)):
-            self._event_lines.append((event["time"], text))
-        self._run_json.update(event["kind"], facts)
+        if text := _describe_event(event):
+            self._event_lines.append((event.time, text))
+        event.apply(self._run_facts)
 
     # ---- publishing
 
@@ -190,7 +187,7 @@ class Publisher:
         if isinstance(git, dict):
             published |= {f"git.{key}": git[key] for key in ("commit", "dirty") if key in git}
         ours = {f"{PREFIX}{name}": value for name, value in published.items()}
-        settings = self._run_json.facts["config"] | ours
+        settings = self._run_facts["config"] | ours
         return {name: _plain_value(value) for name, value in settings.items()}
 
     def _call_tracker(self, what: str, method: Callable[..., Any], *arguments: object) -> Any:
@@ -198,19 +195,18 @@ class Publisher:
             return method(*arguments)
 
 
-def _describe_event(event: RunEvent) -> str:
+def _describe_event(event: run_events.RunEvent) -> str:
     """Return an event as a sentence; empty for settings, which trackers show as a config."""
-    match event.kind:
-        case "config":
+    match event:
+        case run_events.Configured():
             return ""
-        case "cell":
-            again = " again" if event.facts.get("again") else ""
-            return f"cell {event.facts['number']} begins{again}"
-        case "cell ended":
-            return f"cell {event.facts['number']}: {event.facts['outcome']}"
-        case "stopped":
+        case run_events.CellStarted(number=number, again=is_again):
+            return f"cell {number} begins{' again' if is_again else ''}"
+        case run_events.CellEnded(number=number, outcome=outcome):
+            return f"cell {number}: {outcome}"
+        case run_events.GroupStopped():
             return "stopped"
-    return describe_event(event)
+    return event.describe()
 
 
 def _plain_value(value: Any) -> Any:

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from nbddp.errors import RequestError
+from nbddp.record import run_events
 from nbddp.record.log_reader import LogSpan
 from nbddp.record.notices import ControllerMessage, InputRequest, Notice, NoticeQueue
 from nbddp.record.push_store import PushRecord
@@ -231,17 +232,18 @@ class CellHandle:
             shard_copies=self.request.shard_copies,
         )
 
-    def facts(self) -> dict[str, Any]:
-        """Return the facts for the "cell" event in the event log."""
-        return {
-            "number": self.prompt,
-            "id": self.number,
-            "ranks": self.ranks,
-            "source": self.request.source,
-            "began": round(self.began_at, 6),
-            **({"again": True} if self.request.is_again else {}),
-            **({"replay": True} if self.request.is_replay else {}),
-        }
+    def start_event(self, logs: Mapping[str, int]) -> run_events.CellStarted:
+        """Return the event of the start; ``logs`` are the bytes in the logs of its ranks."""
+        return run_events.CellStarted(
+            number=self.prompt,
+            id=self.number,
+            ranks=self.ranks,
+            source=self.request.source,
+            began=round(self.began_at, 6),
+            again=self.request.is_again,
+            replay=self.request.is_replay,
+            logs=logs,
+        )
 
     def set_ended_by(self, how: str) -> None:
         """Record that the user ended the cell and its ranks, as a noun."""

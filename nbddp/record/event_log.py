@@ -8,41 +8,31 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nbddp.private_files import is_private_folder
 from nbddp.record import run_folder
 from nbddp.record.log_reader import log_name, read_end
-
-TRIAL_ENDED = "trial ended"  # the user ended a run of a sweep or a scaling before its cell ended
-OWN_KINDS = frozenset(
-    {
-        *("start", "start failed", "ready", "stopped", "exit", "failure", "no progress"),
-        *("cell", "cell ended", "interrupt", "restart asked", "stop asked", "kill asked"),
-        *("recovery", "resumed", "healed", "not healed", "node", "taken back"),
-        TRIAL_ENDED,
-    }
+from nbddp.record.run_events import (
+    Configured,
+    NoProgress,
+    RankFailed,
+    RanksStarted,
+    ReportedEvent,
+    RunEvent,
+    event_of,
 )
-CONFIG = "config"
+
 MAX_OWN_EVENTS = 1000  # events of the controller in memory; the file has all
 MAX_REPORTED_EVENTS = 500  # events of ranks in memory; they do not displace those of the controller
 MAX_FACT_CHARS = 4000  # characters of a fact in memory
 MAX_FACT_ENTRIES = 1000  # of a list or a dict in memory, each with a part of these characters
 MIN_ENTRY_CHARS = 40
 FINAL_OUTPUT_CHARS = 2000  # characters of each log
-
-
-@dataclass(frozen=True, slots=True)
-class RunEvent:
-    """An event at a ``time.time()``."""
-
-    at: float
-    kind: str
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 def merge_equal_failures(
@@ -54,27 +44,24 @@ def merge_equal_failures(
     are shortened to a few words.
     """
     shown: list[RunEvent] = []
-    for is_failure, group in itertools.groupby(events, lambda event: event.kind == "failure"):
-        if not is_failure:
-            for event in group:
-                is_alarm = alarm and event.facts.get("text") == alarm
-                shortened = {"text": alarm.partition(":")[0]}
-                shown.append(replace(event, facts=event.facts | shortened) if is_alarm else event)
-            continue
-        by_text: dict[str, list[RunEvent]] = {}
-        for event in group:
-            by_text.setdefault(str(event.facts.get("what", "")), []).append(event)
-        shown += (_merged(what, of_ranks, cause) for what, of_ranks in by_text.items())
-    return tuple(shown)
+    for event_class, group in itertools.groupby(events, type):
+        part = [*group]
+        shown += _merge(part, cause) if event_class is RankFailed else part
+    return tuple(_shorten_alarm(event, alarm) for event in shown)
 
 
-def _merged(what: str, events: list[RunEvent], cause: str) -> RunEvent:
-    if what == cause:
-        what = "failed"
-    elif len(events) == 1:
-        return events[0]
-    facts = {"ranks": sorted(event.facts["rank"] for event in events), "what": what}
-    return RunEvent(events[0].at, "failure", facts)
+def _merge(failures: Iterable[Any], cause: str) -> Iterator[RankFailed]:
+    by_text: dict[str, list[RankFailed]] = {}
+    for failure in failures:
+        by_text.setdefault(failure.what, []).append(failure)
+    for what, (first, *others) in by_text.items():
+        ranks = tuple(other.rank for other in others)
+        yield replace(first, what="failed" if what == cause else what, other_ranks=ranks)
+
+
+def _shorten_alarm(event: RunEvent, alarm: str) -> RunEvent:
+    is_alarm = isinstance(event, NoProgress) and event.text == alarm
+    return NoProgress(time=event.time, text=alarm.partition(":")[0]) if is_alarm else event
 
 
 class EventLog:
@@ -87,13 +74,13 @@ class EventLog:
     Attributes:
         folder: the folder of the current run; None if there is none.
         path: the folder of the current or last run.
-        run_json: the facts of that run.
+        run_facts: the facts of that run, as in ``run.json``.
     """
 
     def __init__(self, notify: Callable[[str], None]) -> None:
         self.folder: Path | None = None
         self.path: Path | None = None
-        self.run_json = run_folder.RunJson()
+        self.run_facts = run_folder.new_facts()
         self.notify = notify
         self._file = -1  # the descriptor of ``events.jsonl``
         self._has_reported = self._line_is_torn = False
@@ -127,7 +114,7 @@ class EventLog:
 
     def _begin(self, path: Path, file: int, facts: Mapping[str, Any]) -> None:
         self.folder = self.path = path
-        self._file, self.run_json = file, run_folder.RunJson(facts)
+        self._file, self.run_facts = file, run_folder.new_facts(facts)
         self._has_reported = self._line_is_torn = False
 
     def close(self) -> None:
@@ -137,18 +124,22 @@ class EventLog:
             with suppress(OSError):  # _append() reported a full disk
                 os.close(self._file)
 
-    def record(self, kind: str, /, **facts: Any) -> None:
-        """Record an event of the controller."""
-        if kind == "start":
-            self._attempt_starts[facts["attempt"]] = time.time()
-        self._record(self._own_events, kind, facts)
-
-    def _record(self, events: deque[RunEvent], kind: str, facts: dict[str, Any]) -> None:
+    def record(self, event: RunEvent) -> None:
+        """Record an event. Ignore settings that another rank has reported."""
+        if isinstance(event, Configured) and self.folder is not None:
+            known = self.run_facts["config"].items()
+            if all(setting in known for setting in event.values.items()):
+                return
+        if isinstance(event, RanksStarted):
+            self._attempt_starts[event.attempt] = event.time
+        facts = event.facts()
         shortened = {name: _shorten_fact(fact) for name, fact in facts.items()}
-        events.append(RunEvent(time.time(), kind, shortened))
+        is_reported = isinstance(event, ReportedEvent)
+        events = self._reported_events if is_reported else self._own_events
+        events.append(event_of(event.kind, shortened, event.time))
         if self.folder is not None:
-            self.run_json.update(kind, facts)
-            self._append(json.dumps(facts | {"time": round(time.time(), 3), "kind": kind}))
+            event.apply(self.run_facts)
+            self._append(json.dumps(facts | {"time": round(event.time, 3), "kind": event.kind}))
 
     def _append(self, line: str) -> None:
         data = ("\n" * self._line_is_torn + f"{line}\n").encode()
@@ -168,10 +159,10 @@ class EventLog:
         """Add facts and write ``run.json``."""
         if self.folder is None:
             return
-        self.run_json.facts |= facts
+        self.run_facts.update(facts)
         self._written_at = time.monotonic()
         try:
-            run_folder.write_atomic(self.folder / "run.json", self.run_json.text())
+            run_folder.write_atomic(self.folder / "run.json", run_folder.to_text(self.run_facts))
         except OSError as error:
             self._report_error(error)
 
@@ -189,14 +180,6 @@ class EventLog:
                 sizes[rank] = (self.folder / log_name(int(rank))).stat().st_size
         return sizes
 
-    def record_reported(self, rank: int, kind: str, facts: dict[str, Any]) -> None:
-        """Record an event that a rank reports. It cannot imitate an event of the controller."""
-        known = self.run_json.facts["config"].items() if self.folder else ()
-        if kind == CONFIG and all(item in known for item in facts["values"].items()):
-            return  # another rank reported the same
-        kind = f"told: {kind}" if kind in OWN_KINDS else kind
-        self._record(self._reported_events, kind, facts | {"rank": rank})
-
     def final_output(self, ranks: Iterable[int]) -> str:
         """Return the ends of the logs of these ranks."""
         if self.folder is None:
@@ -210,8 +193,8 @@ class EventLog:
 
     def since(self, at: float) -> tuple[RunEvent, ...]:
         """Return the events in memory from this time on."""
-        events = sorted([*self._own_events, *self._reported_events], key=lambda event: event.at)
-        return tuple(event for event in events if event.at >= at)
+        events = sorted([*self._own_events, *self._reported_events], key=lambda event: event.time)
+        return tuple(event for event in events if event.time >= at)
 
     def of_attempt(self, attempt: int) -> tuple[RunEvent, ...]:
         """Return the events in memory since the start of an attempt."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from nbddp.errors import StartError
@@ -27,61 +28,22 @@ MAX_NAME = 60  # characters of a name
 MAX_NAME_BYTES = 220  # in UTF-8; file systems allow 255, with the time and a number
 
 
-class RunJson:
-    """The facts of a run, as in ``run.json``.
+def new_facts(facts: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """Return the facts of ``run.json`` before the first event; ``facts`` are known already."""
+    counts = {"restarts": 0, "heals": 0, "failures": 0, "seconds_lost": 0.0}
+    first: dict[str, Any] = {"format": FORMAT, "outcome": "", "config": {}}
+    return {**first, **counts, **facts, "format": FORMAT}
 
-    Args:
-        known: the facts at the start.
-    """
 
-    def __init__(self, known: Mapping[str, Any] | None = None) -> None:
-        counts = {"restarts": 0, "heals": 0, "failures": 0, "seconds_lost": 0.0}
-        first: dict[str, Any] = {"format": FORMAT, "outcome": "", "config": {}}
-        self.facts = first | counts | dict(known or {}) | {"format": FORMAT}
-
-    def update(self, kind: str, event: Mapping[str, Any]) -> None:
-        """Update the facts after an event of this kind."""
-        facts = self.facts
-        match kind:
-            case "start":
-                facts["restarts"] += "world_size" in facts  # a run may start with attempt 2
-                facts["world_size"] = event.get("world_size", 0)
-                facts.pop("ended", None)
-            case "taken back" if "pid" in event:
-                facts |= {"pid": event["pid"], "taken_back": event["at"]}
-                facts.pop("ended", None)
-            case "start failed":
-                reason = str(event.get("reason", "")).partition("\n")[0]
-                is_interrupted = event.get("interrupted", False)
-                outcome = reason if is_interrupted else f"start failed: {reason}"
-                facts |= {"outcome": outcome, "interrupted": is_interrupted}
-            case "cell ended":
-                outcome, is_interrupted = event.get("outcome", ""), event.get("interrupted", False)
-                facts |= {"outcome": outcome, "interrupted": is_interrupted}
-                facts["failures"] += outcome != "ok" and not is_interrupted
-            case "trial ended":  # the cells that ended before were only replayed
-                facts |= {"outcome": event["outcome"], "interrupted": True}
-            case "healed":
-                facts["heals"] += 1
-            case "resumed":
-                lost = facts["seconds_lost"] + event.get("seconds", 0.0)
-                facts["seconds_lost"] = round(lost, 3)
-            case "config":
-                known, new = facts["config"], event["values"]
-                facts["config"] = known | new if event["rank"] == 0 else new | known
-            case "stopped":
-                facts["ended"] = _now()
-
-    def text(self) -> str:
-        """Return the facts as JSON, one line for each fact: readable, and fast to write."""
-        facts = dict(self.facts)
-        rate, batch = facts.get("steps_per_second"), facts.get("samples_per_step")
-        if rate and batch:
-            facts["samples_per_second"] = round(rate * batch, 3)
-        lines = [
-            f"{json.dumps(name)}: {json.dumps(value, default=str)}" for name, value in facts.items()
-        ]
-        return "{" + ",\n ".join(lines) + "}\n"
+def to_text(facts: Mapping[str, Any]) -> str:
+    """Return the facts as JSON, one line for each fact: readable, and fast to write."""
+    rate, batch = facts.get("steps_per_second"), facts.get("samples_per_step")
+    if rate and batch:
+        facts = {**facts, "samples_per_second": round(rate * batch, 3)}
+    lines = [
+        f"{json.dumps(name)}: {json.dumps(value, default=str)}" for name, value in facts.items()
+    ]
+    return "{" + ",\n ".join(lines) + "}\n"
 
 
 def read_facts(path: Path, file: str = "run.json") -> dict[str, Any]:
@@ -96,7 +58,7 @@ def read_facts(path: Path, file: str = "run.json") -> dict[str, Any]:
 def facts_of_start() -> dict[str, Any]:
     """Return the facts that are known at the start of a run."""
     return {
-        "started": _now(),
+        "started": iso_time(time.time()),
         "started_by": _program_name(),
         "host": platform.node(),
         "pid": os.getpid(),
@@ -105,8 +67,9 @@ def facts_of_start() -> dict[str, Any]:
     }
 
 
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+def iso_time(at: float) -> str:
+    """Return a ``time.time()`` as text."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(at))
 
 
 def _program_name() -> str:

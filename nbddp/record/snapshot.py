@@ -11,8 +11,9 @@ from types import MappingProxyType
 from nbddp.formatting import describe_exit
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle
-from nbddp.record.event_log import EventLog, RunEvent, merge_equal_failures
+from nbddp.record.event_log import EventLog, merge_equal_failures
 from nbddp.record.rank_monitor import LoopProgress, RankMonitor
+from nbddp.record.run_events import RunEvent
 from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.record.waiting.hang_detector import Heartbeat
 from nbddp.record.waiting.stragglers import StragglerLag
@@ -181,7 +182,7 @@ def build_snapshot(
     heartbeats = rank_monitor.hangs.heartbeats.copy()
     lags = rank_monitor.lags(cell.ranks) if cell else {}
     events = event_log.since(cell.began_at) if cell else event_log.of_attempt(life.run_attempt)
-    began = cell.began_at if cell else events[0].at if events else at
+    began = cell.began_at if cell else events[0].time if events else at
     number = shown.number if shown else -1
     asks = (each.status.asks for each in heartbeats.values() if each.status.cell == number)
     question = next(filter(None, asks), "")

@@ -61,7 +61,7 @@ def config(values: Any = None, /, **named: Any) -> None:
             "leave out settings that are the same in all runs"
         )
     if settings:
-        log_and_track.record_event("config", values=settings)
+        log_and_track.record_config(settings)
 
 
 def _as_mapping(value: object) -> dict[Any, Any] | None:

@@ -73,6 +73,10 @@ class Sink:
         """Called with an event for the run's event log."""
         logger.info("%s %s", kind, " ".join(f"{name}={value}" for name, value in facts.items()))
 
+    def record_config(self, values: dict[str, Any]) -> None:
+        """Called with settings for the run's event log."""
+        self.record_event("config", {"values": values})
+
     def open_bar(self, bar: ProgressBar) -> None:
         """Called when a loop starts."""
 
@@ -208,6 +212,11 @@ def flush() -> None:
 def record_event(kind: str, **facts: Any) -> None:
     """Record an event in the run's event log, ``events.jsonl``."""
     _sink.record_event(kind, facts)
+
+
+def record_config(values: dict[str, Any]) -> None:
+    """Record settings in the run's event log."""
+    _sink.record_config(values)
 
 
 def open_bar(*, label: str, total: int) -> ProgressBar:

@@ -16,11 +16,6 @@ from nbddp.ui.wording import describe_events
 
 MAX_CHARTS = 12  # unless the user chooses metrics
 MAX_EVENTS = 6  # in the list; the line has a mark for every event
-_EVENT_CLASSES = {
-    **dict.fromkeys(("failure", "exit", "start failed", "not healed"), "nbddp-bad"),
-    **dict.fromkeys(("interrupt", "restart asked", "stop asked", "kill asked"), "nbddp-warn"),
-    **dict.fromkeys(("no progress", "fault"), "nbddp-warn"),
-}
 COLORS = {"ok": "#2e9e44", "bad": "#d83434", "warn": "#d9822b", "busy": "#2196f3", "off": "#888888"}
 STRONG = "font-weight:600"
 CARD_HEIGHT = 600  # pixels at most: a message may have thousands of lines
@@ -76,9 +71,9 @@ def event_log(snapshot: Snapshot) -> str:
         return ""
     marks = ""
     for event, _, text in shown:
-        place = (event.at - snapshot.began) / max(snapshot.seconds, 1e-3)
+        place = (event.time - snapshot.began) / max(snapshot.seconds, 1e-3)
         style = f"left:{min(1.0, max(0.0, place)):.1%}"
-        kind = _EVENT_CLASSES.get(event.kind, "")
+        kind = f"nbddp-{event.mood}" if event.mood else ""
         marks += f'<span class="{kind}" style="{style}" title="{escape(text)}"></span>'
     rows = "".join(
         f'<li><span class="nbddp-at">{at}</span> {escape(text)}</li>'

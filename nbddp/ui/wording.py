@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from nbddp.formatting import (
     format_bytes,
@@ -15,18 +14,14 @@ from nbddp.formatting import (
     list_some,
     plural,
 )
-from nbddp.lifecycle.retries import describe_recovery
-from nbddp.record.event_log import RunEvent
 from nbddp.record.rank_monitor import LoopProgress
+from nbddp.record.run_events import RanksStarted, RunEvent
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.record.waiting.collective_timeline import UnfinishedCollective
 from nbddp.record.waiting.stragglers import StragglerLag
 
 MAX_NAMED = 20  # metrics that are not shown
-MAX_NOT_CARRIED = 8  # variables in the event of a heal
-MAX_SETTING = 40  # characters of a value there
-MAX_SETTINGS = 8  # in the event of a configuration; `run.json` has all
 
 
 def format_rate(per_second: float) -> str:
@@ -213,13 +208,6 @@ def describe_refused(count: int) -> str:
     return f"{count} {what} refused: not signed by this group"
 
 
-def _describe_not_carried(facts: Mapping[str, Any]) -> str:
-    """List some of the variables that a heal could not transfer. The heal printed more of them."""
-    names = [*facts["left"]]
-    shown = list_some(names, MAX_NOT_CARRIED, more=sum(facts.get("more", {}).values()))
-    return f"; not carried: {shown}" if shown else ""
-
-
 def relative_path(path: str) -> str:
     """Return a path relative to the notebook's folder, if it is in that folder."""
     with suppress(ValueError, FileNotFoundError):
@@ -227,83 +215,15 @@ def relative_path(path: str) -> str:
     return path
 
 
-def _cut(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= MAX_SETTING else f"{text[: MAX_SETTING - 1]}…"
-
-
-_DESCRIPTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "start": lambda facts: (
-        f"{'restart' if facts['attempt'] > 1 else 'start'}: attempt {facts['attempt']}"
-    ),
-    "config": lambda facts: (
-        f"config: {list_some([f'{n} {_cut(v)}' for n, v in facts['values'].items()], MAX_SETTINGS)}"
-    ),
-    "healed": lambda facts: (
-        f"{format_ranks(facts['ranks'])} healed with the variables of rank {facts['donor']}: "
-        f"forked in {facts['fork']:.2f} s, {format_bytes(facts['bytes'])} packed in "
-        f"{facts['carry']:.2f} s, joined in {facts['meet']:.2f} s" + _describe_not_carried(facts)
-    ),
-    "taken back": lambda facts: (
-        f"{format_ranks(facts['ranks'])} of {facts['world_size']} taken back from a notebook that "
-        "was killed or restarted"
-    ),
-    "node": lambda facts: str(facts["what"]),
-    "not healed": lambda facts: f"not healed: {facts['reason']}",
-    "start failed": lambda facts: f"start failed: {facts['reason']}",
-    "trial ended": lambda facts: str(facts["outcome"]),
-    "interrupt": lambda _: "interrupt requested",
-    "restart asked": lambda _: "restart requested",
-    "stop asked": lambda _: "stop requested",
-    "kill asked": lambda facts: f"kill requested for rank {facts['rank']}",
-    "failure": lambda facts: f"{format_ranks(facts['ranks'])}: {facts['what']}",
-    "exit": lambda facts: f"{format_ranks(facts['ranks'])} {facts['how']}",
-    "recovery": lambda facts: f"recovery: {describe_recovery(facts)}",
-    "resumed": lambda facts: (
-        f"resumed at step {facts['step']:g}, {format_seconds(facts['seconds'])} after the failure"
-        + ("" if facts["lost"] is None else f", {plural(facts['lost'], 'step')} lost")
-        + f" ({describe_recovery(facts)})"
-    ),
-    "no progress": lambda facts: str(facts["text"]).partition("\n")[0].rstrip(":"),
-}
-_NOT_DESCRIBED = {"ready", "cell", "cell ended", "stopped"}  # shown in another way
-
-
-def describe_event(event: RunEvent) -> str:
-    """Describe an event; return an empty text for an event that the panel shows otherwise."""
-    if event.kind in _NOT_DESCRIBED:
-        return ""
-    facts = dict(event.facts)
-    if "rank" in facts:
-        facts["ranks"] = [facts["rank"]]
-    if event.kind in _DESCRIPTIONS:
-        return _DESCRIPTIONS[event.kind](facts)
-    return _describe_other(event.kind, facts)
-
-
 def describe_events(snapshot: Snapshot) -> list[tuple[RunEvent, str, str]]:
     """Return the events to show, each with its time after the start and its text."""
     return [
-        (event, format_seconds(max(0.0, event.at - snapshot.began)), text)
+        (event, format_seconds(max(0.0, event.time - snapshot.began)), text)
         for event in snapshot.events
-        if not (event.kind == "start" and event.at <= snapshot.began)  # the title has the attempt
-        if (text := describe_event(event))
+        if (text := event.describe())
+        # the title has the attempt
+        if not (isinstance(event, RanksStarted) and event.time <= snapshot.began)
     ]
-
-
-def _describe_other(kind: str, facts: dict[str, Any]) -> str:
-    """Describe a fault, a checkpoint, or an event that the user logged."""
-    prefix = f"rank {facts['rank']}: " if "rank" in facts else ""
-    if kind == "fault" and "fault" in facts:
-        return f"fault: {facts['fault']}"
-    if kind == "checkpoint" and {"step", "seconds"} <= facts.keys():
-        duration = facts["seconds"]
-        duration = format_seconds(duration) if isinstance(duration, (int, float)) else duration
-        return f"{prefix}checkpoint of step {facts['step']}, {duration}"
-    if kind == "resume" and "step" in facts:
-        return f"{prefix}resumes from the checkpoint of step {facts['step']}"
-    rest = [f"{name} {value}" for name, value in facts.items() if name not in ("rank", "ranks")]
-    return f"{prefix}{kind}" + (f" ({', '.join(rest)})" if rest else "")
 
 
 def gpu_facts(rank: RankSnapshot) -> Iterator[str]:

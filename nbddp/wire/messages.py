@@ -224,6 +224,10 @@ class EventReported(Frozen):
     facts: JsonDict = field(default_factory=dict)
 
 
+class ConfigReported(EventReported):
+    """An entry of ``nbddp.config``; a rank may merge it with the one before."""
+
+
 class InterruptAcknowledged(Frozen):
     """The rank has received an interrupt.
 
@@ -359,6 +363,7 @@ MessageFromRank = (
     | Metrics
     | Progress
     | EventReported
+    | ConfigReported
     | InterruptAcknowledged
     | StepAwaited
     | InputRequested

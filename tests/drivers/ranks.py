@@ -24,8 +24,8 @@ from nbddp.group.trace import collect_trace
 from nbddp.launch.local_launcher import Launcher, LocalLauncher
 from nbddp.lifecycle.group_state import Life
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, ReplayEntry
-from nbddp.record.event_log import RunEvent
 from nbddp.record.notices import Notice
+from nbddp.record.run_events import RunEvent
 from nbddp.record.snapshot import Snapshot
 from nbddp.record.trace import Trace
 from nbddp.record.waiting.collective_matcher import Straggler

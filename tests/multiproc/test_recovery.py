@@ -120,7 +120,7 @@ def steps(group: Ranks, rank: int) -> list[int]:
 def assert_fired_once(group: Ranks, fault: str) -> None:
     """Check that the time line and the file have the fault once, before the rank's exit."""
     expected = {"fault": fault, "at_step": 3, "rank": 1}
-    assert [event.facts for event in group.events() if event.kind == "fault"] == [expected]
+    assert [event.facts() for event in group.events() if event.kind == "fault"] == [expected]
     lines = group.read_lines("events.jsonl")
     kinds = [line["kind"] for line in lines]
     assert kinds.count("fault") == 1

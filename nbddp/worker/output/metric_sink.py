@@ -22,14 +22,19 @@ from typing import Any
 
 from nbddp.private_files import open_private_file
 from nbddp.train.log_and_track import ProgressBar, Sink
-from nbddp.wire.messages import EventReported, MessageFromRank, Metrics, Progress
+from nbddp.wire.messages import (
+    ConfigReported,
+    EventReported,
+    MessageFromRank,
+    Metrics,
+    Progress,
+)
 from nbddp.worker.output.outbox import Outbox, build_notice
 
 MAX_ROWS = 1000  # in one message
 MAX_QUEUED_ROWS = 100_000  # above it, the live view leaves out the oldest rows
 MAX_QUEUED_EVENTS = 1000  # above it, ``record_event`` waits until they are sent
 MAX_BARS = 8  # nested loops to show
-CONFIG = "config"  # the kind of event that ``nbddp.config`` records
 
 
 class MetricSink(Sink):
@@ -105,13 +110,19 @@ class MetricSink(Sink):
         self._bars_changed = True
         self._count_report()
 
-    def record_event(self, kind: str, facts: dict[str, Any]) -> None:
+    def record_event(
+        self, kind: str, facts: dict[str, Any], message: type[EventReported] = EventReported
+    ) -> None:
         """Queue an event for the event log."""
         plain = json.loads(json.dumps(facts, default=str))  # str: for paths and tensors
-        self._events.append(EventReported(kind=kind, facts=plain))
+        self._events.append(message(kind=kind, facts=plain))
         self._count_report()
         if len(self._events) >= MAX_QUEUED_EVENTS:
             self.flush()
+
+    def record_config(self, values: dict[str, Any]) -> None:
+        """Queue settings for the event log."""
+        self.record_event("config", {"values": values}, ConfigReported)
 
     def _count_report(self) -> None:
         self.report_count += 1
@@ -166,7 +177,7 @@ class MetricSink(Sink):
 
     def _next_event(self) -> EventReported:
         """Return the oldest event; merge those of ``nbddp.config``, which a loop may call often."""
-        event = self._events.popleft()
-        while event.kind == CONFIG and self._events and self._events[0].kind == CONFIG:
-            event.facts["values"].update(self._events.popleft().facts["values"])
+        event, events = self._events.popleft(), self._events
+        while isinstance(event, ConfigReported) and events and type(events[0]) is ConfigReported:
+            event.facts["values"].update(events.popleft().facts["values"])
         return event

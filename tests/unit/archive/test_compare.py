@@ -134,9 +134,10 @@ def test_the_line_of_a_run_is_the_mean_over_ranks_and_the_band_is_the_spread(fol
 
 
 def test_restarts_and_heals_are_marks_on_every_axis(folder: Path) -> None:
+    cost = {"kind": "resumed", "lost": 0, "seconds": 1.0, "detected": 0.1}
     resumed = [
-        {"time": BEGAN + 3, "kind": "resumed", "step": 20},
-        {"time": BEGAN + 5, "kind": "resumed", "step": 40, "healed": 0.2},
+        {"time": BEGAN + 3, "step": 20, **cost},
+        {"time": BEGAN + 5, "step": 40, "healed": 0.2, **cost},
     ]
     comparison = compared(folder, rows_of(60), extra=resumed, samples_per_step=10)
     marks = {over: compared_chart(comparison, "loss", over).marks[:2] for over in comparison.axes}

@@ -179,7 +179,7 @@ def test_unreadable_folders_are_named_and_left_out_of_the_list(folder: Path) -> 
     for name in ("empty", "torn", "odd", ".x.gone"):
         (runs / name).mkdir()
     (runs / "a-file").touch()
-    (runs / "torn" / "events.jsonl").write_text('{"time": 1.0, "kind": "start"}\n')
+    (runs / "torn" / "events.jsonl").write_text('{"time": 1.0, "kind": "start", "attempt": 1}\n')
     (runs / "odd" / "events.jsonl").write_text("")
     (runs / "odd" / "run.json").write_text('{"format": 2, "ended": 1, "last": [1], "config": 7}')
     gone = runs / "20270115-090000-gone"  # by hand, while it goes on

@@ -30,7 +30,8 @@ from nbddp.archive.stored_run import StoredRun
 from nbddp.errors import RequestError
 from nbddp.magics import presenter
 from nbddp.record.metrics import MAX_NAMES
-from nbddp.record.run_folder import RunJson, folder_name, read_facts
+from nbddp.record.run_events import event_of
+from nbddp.record.run_folder import folder_name, read_facts
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.stored_run import SHOWN_METRICS, run_report
 
@@ -120,10 +121,11 @@ def test_a_run_of_a_zombie_kernel_is_described_as_killed(tmp_path: Path) -> None
 
 
 def test_a_run_with_ranks_that_were_taken_back_runs_while_the_new_kernel_is_alive() -> None:
-    run = RunJson({"pid": 1, "host": platform.node(), "ended": "2027-01-15T08:00:00+0000"})
-    run.update("taken back", {"pid": os.getpid(), "at": time.time()})
-    assert "ended" not in run.facts
-    assert summary.describe_unended(run.facts, began=100.0) == summary.RUNNING
+    facts = {"pid": 1, "host": platform.node(), "ended": "2027-01-15T08:00:00+0000"}
+    rejoined = {"attempt": 1, "ranks": [0], "world_size": 1, "pid": os.getpid(), "at": time.time()}
+    event_of("taken back", rejoined, 1.0).apply(facts)
+    assert "ended" not in facts
+    assert summary.describe_unended(facts, began=100.0) == summary.RUNNING
 
 
 # ---- as text, and as a record

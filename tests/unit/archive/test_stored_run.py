@@ -45,7 +45,7 @@ def test_a_cell_is_not_its_replay_unless_the_replay_failed(tmp_path: Path) -> No
 
 def recovered(base: Path, again: list[dict[str, Any]]) -> dict[int, Curve]:
     """The curves after steps 0 to 4, and these rows of the next attempt."""
-    recovery = {"attempt": 2, "time": 101.6, "kind": "recovery"}
+    recovery = {"attempt": 2, "time": 101.6, "kind": "recovery", "detected": 0.1}
     rows = [*reported(*range(5)), *({**row, "attempt": 2, "time": 101.7} for row in again)]
     return run_of(base, events=[*FAILED, recovery], rows=rows).metrics().curves("loss")
 

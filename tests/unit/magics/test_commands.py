@@ -185,7 +185,7 @@ def test_the_ranks_and_the_status_count_the_attempts_of_the_run(
     with_ranks.line("status")
     assert " · attempt 1 · " in capsys.readouterr().out
     events = [each for each in notebook.group.session.event_log.since(0) if each.kind == "start"]
-    assert [each.facts["attempt"] for each in events] == [1, 2, 1, 1]
+    assert [event.facts()["attempt"] for event in events] == [1, 2, 1, 1]
     assert notebook.group.session.spec.name == "other"
 
 

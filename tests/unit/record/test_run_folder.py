@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -29,13 +30,36 @@ from nbddp.record.event_log import (
     MAX_REPORTED_EVENTS,
     MIN_ENTRY_CHARS,
     EventLog,
-    RunEvent,
     merge_equal_failures,
 )
-from nbddp.record.run_folder import FORMAT, RunJson, read_facts
-from nbddp.wire.messages import CellEnded
+from nbddp.record.run_events import (
+    CellEnded,
+    CellStarted,
+    CheckpointSaved,
+    Configured,
+    GroupStopped,
+    NoProgress,
+    OtherEvent,
+    RankExited,
+    RankFailed,
+    RanksHealed,
+    RanksReady,
+    RanksStarted,
+    Resumed,
+    RunEvent,
+    StartFailed,
+    event_of,
+    reported_event,
+)
+from nbddp.record.run_folder import FORMAT, new_facts, read_facts, to_text
+from nbddp.wire import messages as msg
 
 Begin = Callable[..., EventLog]
+READY = RanksReady(attempt=1)
+
+
+def exited(rank: int) -> RankExited:
+    return RankExited(attempt=1, rank=rank, how="was killed by SIGKILL")
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +85,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def begin(base: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
-    monkeypatch.setattr(time, "strftime", lambda _format: "20250102-030405")
+    monkeypatch.setattr(time, "strftime", lambda *_: "20250102-030405")
     with ExitStack() as records:
 
         def begin(name: str = "") -> EventLog:
@@ -105,7 +129,7 @@ def test_only_its_owner_reads_a_run(base: Path, umask: int, temporary: Path, beg
     try:
         folder = begin("x")
         folder.add_facts({"nproc": 2})
-        folder.record("ready")
+        folder.record(READY)
         shutil.move(base / ".nbddp", base / "moved")
         (base / ".nbddp").touch()
         elsewhere = begin()
@@ -181,28 +205,28 @@ def test_run_json_names_the_notebook_or_script_that_started_the_run(
         monkeypatch.setenv("JPY_SESSION_NAME", session)
         main = SimpleNamespace(__file__=file, __vsc_ipynb_file__=code)
         monkeypatch.setitem(sys.modules, "__main__", cast(ModuleType, main))
-        assert begin().run_json.facts["started_by"] == name
+        assert begin().run_facts["started_by"] == name
 
 
 def test_a_full_disk_does_not_stop_the_run_and_is_reported_once(
     begin: Begin, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, write = begin(), os.write
-    folder.record("one")
+    folder.record(OtherEvent(kind="one"))
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))
-        folder.record("two")
+        folder.record(OtherEvent(kind="two"))
         patch.setattr(os, "write", no_space)
-        folder.record("lost")
+        folder.record(OtherEvent(kind="lost"))
     [remark] = said
     assert str(folder.path) in remark
     assert remark.endswith("No space left on device")
-    folder.record("three")
+    folder.record(OtherEvent(kind="three"))
     first, torn, last = (folder.path / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["kind"] for line in (first, last)] == ["one", "three"]
     assert len(torn) == 5
     shutil.rmtree(folder.path)  # a deleted folder does not stop it either
-    folder.record("exit", rank=1)
+    folder.record(exited(1))
     assert folder.final_output([0]) == ""
 
 
@@ -230,43 +254,44 @@ def test_a_run_that_cannot_be_recorded_leaves_no_files(
     assert not list(temporary.iterdir())
 
 
-def facts_of(*events: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    run_json = RunJson()
-    for kind, facts in events:
-        run_json.update(kind, facts)
-    return run_json.facts
+def facts_of(*events: RunEvent) -> dict[str, Any]:
+    facts = new_facts()
+    for event in events:
+        event.apply(facts)
+    return facts
 
 
 def test_a_stopped_cell_does_not_count_as_failed() -> None:
-    stopped = {"number": 1, "outcome": "ranks 0-1 interrupted", "interrupted": True}
-    facts = facts_of(("cell ended", stopped))
+    stopped = CellEnded(number=1, outcome="ranks 0-1 interrupted", interrupted=True)
+    facts = facts_of(stopped)
     assert (facts["outcome"], facts["failures"]) == ("ranks 0-1 interrupted", 0)
     assert facts["interrupted"]
-    facts = facts_of(("cell ended", stopped), ("cell ended", {"number": 2, "outcome": "oh"}))
+    facts = facts_of(stopped, CellEnded(number=2, outcome="oh"))
     assert (facts["interrupted"], facts["failures"]) == (False, 1)
 
 
 def test_restarts_heals_lost_time_and_the_end_are_recorded() -> None:
     facts = facts_of(
-        ("start", {"attempt": 4, "world_size": 2}),
-        ("start", {"attempt": 5, "world_size": 3}),
-        ("resumed", {"seconds": 0.5}),
-        ("healed", {"ranks": [1]}),
-        ("resumed", {"seconds": 0.25}),
-        ("start failed", {"reason": "rank 1: no room\nin full"}),
+        RanksStarted(attempt=4, world_size=2),
+        RanksStarted(attempt=5, world_size=3),
+        Resumed(step=1, lost=0, seconds=0.5, detected=0.1),
+        event_of("healed", dict.fromkeys(RanksHealed.defaults), 1.0),
+        Resumed(step=1, lost=0, seconds=0.25, detected=0.1),
+        StartFailed(reason="rank 1: no room\nin full", interrupted=False),
     )
     assert (facts["world_size"], facts["restarts"], facts["heals"]) == (3, 1, 1)
     assert facts["seconds_lost"] == 0.75
     assert facts["outcome"] == "start failed: rank 1: no room"
-    assert "ended" not in facts_of(("start", {"attempt": 1, "world_size": 1}))
-    assert facts_of(("stopped", {"attempt": 1}))["ended"]
-    restarted = facts_of(("stopped", {}), ("start", {"attempt": 2, "world_size": 1}))
+    assert "ended" not in facts_of(RanksStarted(attempt=1, world_size=1))
+    stopped = GroupStopped(attempt=1, time=1.0)
+    assert datetime.fromisoformat(facts_of(stopped)["ended"]).timestamp() == 1.0
+    restarted = facts_of(stopped, RanksStarted(attempt=2, world_size=1))
     assert "ended" not in restarted
 
 
 def test_later_settings_win_and_settings_of_rank_0_win_over_other_ranks() -> None:
     events = [({"lr": 0.1}, 0), ({"lr": 0.2, "seed": 7}, 1), ({"lr": 0.3}, 0), ({"lr": 0.4}, 1)]
-    facts = facts_of(*(("config", {"values": values, "rank": rank}) for values, rank in events))
+    facts = facts_of(*(Configured(values=values, rank=rank) for values, rank in events))
     assert facts["config"] == {"lr": 0.3, "seed": 7}
 
 
@@ -278,22 +303,22 @@ def test_the_batch_size_is_known_if_all_loaders_agree_and_gives_samples_per_seco
         (): None,
     }.items():
         facts = RankFacts(batches=dict(batches)).to_json()
-        ended = CellEnded(cell=1, in_group=True, facts=facts)
+        ended = msg.CellEnded(cell=1, in_group=True, facts=facts)
         assert samples_per_step([ended, ended]) == batch, batches
-    run_json = RunJson({"steps_per_second": 2.5, "samples_per_step": 64})
-    assert json.loads(run_json.text())["samples_per_second"] == 160.0
+    facts = new_facts({"steps_per_second": 2.5, "samples_per_step": 64})
+    assert json.loads(to_text(facts))["samples_per_second"] == 160.0
 
 
 def test_run_json_has_all_facts_and_outcomes_even_of_a_resumed_run(begin: Begin) -> None:
     folder, again = begin(), begin()
     folder.add_facts({"nproc": 2, "pid": 1})
-    folder.record("cell ended", number=1, outcome="ok")
+    folder.record(CellEnded(number=1, outcome="ok"))
     folder.add_facts({"devices": ["cpu", "cpu"]})
     facts = read_facts(folder.path)
     assert (facts["format"], facts["nproc"], facts["outcome"]) == (FORMAT, 2, "ok")
     assert facts["devices"] == ["cpu", "cpu"]
     again.resume(folder.path)
-    again.record("cell ended", number=2, outcome="rank 0: no")
+    again.record(CellEnded(number=2, outcome="rank 0: no"))
     again.add_facts({})
     facts = read_facts(folder.path)
     assert (facts["nproc"], facts["pid"]) == (2, 1)
@@ -318,8 +343,8 @@ def test_an_unwritable_run_json_stays_and_a_torn_one_has_no_facts(
 def test_settings_that_all_ranks_report_are_recorded_once(begin: Begin) -> None:
     folder = begin()
     for rank, rate in ((0, 0.1), (1, 0.1), (2, 0.2)):
-        folder.record_reported(rank, "config", {"values": {"lr": rate}})
-    assert [each.facts["rank"] for each in folder.since(0.0)] == [0, 2]
+        folder.record(Configured(rank=rank, values={"lr": rate}))
+    assert [event.facts()["rank"] for event in folder.since(0.0)] == [0, 2]
 
 
 # ---- events
@@ -337,67 +362,69 @@ def on_disk(event_log: EventLog) -> list[dict[str, Any]]:
 def test_events_are_listed_by_time_or_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     event_log = EventLog(pytest.fail)
     monkeypatch.setattr(time, "time", lambda: 1.0)
-    told = ["start", "b", "a", "cell", "a", "b", "exit"]
-    for kind in told:  # all of the same moment
-        event_log.record(kind, attempt=1)
+    recorded: list[RunEvent] = [RanksStarted(attempt=1, world_size=2), READY, exited(1), READY]
+    for event in recorded:  # all of the same moment
+        event_log.record(replace(event, time=1.0))
     monkeypatch.setattr(time, "time", lambda: 2.0)
-    event_log.record("start", attempt=2)
-    event_log.record("exit", rank=1, how="was killed by SIGKILL")
-    newest = (
-        RunEvent(2.0, "start", {"attempt": 2}),
-        RunEvent(2.0, "exit", {"rank": 1, "how": "was killed by SIGKILL"}),
-    )
-    assert kinds(event_log.since(0.0)) == kinds(event_log.of_attempt(1)) == [*told, "start", "exit"]
+    newest = (RanksStarted(attempt=2, world_size=2), exited(1))
+    for event in newest:
+        event_log.record(event)
+    kinds_in_order = ["start", "ready", "exit", "ready", "start", "exit"]
+    assert kinds(event_log.since(0.0)) == kinds(event_log.of_attempt(1)) == kinds_in_order
     assert event_log.since(2.0) == event_log.of_attempt(2) == newest
     assert event_log.since(2.5) == event_log.of_attempt(3) == ()
 
 
 def test_the_facts_of_an_event_may_have_any_name(begin: Begin) -> None:
     event_log = begin()
-    event_log.record("checkpoint", kind="full", self="x", at=3)
-    [event] = event_log.since(0.0)
-    assert (event.kind, event.facts) == ("checkpoint", {"kind": "full", "self": "x", "at": 3})
-    assert on_disk(event_log)[-1]["self"] == "x"
+    facts = {"kind": "full", "self": "x", "time": 3, "other_facts": 1, "cls": 2}
+    for kind, known in (("mine", {}), ("checkpoint", {"step": 1, "seconds": 2})):
+        event_log.record(reported_event(0, kind, facts | known))
+        event = event_log.since(0.0)[-1]
+        assert (event.kind, event.facts()) == (kind, {"rank": 0, **facts, **known})
+        assert event.time > 3
+        assert on_disk(event_log)[-1].items() >= {"self": "x", "kind": kind}.items()
 
 
 def test_memory_has_the_newest_events_and_the_file_all(begin: Begin) -> None:
     event_log = begin()
-    event_log.record("start", attempt=1)
-    event_log.record("cell", number=1)
+    event_log.record(RanksStarted(attempt=1, world_size=1))
+    event_log.record(CellStarted(number=1, ranks=[0], source=""))
     for number in range(MAX_REPORTED_EVENTS + 50):
-        event_log.record_reported(0, "checkpoint", {"step": number})
-    event_log.record("cell ended", number=1)
+        event_log.record(CheckpointSaved(rank=0, step=number, seconds=1.0))
+    event_log.record(CellEnded(number=1, outcome="ok"))
     kept = event_log.of_attempt(1)
     assert kinds(kept) == ["start", "cell", *["checkpoint"] * MAX_REPORTED_EVENTS, "cell ended"]
-    assert [each.facts["step"] for each in kept[2:-1]] == list(range(50, MAX_REPORTED_EVENTS + 50))
+    assert [event.facts()["step"] for event in kept[2:-1]] == list(
+        range(50, MAX_REPORTED_EVENTS + 50)
+    )
     assert [each["step"] for each in on_disk(event_log)[2:-1]] == list(
         range(MAX_REPORTED_EVENTS + 50)
     )
-    event_log.record("start", attempt=1)
-    for number in range(MAX_OWN_EVENTS):
-        event_log.record("cell", number=number)
-    assert kinds(event_log.of_attempt(1)) == ["cell"] * MAX_OWN_EVENTS
+    event_log.record(RanksStarted(attempt=1, world_size=1))
+    for _ in range(MAX_OWN_EVENTS):
+        event_log.record(READY)
+    assert set(kinds(event_log.since(0.0))) == {"checkpoint", "ready"}
 
 
 def test_a_large_fact_is_truncated_only_in_memory(begin: Begin) -> None:
     event_log = begin()
-    event_log.record_reported(
-        0, "mine", {"text": "x" * 100_000, "list": [1] * 100_000, "fine": [1, 2]}
-    )
+    mine = {"text": "x" * 100_000, "list": [1] * 100_000, "fine": [1, 2]}
+    event_log.record(reported_event(0, "mine", mine))
     settings = {f"name_{number}": "x" * 500 for number in range(500)}
-    event_log.record_reported(0, "config", {"values": settings})
-    event, configured = event_log.since(0.0)
-    assert event.facts["text"] == "x" * MAX_FACT_CHARS + " …"
-    assert event.facts["list"] == [1] * MAX_FACT_ENTRIES
-    assert configured.facts["values"] == dict.fromkeys(settings, "x" * MIN_ENTRY_CHARS + " …")
-    assert event.facts["fine"] == [1, 2]
+    event_log.record(Configured(rank=0, values=settings))
+    shortened, configured = (event.facts() for event in event_log.since(0.0))
+    assert shortened["text"] == "x" * MAX_FACT_CHARS + " …"
+    assert shortened["list"] == [1] * MAX_FACT_ENTRIES
+    assert configured["values"] == dict.fromkeys(settings, "x" * MIN_ENTRY_CHARS + " …")
+    assert shortened["fine"] == [1, 2]
     assert len(on_disk(event_log)[0]["text"]) == 100_000
 
 
 def test_a_new_folder_is_opened_after_the_end_or_deletion(base: Path, begin: Begin) -> None:
     event_log = begin("first")
     first = event_log.path
-    event_log.record("ready")
+    event_log.record(READY)
     assert event_log.open(base, "first", {}) == first
     event_log.close()
     assert (event_log.folder, event_log.path) == (None, first)
@@ -407,29 +434,29 @@ def test_a_new_folder_is_opened_after_the_end_or_deletion(base: Path, begin: Beg
     assert read_facts(second)["nproc"] == 2
     shutil.rmtree(second)
     event_log.open(base, "first", {})
-    event_log.record("start", attempt=1)
+    event_log.record(RanksStarted(attempt=1, world_size=1))
     assert kinds(event_log.since(0.0)) == ["ready", "start"]
     assert [each["kind"] for each in on_disk(event_log)] == ["start"]
 
 
-def failure(rank: int, what: str = "ValueError: no", at: float = 1.0) -> RunEvent:
-    return RunEvent(at, "failure", {"rank": rank, "what": what})
+def failure(rank: int, what: str = "ValueError: no", at: float = 1.0) -> RankFailed:
+    return RankFailed(time=at, rank=rank, what=what)
 
 
 def test_equal_failures_of_ranks_are_merged_and_do_not_repeat_the_first_cause() -> None:
     other = failure(3, "KeyError: 'x'", at=1.5)
-    events = [failure(2), other, failure(0, at=2.0), RunEvent(3.0, "cell ended"), failure(1)]
-    joined = RunEvent(1.0, "failure", {"ranks": [0, 2], "what": "ValueError: no"})
+    events = [failure(2), other, failure(0, at=2.0), READY, failure(1)]
+    joined = replace(failure(2), other_ranks=(0,))
     assert merge_equal_failures(events) == (joined, other, *events[3:])
     [told] = merge_equal_failures([failure(0), failure(1)], cause="ValueError: no")
-    assert told.facts == {"ranks": [0, 1], "what": "failed"}
+    assert told.describe() == "ranks 0-1: failed"
     [alone] = merge_equal_failures([failure(0)], cause="ValueError: no")
-    assert alone.facts == {"ranks": [0], "what": "failed"}
+    assert alone.describe() == "rank 0: failed"
 
 
 def test_the_event_of_an_alarm_is_shortened_if_the_view_shows_the_alarm_in_full() -> None:
     alarm = "no progress for 10 s: rank 1 never came\n  rank 0 waits"
-    event = RunEvent(1.0, "no progress", {"text": alarm})
+    event = NoProgress(text=alarm)
     assert merge_equal_failures([event], alarm="another") == (event,)
     [cut] = merge_equal_failures([event], alarm=alarm)
-    assert cut == replace(event, facts={"text": "no progress for 10 s"})
+    assert cut == replace(event, text="no progress for 10 s")

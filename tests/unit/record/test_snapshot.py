@@ -15,6 +15,7 @@ from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.record.event_log import EventLog
 from nbddp.record.rank_monitor import LoopProgress, RankMonitor
+from nbddp.record.run_events import RankExited, RankFailed, RanksStarted
 from nbddp.record.snapshot import RankSnapshot, Snapshot, build_snapshot
 from nbddp.record.waiting.hang_detector import HANG_AFTER
 from nbddp.wire.collective import Collective
@@ -246,7 +247,7 @@ def test_a_snapshot_has_steps_and_bars_only_from_the_current_attempt(group: Grou
     assert group.shows(*names, rank=0) == (40.0, pytest.approx(10.0), bars)
     assert group.shows(*names, rank=1) == (None, 0.0, ())
     assert group.look(RUNNING, group.cell).missed_rows == 3
-    group.event_log.record("start", attempt=3)
+    group.event_log.record(RanksStarted(attempt=3, world_size=2))
     other = group.look(replace(IDLE, attempt=3), group.cell, is_for_cell=False)
     assert (other.ranks[0].step, other.ranks[0].progress_bars, other.missed_rows) == (None, (), 0)
     assert [event.kind for event in other.events] == ["start"]
@@ -311,15 +312,15 @@ def test_a_snapshot_has_events_since_the_start_of_the_cell_or_attempt(group: Gro
     nothing = group.look(Life())
     assert (nothing.events, nothing.seconds, nothing.began) == ((), 0.0, nothing.at)
     for attempt in (1, 2):
-        group.event_log.record("start", attempt=attempt)
-        group.event_log.record("exit", rank=attempt)
+        group.event_log.record(RanksStarted(attempt=attempt, world_size=2))
+        group.event_log.record(RankExited(attempt=attempt, rank=attempt, how="died"))
         time.sleep(0.002)
     of_attempt = group.look(IDLE)
     assert [event.kind for event in of_attempt.events] == ["start", "exit"]
-    assert of_attempt.began == of_attempt.events[0].at
+    assert of_attempt.began == of_attempt.events[0].time
     assert 0 <= of_attempt.seconds < 60
     cell = cell_on(0, 1)
-    group.event_log.record("failure", rank=1)
+    group.event_log.record(RankFailed(rank=1, what="no"))
     of_cell = group.look(RUNNING, cell)
     assert [event.kind for event in of_cell.events] == ["failure"]
     assert of_cell.began == cell.began_at <= of_cell.at

@@ -9,7 +9,7 @@ import pytest
 from pages import Page
 
 from nbddp.lifecycle.group_state import GroupState
-from nbddp.record.event_log import RunEvent
+from nbddp.record.run_events import InterruptAsked, RankFailed, RanksReady, RunEvent
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.html_pieces import MAX_EVENTS, STYLE_SHEET, event_log
 from nbddp.ui.report.render import title_html
@@ -22,7 +22,7 @@ def line_of(*events: RunEvent, seconds: float = 10.0) -> Page:
 
 
 def failure(at: float = 105.0, rank: int = 1) -> RunEvent:
-    return RunEvent(at, "failure", {"rank": rank, "what": '<ValueError>: "no"'})
+    return RankFailed(time=at, rank=rank, what='<ValueError>: "no"')
 
 
 def marks(page: Page) -> list[float]:
@@ -52,13 +52,13 @@ def test_the_title_names_a_script_only_while_it_runs() -> None:
 
 def test_an_event_is_a_mark_at_its_time_and_a_line_of_text() -> None:
     assert marks(line_of(failure(105.0))) == [], "a single mark would look like a slider"
-    page = line_of(failure(105.0), RunEvent(106.0, "interrupt", {}))
+    page = line_of(failure(105.0), InterruptAsked(time=106.0))
     assert marks(page) == [50.0, 60.0]
     assert {"nbddp-bad", "nbddp-warn"} <= {*page.values("class")}
     assert page.by_tag["li"][0] == '5.0 s rank 1: <ValueError>: "no"'
     assert marks(line_of(failure(99.0), failure(200.0))) == [0.0, 100.0], "outside of the cell"
     assert marks(line_of(failure(100.0), failure(101.0), seconds=0.0)) == [0.0, 100.0]
-    for unsaid in ((), (RunEvent(101.0, "ready", {"attempt": 1}),)):
+    for unsaid in ((), (RanksReady(time=101.0, attempt=1),)):
         assert event_log(Snapshot(state=GroupState.RUNNING, events=unsaid)) == ""
 
 

@@ -10,8 +10,8 @@ from pages import Page, readable
 
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
-from nbddp.record.event_log import RunEvent
 from nbddp.record.metrics import MetricStore
+from nbddp.record.run_events import RankFailed
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.log_lines import LogLine
 from nbddp.ui.report.finished_cell import CellReport, record_html, record_text
@@ -62,7 +62,7 @@ def failed() -> CellReport:
     snapshot = replace(
         SNAPSHOT,
         ranks=(RankSnapshot(rank=0, state="the state"),),
-        events=(RunEvent(105.0, "failure", {"rank": 1, "what": "the event"}),),
+        events=(RankFailed(time=105.0, rank=1, what="the event"),),
         alarm="no progress for 10 s:\n  ranks 0-1 waiting",
     )
     lines = [LogLine((0,), "\x1b[32mthe output\x1b[m")]

@@ -10,8 +10,8 @@ from pages import readable
 
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.lifecycle.refusals import NO_GROUP
-from nbddp.record.event_log import RunEvent
 from nbddp.record.rank_monitor import LoopProgress
+from nbddp.record.run_events import RankFailed, RanksReady
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.status import SHOWN_EVENTS, status_report
@@ -36,15 +36,15 @@ def with_ranks(**change: Any) -> Snapshot:
     return replace(TWO, ranks=(ONE, replace(ONE, rank=1, **change)))
 
 
-def failure(number: int) -> RunEvent:
-    return RunEvent(100.0 + number, "failure", {"rank": 1, "what": f"error {number}"})
+def failure(number: int) -> RankFailed:
+    return RankFailed(time=100.0 + number, rank=1, what=f"error {number}")
 
 
 def test_the_status_as_text_and_as_a_page_with_a_time_line(snapshot: Any) -> None:
     bars = (LoopProgress("epoch", 1, 4, 2.0),)
     hang = replace(
         with_ranks(state="waiting", line=3, seconds=12.0, pid=4711, progress_bars=bars),
-        events=(failure(1), RunEvent(102.0, "ready", {}), failure(3)),
+        events=(failure(1), RanksReady(time=102.0, attempt=1), failure(3)),
         alarm="no progress for 10 s:\n  ranks 0-1 waiting",
         folder="/elsewhere/2025-first",
         rejected_messages=3,

@@ -16,7 +16,15 @@ import pytest
 from processes import in_child
 
 from nbddp.train.log_and_track import ProgressBar
-from nbddp.wire.messages import EventReported, MessageFromRank, Metrics, Progress, decode, encode
+from nbddp.wire.messages import (
+    ConfigReported,
+    EventReported,
+    MessageFromRank,
+    Metrics,
+    Progress,
+    decode,
+    encode,
+)
 from nbddp.worker.output import metric_sink as metric_sink_module
 from nbddp.worker.output.metric_sink import MAX_BARS, MetricSink
 
@@ -280,12 +288,12 @@ def test_recording_events_too_fast_waits_for_the_outbox_to_flush(
 
 
 def test_consecutive_queued_config_events_are_merged(sink: MetricSink) -> None:
-    sink.record_event("config", {"values": {"step": 0}})
+    sink.record_config({"step": 0})
     sink.record_event("checkpoint", {})
     for step in range(10):
-        sink.record_event("config", {"values": {"step": step, "name": f"run {step}"}})
+        sink.record_config({"step": step, "name": f"run {step}"})
     assert read_all(sink) == [
-        EventReported(kind="config", facts={"values": {"step": 0}}),
+        ConfigReported(kind="config", facts={"values": {"step": 0}}),
         EventReported(kind="checkpoint", facts={}),
-        EventReported(kind="config", facts={"values": {"step": 9, "name": "run 9"}}),
+        ConfigReported(kind="config", facts={"values": {"step": 9, "name": "run 9"}}),
     ]
