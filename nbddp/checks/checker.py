@@ -98,10 +98,10 @@ def check_facts(facts: GroupFacts) -> list[Finding]:
     rules = [rule for rule in FACT_RULES if facts.is_requested or not rule.is_fact]
     found = [each for rule in rules for each in rule.findings(facts)]
     return sort_findings(
-        each
-        for each in found
-        if not facts.source.is_silenced(each.rule, each.line or -1)
-        and (each.line or facts.is_requested or each.rule == "ND212")
+        finding
+        for finding in found
+        if not facts.source.is_silenced(finding.rule, finding.line or -1)
+        and (finding.line or facts.is_requested or finding.rule == "ND212")
     )
 
 

@@ -123,9 +123,9 @@ def _takes_shards(source: CellSource, call: ast.Call, *, may_guess: bool) -> boo
     argument_names = {name for each in call.args for name in names_in(each)}
     if any(map(source.is_fsdp, argument_names)):
         return True
-    known = any(map(source.kinds.get, argument_names))
+    has_kind = any(map(source.kinds.get, argument_names))
     is_likely = _SHARDING.search(source.text) and not _NO_SHARDING.search(source.text)
-    return may_guess and not known and bool(is_likely)
+    return may_guess and not has_kind and bool(is_likely)
 
 
 def _is_for_all_ranks(call: ast.Call, position: int | None) -> bool:
@@ -148,14 +148,14 @@ def collective_calls(source: CellSource) -> list[tuple[ast.Call, str]]:
     direct = [(each, name) for each in source.calls if (name := collective_name(source, each))]
     functions = [source.function(each) for each, _ in direct if not _may_skip_ranks(source, each)]
     collective_functions = {
-        each.name
-        for each in functions
-        if not isinstance(each, ast.Module) and source.parents[each] is source.tree
+        function.name
+        for function in functions
+        if not isinstance(function, ast.Module) and source.parents[function] is source.tree
     }
     indirect = [
-        (each, f"{name}()")
-        for each in source.calls
-        if isinstance(each.func, ast.Name) and (name := each.func.id) in collective_functions
+        (call, f"{name}()")
+        for call in source.calls
+        if isinstance(call.func, ast.Name) and (name := call.func.id) in collective_functions
     ]
     return direct + indirect
 
@@ -181,18 +181,18 @@ def _collective_on_some_ranks(source: CellSource) -> Iterator[Hit]:
     calls = collective_calls(source) + list(sharded_calls.items())
     conditions = [
         [
-            each
-            for each in rank_conditions(source, call)
-            if call not in sharded_calls or each.picks_one_of_all(source)
+            condition
+            for condition in rank_conditions(source, call)
+            if call not in sharded_calls or condition.picks_one_of_all(source)
         ]
         for call, _ in calls
     ]
     all_conditions = [each for of_call in conditions for each in of_call]
     for (call, name), of_call in zip(calls, conditions, strict=True):
-        for each in of_call:
-            has_partner = _other_ranks_match(source, each, all_conditions)
-            if not has_partner and not _other_ranks_match_below(source, call, each.node):
-                where = f"{each} (line {source.line(each.node)})"
+        for condition in of_call:
+            has_partner = _other_ranks_match(source, condition, all_conditions)
+            if not has_partner and not _other_ranks_match_below(source, call, condition.node):
+                where = f"{condition} (line {source.line(condition.node)})"
                 yield call, f"{short_name(name)} is under {where}: the other ranks do not reach it."
                 break
 
@@ -209,8 +209,8 @@ def _other_ranks_match_below(source: CellSource, call: ast.Call, outer: ast.AST)
     first, last = source.last_line(outer), source.last_line(target)
     function = source.function(call)
     return any(
-        first < source.line(each) <= last and source.function(each) is function
-        for each, _ in collective_calls(source)
+        first < source.line(other) <= last and source.function(other) is function
+        for other, _ in collective_calls(source)
     )
 
 
@@ -219,12 +219,12 @@ def _other_ranks_match(
 ) -> bool:
     """Return whether the other ranks make a collective in another branch or condition."""
     around = {*source.ancestors(condition.node)}
-    for each in conditions:
-        if each.node is condition.node:
-            if each.branch != condition.branch:
+    for other in conditions:
+        if other.node is condition.node:
+            if other.branch != condition.branch:
                 return True
-        elif each.code != condition.code and each.node not in around:
-            around_each = source.ancestors(each.node)
+        elif other.code != condition.code and other.node not in around:
+            around_each = source.ancestors(other.node)
             if condition.node not in around_each:
                 return True
     return False
@@ -272,7 +272,8 @@ def _collective_in_except(source: CellSource) -> Iterator[Hit]:
             if isinstance(outer, ast.ExceptHandler):
                 attempt = source.parents[outer]
                 is_tried = isinstance(attempt, ast.Try) and any(
-                    each in ancestors_of_calls for each in (*attempt.body, *attempt.orelse)
+                    statement in ancestors_of_calls
+                    for statement in (*attempt.body, *attempt.orelse)
                 )
                 has_partner = is_tried or _other_ranks_match_below(source, call, attempt)
                 catches_import = outer.type is not None and "Import" in ast.unparse(outer.type)
@@ -309,9 +310,9 @@ def _summed_gradients(source: CellSource) -> Iterator[Hit]:
 def _divides(_source: CellSource, function: ast.AST) -> bool:
     """Return whether anything in a function divides."""
     return any(
-        isinstance(each, ast.Div)
-        or getattr(each, "attr", "") in ("div_", "div", "mul_", "true_divide_")
-        for each in ast.walk(function)
+        isinstance(node, ast.Div)
+        or getattr(node, "attr", "") in ("div_", "div", "mul_", "true_divide_")
+        for node in ast.walk(function)
     )
 
 
@@ -323,14 +324,14 @@ def _collective_in_order_of_set(source: CellSource) -> Iterator[Hit]:
             if outer is function:
                 break
             loops = getattr(outer, "generators", [outer])  # of a comprehension
-            for each in loops if inner not in loops else []:
-                is_loop = isinstance(each, ast.For | ast.comprehension) and inner is not each.iter
+            for loop in loops if inner not in loops else []:
+                is_loop = isinstance(loop, ast.For | ast.comprehension) and inner is not loop.iter
                 if (
                     is_loop
-                    and is_in_set_order(source, each.iter, function)
-                    and not are_numbers(each.target)
+                    and is_in_set_order(source, loop.iter, function)
+                    and not are_numbers(loop.target)
                 ):
-                    where = f"a loop over the set {ast.unparse(each.iter)}"
+                    where = f"a loop over the set {ast.unparse(loop.iter)}"
                     yield call, f"{short_name(name)} is in {where}, which has no fixed order."
 
 
@@ -369,10 +370,10 @@ def _has_buffers(source: CellSource, name: str) -> bool:
     if "buffers" in source.given_kinds.get(name, ""):
         return True
     return any(
-        not has_star_arguments(each)
-        and not argument_text(each, "broadcast_buffers")
-        and _has_norm(source, each)
-        for each in _wrapping_calls(source, name)
+        not has_star_arguments(call)
+        and not argument_text(call, "broadcast_buffers")
+        and _has_norm(source, call)
+        for call in _wrapping_calls(source, name)
     )
 
 
@@ -384,7 +385,7 @@ def _has_norm(source: CellSource, value: ast.AST, depth: int = 3) -> bool:
     made: list[ast.AST] = [each for name in names for each in source.values(name)]
     made += [each for each in source.nodes_of(ast.ClassDef) if each.name in names]
     return depth > 0 and any(
-        _has_norm(source, each, depth - 1) for each in made if each is not value
+        _has_norm(source, part, depth - 1) for part in made if part is not value
     )
 
 
@@ -392,10 +393,10 @@ def _is_wrapped_later(source: CellSource, name: str, call: ast.Call) -> bool:
     """Return whether the code wraps the model in DDP only after this call of the model."""
     wraps = _wrapping_calls(source, name)
     return bool(wraps) and all(
-        each.lineno > call.lineno
-        and source.function(each) is source.function(call)
-        and not set(source.loops(each)) & set(source.loops(call))
-        for each in wraps
+        wrap.lineno > call.lineno
+        and source.function(wrap) is source.function(call)
+        and not set(source.loops(wrap)) & set(source.loops(call))
+        for wrap in wraps
     )
 
 
@@ -442,8 +443,8 @@ def _all_branches_call(source: CellSource, condition: RankCondition, name: str) 
     return isinstance(node, ast.If) and all(
         any(
             isinstance(call.func, ast.Name) and call.func.id == name
-            for each in branch
-            for call in source.calls_inside(each)
+            for statement in branch
+            for call in source.calls_inside(statement)
         )
         for branch in (node.body, node.orelse)
     )

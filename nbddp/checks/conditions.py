@@ -105,17 +105,18 @@ def _held(
     followed = [e and with_ranks(source, e, may_guess=may_guess, depth=depth) for e in values]
     ranks = [each for each in followed if each is not None and _is_rank_value(each)]
     others_are_constants = all(
-        each in ranks or (isinstance(each, ast.Constant) and each is not ITEM) for each in followed
+        value in ranks or (isinstance(value, ast.Constant) and value is not ITEM)
+        for value in followed
     )
     return ranks[0] if ranks and (may_guess or others_are_constants) else None
 
 
 def _is_rank_value(value: ast.expr) -> bool:
     """Return whether a value is the rank or is computed from it, without calls of other code."""
-    for each in ast.walk(value):
-        called = getattr(each, "func", each.value if isinstance(each, ast.Subscript) else None)
+    for node in ast.walk(value):
+        called = getattr(node, "func", node.value if isinstance(node, ast.Subscript) else None)
         is_plain = called is None or last_name(called) in _KEEPS_RANK or _is_rank(called)
-        if not is_plain or isinstance(each, _HOLDS_MORE):
+        if not is_plain or isinstance(node, _HOLDS_MORE):
             return False
     return _mentions_rank(value)
 
@@ -136,10 +137,10 @@ def picks_one_of_all(source: CellSource, test: ast.expr) -> bool:
     if any(isinstance(each, orders) for each in ast.walk(test)):
         return False
     of_groups = {
-        id(each.func)
-        for each in ast.walk(test)
-        if isinstance(each, ast.Call)
-        and (each.args or ast.unparse(each.func).endswith((".rank", "get_local_rank")))
+        id(node.func)
+        for node in ast.walk(test)
+        if isinstance(node, ast.Call)
+        and (node.args or ast.unparse(node.func).endswith((".rank", "get_local_rank")))
     }
     words = [each for each in ast.walk(test) if _is_rank(each) and id(each) not in of_groups]
     names = {(last_name(each) or "RANK").lstrip("_") for each in words}
@@ -149,9 +150,9 @@ def picks_one_of_all(source: CellSource, test: ast.expr) -> bool:
 def may_mean_one_rank(test: ast.AST) -> bool:
     """Return whether any word of a condition suggests that it is for one rank."""
     words = names_in(test) | {
-        each.value
-        for each in ast.walk(test)
-        if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        node.value
+        for node in ast.walk(test)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     return any(_MAIN.search(each) or "rank" in each.lower() or each == "gpu" for each in words)
 
@@ -206,9 +207,9 @@ def _deciding_tests(outer: ast.AST) -> list[ast.expr]:
 
 def _exit_tests_before(outer: ast.AST, inner: ast.AST) -> Iterator[ast.expr]:
     """Yield the conditions before ``inner`` in its block under which the code leaves the block."""
-    for each in takewhile(lambda each: each is not inner, _block(outer, inner)):
-        if isinstance(each, ast.If) and isinstance(each.body[-1], _EXITS):
-            yield each.test
+    for statement in takewhile(lambda statement: statement is not inner, _block(outer, inner)):
+        if isinstance(statement, ast.If) and isinstance(statement.body[-1], _EXITS):
+            yield statement.test
 
 
 def is_called_guarded(source: CellSource, node: ast.AST, depth: int = 3) -> bool:
@@ -252,11 +253,11 @@ def exit_target(source: CellSource, node: ast.AST, outer: ast.AST) -> ast.AST | 
 
     Blocks outside of ``outer`` do not count. Return None if the code leaves nothing.
     """
-    for inner, each in source.steps_out(node):
-        for last in _block(each, inner)[-1:]:
+    for inner, statement in source.steps_out(node):
+        for last in _block(statement, inner)[-1:]:
             if isinstance(last, (*_EXITS, ast.Raise)):
                 return _left_by(source, last)
-        if each is outer:
+        if statement is outer:
             break
     return None
 
@@ -301,8 +302,8 @@ def _split_condition(test: ast.expr, *, is_true: bool) -> Iterator[tuple[str, bo
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             yield from _split_condition(operand, is_true=not is_true)
         case ast.BoolOp(op=operator, values=values) if isinstance(operator, ast.And) is is_true:
-            for each in values:
-                yield from _split_condition(each, is_true=is_true)
+            for value in values:
+                yield from _split_condition(value, is_true=is_true)
         case ast.Compare(left, [ast.Is() | ast.IsNot() as operator], [ast.Constant(value=None)]):
             yield ast.unparse(left), is_true == isinstance(operator, ast.IsNot), test
         case _:
@@ -316,15 +317,15 @@ def may_exclude(source: CellSource, one: ast.AST, other: ast.AST) -> bool:
     condition to be true and the other needs it to be false. They may exclude each other if each
     has a condition that the other lacks.
     """
-    mine, others = (
+    texts, others = (
         {
             (text, is_true)
-            for text, is_true, test in tests_at(source, each)
+            for text, is_true, test in tests_at(source, node)
             if not varies(source, test)
         }
-        for each in (one, other)
+        for node in (one, other)
     )
-    return bool(mine - others and others - mine)
+    return bool(texts - others and others - texts)
 
 
 @dataclass(frozen=True)

@@ -46,9 +46,9 @@ def _evaluation_sums(source: CellSource) -> Iterator[tuple[str, ast.For, ast.Aug
 
 def _is_divided_loader(source: CellSource, name: str) -> bool:
     """Return whether a name is a loader that divides the data among the ranks."""
-    known = source.kinds.get(name, "")
-    if known.startswith("loader "):
-        return known == "loader divided"
+    kind = source.kinds.get(name, "")
+    if kind.startswith("loader "):
+        return kind == "loader divided"
     made = source.creating_call(name)
     if made is None or source.kind_of_call(made) != "loader":
         return False
@@ -82,8 +82,8 @@ def _reports(source: CellSource, call: ast.Call) -> bool:
 def _may_combine_ranks(source: CellSource) -> bool:
     """Return whether the code may combine the ranks' numbers, perhaps in an imported function."""
     return any(
-        source.called_name(each) in COLLECTIVES or _GATHERS.search(source.called_name(each) or "")
-        for each in source.calls
+        source.called_name(call) in COLLECTIVES or _GATHERS.search(source.called_name(call) or "")
+        for call in source.calls
     ) or any(_GATHERS.search(each.name) for each in source.functions)
 
 
@@ -121,9 +121,9 @@ def _is_reduced(source: CellSource, node: ast.AST) -> bool:
             return bool(re.search(r"all_reduce|reduce_mean|tensor", source.called_name(outer)))
         case ast.Assign(targets=[ast.Name(name), *_], lineno=line):
             return any(
-                "reduce" in source.called_name(each)
-                and name in names_in(each)
-                and each.lineno >= line
-                for each in source.calls
+                "reduce" in source.called_name(call)
+                and name in names_in(call)
+                and call.lineno >= line
+                for call in source.calls
             )
     return False

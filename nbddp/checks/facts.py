@@ -207,7 +207,7 @@ class GroupFacts:
     def has_ddp(self) -> bool:
         """Whether all ranks have a DDP model that all ranks share, and not only a subgroup."""
         return self.is_complete and all(
-            self.world_size in each.ddp_ranks for each in self.ranks.values()
+            self.world_size in rank.ddp_ranks for rank in self.ranks.values()
         )
 
     def all_have(self, kind: type[T]) -> Iterator[tuple[str, dict[int, T]]]:
@@ -238,14 +238,14 @@ def kinds_by_name(ranks: Mapping[int, RankFacts]) -> dict[str, str]:
         if all(each.kinds.get(name) == kind for each in ranks.values())
         and (kind != "rank" or len(ranks) > 1)
     }
-    for name, each in rank.objects.items():
-        if isinstance(each, ModelFacts):
-            mode = " in training" if each.is_training and each.differs_in_training else ""
-            buffers = " with buffers" if each.has_buffers else ""
-            kind = "ddp" if each.ranks else "fsdp" if each.is_sharded else "module"
+    for name, obj in rank.objects.items():
+        if isinstance(obj, ModelFacts):
+            mode = " in training" if obj.is_training and obj.differs_in_training else ""
+            buffers = " with buffers" if obj.has_buffers else ""
+            kind = "ddp" if obj.ranks else "fsdp" if obj.is_sharded else "module"
             found[name] = f"{kind}{buffers}{mode}"
-        elif isinstance(each, LoaderFacts):
-            found[name] = "loader divided" if each.sampler == "dealt" else "loader plain"
+        elif isinstance(obj, LoaderFacts):
+            found[name] = "loader divided" if obj.sampler == "dealt" else "loader plain"
         else:
-            found[name] = type(each).__name__.removesuffix("Facts").lower()
+            found[name] = type(obj).__name__.removesuffix("Facts").lower()
     return found

@@ -140,8 +140,8 @@ def _different_parameters(facts: GroupFacts) -> Iterator[Hit]:
     if re.search(r"no_sync|comm_hook|LocalSGD|PeriodicModelAverager", facts.source.text):
         return  # the parameters may differ on purpose
     by_hand = any(  # in a subgroup, the ranks may have different stages of a pipeline
-        collective_name(facts.source, each) and re.search(r"\.grad\b", ast.unparse(each))
-        for each in facts.source.calls_of("all_reduce")
+        collective_name(facts.source, call) and re.search(r"\.grad\b", ast.unparse(call))
+        for call in facts.source.calls_of("all_reduce")
     )
     for name, by_rank in facts.all_have(ModelFacts):
         is_shared = all(each.ranks == facts.world_size for each in by_rank.values())
@@ -160,10 +160,10 @@ def _ranks_unlike_first(samples: Mapping[int, list[float]]) -> list[int]:
         return []
     return [
         rank
-        for rank, each in samples.items()
+        for rank, sample in samples.items()
         if any(
             abs(one - other) > SAME * max(abs(one), abs(other), 1e-3)
-            for one, other in zip(first, each, strict=True)
+            for one, other in zip(first, sample, strict=True)
         )
     ]
 
@@ -185,9 +185,9 @@ def _different_learning_rates(facts: GroupFacts) -> Iterator[Hit]:
 def _shared_gpu(facts: GroupFacts) -> Iterator[Hit]:
     for name, by_rank in facts.all_have(ModelFacts):
         ranks_by_gpu: dict[tuple[str, str], list[int]] = {}
-        for rank, each in by_rank.items():
-            if each.device and each.ranks:
-                ranks_by_gpu.setdefault((facts.ranks[rank].host, each.device), []).append(rank)
+        for rank, model in by_rank.items():
+            if model.device and model.ranks:
+                ranks_by_gpu.setdefault((facts.ranks[rank].host, model.device), []).append(rank)
         for (host, device), ranks in ranks_by_gpu.items():
             on_host = [each for each in facts.ranks.values() if each.host == host]
             if len(ranks) > 1 and len(on_host) <= on_host[0].gpus:  # else they have to share
@@ -251,8 +251,11 @@ def _unused_parameters(facts: GroupFacts) -> Iterator[Hit]:
         models = list(by_rank.values())
         refused = [each for each in models if each.is_refused]
         are_unused = is_trained and all(
-            each.ranks and not each.finds_unused and each.with_gradient and each.without_gradient
-            for each in models
+            model.ranks
+            and not model.finds_unused
+            and model.with_gradient
+            and model.without_gradient
+            for model in models
         )
         if not facts.line(name) or not (refused or are_unused):
             continue

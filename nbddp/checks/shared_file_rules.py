@@ -83,7 +83,7 @@ def _all_save_to_one_path(source: CellSource) -> Iterator[Hit]:
     if not (source.is_cell or source.is_distributed or has_collective):
         return
     if any(
-        _is_rank_specific(source, each) for call in source.calls_of("chdir") for each in call.args
+        _is_rank_specific(source, path) for call in source.calls_of("chdir") for path in call.args
     ):
         return  # each rank has its own folder
     is_arranged = _uses_training_library(source)
@@ -99,15 +99,17 @@ def _is_in_turn(source: CellSource, call: ast.Call) -> bool:
     """Return whether a context lets only one rank at a time write."""
     contexts = [each for each in source.ancestors(call) if isinstance(each, ast.With)]
     return any(
-        _IN_TURNS.search(ast.unparse(item.context_expr)) for each in contexts for item in each.items
+        _IN_TURNS.search(ast.unparse(item.context_expr))
+        for context in contexts
+        for item in context.items
     )
 
 
 def _uses_training_library(source: CellSource) -> bool:
     """Return whether the code uses a library that handles saving for one rank."""
     return any(
-        re.search(r"(?i)accelerat|lightning|deepspeed|fabric|master_only|rank_zero|fsdp", each)
-        for each in source.aliases.values()
+        re.search(r"(?i)accelerat|lightning|deepspeed|fabric|master_only|rank_zero|fsdp", target)
+        for target in source.aliases.values()
     )
 
 
@@ -118,8 +120,8 @@ def _is_rank_specific(source: CellSource, path: ast.expr, depth: int = 3) -> boo
     path = with_ranks(source, path, may_guess=True)
     if depends_on_rank(path) or _RANK_SPECIFIC.search(ast.unparse(path)):
         return True
-    known = {*source.aliases, *vars(builtins), *source.assigned, *_IMPORTED_ELSEWHERE}
-    if not plain_names(path) <= known:
+    defined = {*source.aliases, *vars(builtins), *source.assigned, *_IMPORTED_ELSEWHERE}
+    if not plain_names(path) <= defined:
         return True  # another cell or a ``with`` has assigned it, perhaps with the rank in it
     function = source.function(path)
     if isinstance(function, ast.FunctionDef):

@@ -87,9 +87,9 @@ class CellSource:
         self._names = {each: self.dotted(each.func) for each in self.calls}
         self._calls_by_method: dict[str, list[ast.Call]] = defaultdict(list)
         self._calls_by_function: dict[ast.AST, list[ast.Call]] = defaultdict(list)
-        for each in self.calls:
-            self._calls_by_method[self.method(each)].append(each)
-            self._calls_by_function[self.function(each)].append(each)
+        for call in self.calls:
+            self._calls_by_method[self.method(call)].append(call)
+            self._calls_by_function[self.function(call)].append(call)
         self.cache: dict[Hashable, Any] = {}  # results of cached functions
         self.given_kinds = dict(kinds or {})
         self.kinds = self.given_kinds | self._kinds_assigned_here()
@@ -123,12 +123,12 @@ class CellSource:
         found = dict(PRESET_ALIASES) if self.is_cell else {}
         for node in self.nodes:
             if isinstance(node, ast.Import):
-                for each in node.names:
-                    package = each.name.partition(".")[0]
-                    found[each.asname or package] = each.name if each.asname else package
+                for alias in node.names:
+                    package = alias.name.partition(".")[0]
+                    found[alias.asname or package] = alias.name if alias.asname else package
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                for each in node.names:
-                    found[each.asname or each.name] = f"{node.module}.{each.name}"
+                for alias in node.names:
+                    found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
         return found
 
     def dotted(self, node: ast.AST) -> str:
@@ -192,8 +192,8 @@ class CellSource:
         """Return the kinds of names that this code assigns; the last assignment counts."""
         found: dict[str, str] = {}
         for name, values in self._values.items():
-            for each in values:
-                if isinstance(each, ast.Call) and (kind := self.kind_of_call(each)):
+            for value in values:
+                if isinstance(value, ast.Call) and (kind := self.kind_of_call(value)):
                     found[name] = kind
         for call in self.calls_of("fully_shard"):
             if call.args and isinstance(call.args[0], ast.Name):
@@ -236,22 +236,24 @@ class CellSource:
         >>> CellSource("f = lambda x: x + [y for y in z]").shared_names["z"]
         1
         """
-        own: dict[ast.AST, set[str]] = {
-            each: {given.arg for given in ast.walk(each.args) if isinstance(given, ast.arg)}
-            for each in self.functions
+        bound: dict[ast.AST, set[str]] = {
+            function: {given.arg for given in ast.walk(function.args) if isinstance(given, ast.arg)}
+            for function in self.functions
         }
         for node in self.nodes:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                own.setdefault(self.function(node), set()).add(node.id)
+                bound.setdefault(self.function(node), set()).add(node.id)
             elif isinstance(node, Function):
-                own.setdefault(self.function(node), set()).add(node.name)
+                bound.setdefault(self.function(node), set()).add(node.name)
         found: dict[str, int] = {}
         for node in self.nodes:
             if isinstance(node, ast.Name) and node.id not in found:
                 around = [
-                    each for each in self.ancestors(node) if each in own and each is not self.tree
+                    ancestor
+                    for ancestor in self.ancestors(node)
+                    if ancestor in bound and ancestor is not self.tree
                 ]
-                if not any(node.id in own[each] for each in around):
+                if not any(node.id in bound[each] for each in around):
                     found[node.id] = self.line(node)
         return found
 
@@ -273,9 +275,9 @@ class CellSource:
 
     def function(self, node: ast.AST) -> Function | ast.Module:
         """Return the function around a node, or the module."""
-        for each in self.ancestors(node):
-            if isinstance(each, Function):
-                return each
+        for ancestor in self.ancestors(node):
+            if isinstance(ancestor, Function):
+                return ancestor
         return self.tree
 
     def calls_in(self, function: ast.AST) -> list[ast.Call]:
@@ -290,10 +292,10 @@ class CellSource:
         """Yield the calls inside a node, except in functions that are defined there."""
         pending: list[ast.AST] = [node]
         while pending:
-            each = pending.pop()
-            if isinstance(each, ast.Call):
-                yield each
-            inner = ast.iter_child_nodes(each)
+            current = pending.pop()
+            if isinstance(current, ast.Call):
+                yield current
+            inner = ast.iter_child_nodes(current)
             pending += [each for each in inner if not isinstance(each, Scope | ast.ClassDef)]
 
     @cached_property

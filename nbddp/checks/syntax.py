@@ -42,9 +42,9 @@ def _plain_line(line: str) -> str:
 
 def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
     """Return an argument of a call, by its name or position; None if it is not given."""
-    for each in call.keywords:
-        if each.arg == name:
-            return each.value
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
     if position is not None and len(call.args) > position:
         return call.args[position]
     return None
@@ -59,7 +59,7 @@ def argument_text(call: ast.Call, name: str, position: int | None = None) -> str
 def has_star_arguments(call: ast.Call) -> bool:
     """Return whether a call has ``*`` or ``**`` arguments, whose content is unknown."""
     return any(isinstance(each, ast.Starred) for each in call.args) or any(
-        each.arg is None for each in call.keywords
+        keyword.arg is None for keyword in call.keywords
     )
 
 

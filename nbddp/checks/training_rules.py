@@ -38,9 +38,9 @@ def _micro_step_condition(source: CellSource, backward: ast.Call) -> tuple[ast.I
         if outer is loop:
             return None
         if isinstance(outer, ast.If) and not _steps_in_both(outer):
-            for each in ast.walk(outer.test):
-                if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod):
-                    return outer, ast.unparse(each.right)
+            for node in ast.walk(outer.test):
+                if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+                    return outer, ast.unparse(node.right)
     return None
 
 
@@ -67,10 +67,10 @@ def _undivided_loss(source: CellSource) -> Iterator[Hit]:
             continue
         loop = source.loops(call)[0]
         divides = any(
-            isinstance(each, ast.Div) or (isinstance(each, ast.Attribute) and "div" in each.attr)
+            isinstance(node, ast.Div) or (isinstance(node, ast.Attribute) and "div" in node.attr)
             for statement in loop.body
             if statement.lineno <= call.lineno or _contains(statement, call)
-            for each in ast.walk(statement)
+            for node in ast.walk(statement)
         )
         if not divides:
             sums = f"backward() adds up {found[1]} micro-steps before the update"
@@ -103,7 +103,7 @@ def _is_scaled(source: CellSource, clip: ast.Call, name: str) -> bool:
     here = source.calls_in(source.function(clip))
     scaler_calls = [each for each in here if source.owner(each) == name]
     methods = {
-        source.method(each) for each in scaler_calls if not are_exclusive(source, clip, each)
+        source.method(call) for call in scaler_calls if not are_exclusive(source, clip, call)
     }
     return "scale" in methods and (
         "step" in methods or "step" not in map(source.method, scaler_calls)
@@ -116,9 +116,9 @@ def _incomplete_scaler_calls(source: CellSource) -> Iterator[Hit]:
         methods = {*map(source.method, calls)}
         if not source.is_cell and any(
             isinstance(given, ast.Name) and given.id == name
-            for each in source.calls
-            if source.owner(each) != name
-            for given in each.args
+            for call in source.calls
+            if source.owner(call) != name
+            for given in call.args
         ):
             continue  # another function gets the scaler and may call the rest
         scaled = next(each for each in calls if source.method(each) == "scale")
@@ -150,8 +150,8 @@ def _reaches_backward(source: CellSource, call: ast.Call) -> bool:
         if is_of_it and source.function(node) is function:
             names.update(*map(plain_names, node.targets))
     return any(
-        source.function(each) is function and names & plain_names(each.func)
-        for each in backward_calls(source)
+        source.function(backward) is function and names & plain_names(backward.func)
+        for backward in backward_calls(source)
     )
 
 

@@ -26,10 +26,10 @@ def _all_bindings(source: CellSource) -> dict[tuple[ast.AST | None, str], list[B
     counts = Counter(each.name for each in source.functions)
     for function in source.functions:
         is_unique = function.name == "__init__" or counts[function.name] == 1
-        for each in ast.walk(function.args):
-            if isinstance(each, ast.arg):
-                given = _given_values(source, function, each) if is_unique else [None]
-                found[function, each.arg] += given
+        for parameter in ast.walk(function.args):
+            if isinstance(parameter, ast.arg):
+                given = _given_values(source, function, parameter) if is_unique else [None]
+                found[function, parameter.arg] += given
     return found
 
 
@@ -68,13 +68,13 @@ def _given_values(source: CellSource, function: Function, parameter: ast.arg) ->
 
 def bindings(source: CellSource, node: ast.AST, function: ast.AST) -> list[Binding]:
     """Return all values that the code gives to a name or an attribute that a function uses."""
-    known = _all_bindings(source)
+    bindings = _all_bindings(source)
     if isinstance(node, ast.Attribute):
-        return known.get((None, node.attr), [])
+        return bindings.get((None, node.attr), [])
     name = last_name(node)
-    while (function, name) not in known and function is not source.tree:
+    while (function, name) not in bindings and function is not source.tree:
         function = source.function(function)
-    return known.get((function, name), [])
+    return bindings.get((function, name), [])
 
 
 # ---- sets
@@ -96,8 +96,8 @@ def is_in_set_order(
     The order of a set of numbers does not depend on it.
     """
 
-    def is_set(each: Binding) -> bool:
-        return depth > 0 and is_in_set_order(source, each, function, depth - 1)
+    def is_set(binding: Binding) -> bool:
+        return depth > 0 and is_in_set_order(source, binding, function, depth - 1)
 
     match value:
         case ast.Set() | ast.SetComp():
