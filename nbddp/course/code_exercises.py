@@ -41,20 +41,20 @@ def _turn_right(turn: Any) -> None:
     require_function(turn)
     world_size, rank = this_rank.world_size(), this_rank.rank()
     parcels = torch.arange(world_size, device=communication_device()) * 10 + 1
-    mine, left, right = (int(parcels[(rank + step) % world_size]) for step in (0, -1, 1))
+    own_tensor, from_left, right = (int(parcels[(rank + step) % world_size]) for step in (0, -1, 1))
     got = turn(parcels[rank : rank + 1].clone())
     require(isinstance(got, torch.Tensor) and got.numel() == 1, "01.1 no tensor")
-    known = {"01.1 own tensor": mine, "01.1 right neighbour": right}
-    require_value(got.item(), left, known, "01.1 other tensor")
+    mistakes = {"01.1 own tensor": own_tensor, "01.1 right neighbour": right}
+    require_value(got.item(), from_left, mistakes, "01.1 other tensor")
 
 
 @judge("01.2", on_ranks=True)
 def _ring_reduce_scatter(ring: Any) -> None:
     require_function(ring)
     world_size, rank = this_rank.world_size(), this_rank.rank()
-    mine = torch.arange(2 * world_size, device=communication_device()) * 10 + rank
+    values = torch.arange(2 * world_size, device=communication_device()) * 10 + rank
     total = torch.arange(2 * world_size) * 10 * world_size + sum(range(world_size))
-    got = ring(mine.clone())
+    got = ring(values.clone())
     require(isinstance(got, torch.Tensor), "01.2 no tensor")
     require(got.numel() == 2, "01.2 other size", got=got.numel(), right=2)
     chunks = [chunk.tolist() for chunk in total.tensor_split(world_size)]
@@ -137,13 +137,13 @@ def _models_differ(differs: Any) -> None:
 @judge("03.3")
 def _next_bf16_above_one(number: Any) -> None:
     eps = {kind: torch.finfo(kind).eps for kind in (torch.float32, torch.float16, torch.bfloat16)}
-    known = {
+    mistakes = {
         "03.3 fp32": eps[torch.float32],
         "03.3 fp16": eps[torch.float16],
         "03.3 half": eps[torch.bfloat16] / 2,
     }
     distance = number - 1 if isinstance(number, int | float) else 0
-    require_value(distance, eps[torch.bfloat16], known, "03.3 other number")
+    require_value(distance, eps[torch.bfloat16], mistakes, "03.3 other number")
 
 
 @judge("04.1")
@@ -202,15 +202,15 @@ def _shorten_to_fewest(shorten: Any) -> None:
     require_function(shorten)
     rank, last = this_rank.rank(), this_rank.world_size() - 1
     more = 3 + 2 * (last + 1)  # so many that also the mean over the ranks is more than 3
-    mine = [[*range(more if rank == longer else 3)] for longer in (last, 0)]
-    given = [shorten([*batches]) for batches in mine]  # run both cases: each is a collective
+    lists = [[*range(more if rank == longer else 3)] for longer in (last, 0)]
+    given = [shorten([*batches]) for batches in lists]  # run both cases: each is a collective
     try:
         got = [[*each] for each in given]
     except TypeError:  # a number, or a tensor of one
         got = []
-    right = [batches[:3] for batches in mine]
+    right = [batches[:3] for batches in lists]
     require(got, "06.1 number")
-    require(got == right or got != mine, "06.1 alone")
+    require(got == right or got != lists, "06.1 alone")
     require(got == right, "06.1 other batches")
 
 

@@ -78,8 +78,8 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, LETTERS, bias=False)
         self.head.weight = self.letter.weight
-        for each in (self.letter, self.place):
-            nn.init.normal_(each.weight, std=0.02)
+        for embedding in (self.letter, self.place):
+            nn.init.normal_(embedding.weight, std=0.02)
 
     def forward(self, numbers: Tensor) -> Any:
         places = torch.arange(numbers.shape[1], device=numbers.device)
@@ -166,13 +166,13 @@ def parallelize(parallelize: Any) -> None:
     mesh, model = _distribute(parallelize)
     _judge_shards(model)
     batches = _batches()
-    mine = [texts.chunk(2)[mesh.get_local_rank("data")] for texts in batches]
+    shares = [texts.chunk(2)[mesh.get_local_rank("data")] for texts in batches]
     with Traffic() as forward:
-        loss = _loss_of(model, mine[0])
+        loss = _loss_of(model, shares[0])
     with Traffic() as backward:
         loss.backward()  # type: ignore[no-untyped-call]
     model.zero_grad()
-    everyone = all_gather(_losses(model, mine, clips=False))
+    everyone = all_gather(_losses(model, shares, clips=False))
     got = [sum(each) / len(each) for each in zip(*everyone, strict=True)]
     right = _losses(_make_model(), batches, clips=False)
     confused = _make_model()
@@ -296,14 +296,14 @@ def _judge_training(got: list[float], batches: list[Tensor]) -> None:
     right = _losses(_make_model(), batches, clips=True)
     first = "19.2 sum of losses" if _close(got[0], 2 * right[0]) else "19.2 first loss"
     _require_equal_losses(got[:1], right[:1], first)
-    known = {
+    variants = {
         "19.2 not clipped": {"clips": False},
         "19.2 not cleared": {"clips": True, "clears": False},
         "19.2 no step": {"clips": False, "steps": False},
     }
     found = (
         name
-        for name, options in known.items()
+        for name, options in variants.items()
         if all(map(_close, got, _losses(_make_model(), batches, **options)))
     )
     is_right = all(map(_close, got, right))

@@ -125,7 +125,7 @@ class _DDPStep(NamedTuple):
         sent: the collectives during the backward pass.
     """
 
-    own: Tensor
+    gradients: Tensor
     mean: Tensor
     got: Tensor
     early: int
@@ -147,13 +147,13 @@ def _gradients(inner: nn.Module, *calls: tuple[Any, ...]) -> Tensor:
     return total
 
 
-def _mean(own: Tensor) -> Tensor:
-    return torch.stack(all_gather(own)).mean(0)
+def _mean(gradients: Tensor) -> Tensor:
+    return torch.stack(all_gather(gradients)).mean(0)
 
 
 def _run_step(model: Any, inner: nn.Module, *call: Any) -> _DDPStep:
     """Run one step of the class, and record it."""
-    own, early, waits = _gradients(inner, call), 0, 0
+    gradients, early, waits = _gradients(inner, call), 0, 0
     parameters = list(inner.parameters())
     inner.zero_grad()
     traffic = Traffic()
@@ -174,47 +174,47 @@ def _run_step(model: Any, inner: nn.Module, *call: Any) -> _DDPStep:
     ]
     with traffic, _recording_waits() as threads:
         model(*call).square().mean().backward()
-    for each in probes:
-        each.remove()
+    for handle in probes:
+        handle.remove()
     model.finish()
     got = _flat([each.grad for each in parameters])
-    return _DDPStep(own, _mean(own), got, early, waits, traffic.sent)
+    return _DDPStep(gradients, _mean(gradients), got, early, waits, traffic.sent)
 
 
 @judge("16.1", on_ranks=True)
-def own_ddp(own: Any) -> None:
+def own_ddp(ddp_class: Any) -> None:
     """Judge ``class MyDDP(nn.Module)``."""
-    require_class(own, "module", "bucket_bytes")
-    _judge_start(own)
-    _judge_means_and_buckets(own)
-    _judge_unused_parameters(own)
-    _judge_accumulation(own)
+    require_class(ddp_class, "module", "bucket_bytes")
+    _judge_start(ddp_class)
+    _judge_means_and_buckets(ddp_class)
+    _judge_unused_parameters(ddp_class)
+    _judge_accumulation(ddp_class)
 
 
-def _judge_start(own: Any) -> None:
+def _judge_start(ddp_class: Any) -> None:
     """Require that all ranks begin with the state of rank 0."""
     inner = _make(_tower, this_rank.rank())
     parameters, buffers = list(inner.parameters()), list(inner.buffers())
     first = all_gather((_flat(parameters), _flat(buffers)))[0]
-    model = own(inner, 2 * LAYER_BYTES)
+    model = ddp_class(inner, 2 * LAYER_BYTES)
     is_module = isinstance(model, nn.Module) and hasattr(model, "finish")
     require(all_true(is_module), "16.1 no module")
     require(all_true(_flat(parameters).equal(first[0])), "16.1 parameters")
     require(all_true(_flat(buffers).equal(first[1])), "16.1 buffers")
 
 
-def _judge_means_and_buckets(own: Any) -> None:
+def _judge_means_and_buckets(ddp_class: Any) -> None:
     """Judge the gradients of two steps, and when and in which buckets they are sent."""
     inner = _make(_tower)
-    model = own(inner, 2 * LAYER_BYTES)
+    model = ddp_class(inner, 2 * LAYER_BYTES)
     first, second = (_run_step(model, inner, _batch(number)) for number in range(2))
     world_size = this_rank.world_size()
-    known = {
+    mistakes = {
         "16.1 sum": first.mean * world_size,
         "16.1 divided twice": first.mean / world_size,
-        "16.1 own gradients": first.own,
+        "16.1 own gradients": first.gradients,
     }
-    found = (name for name, each in known.items() if all_true(is_close(first.got, each)))
+    found = (name for name, each in mistakes.items() if all_true(is_close(first.got, each)))
     require(first.is_right, next(found, "16.1 no mean"))
     require(second.is_right, "16.1 second step")
     sent = second.sent  # a class may use the first step to learn the order
@@ -228,19 +228,19 @@ def _judge_means_and_buckets(own: Any) -> None:
     require(sizes == [2 * LAYER_BYTES] * 2, "16.1 other buckets")
 
 
-def _judge_unused_parameters(own: Any) -> None:
+def _judge_unused_parameters(ddp_class: Any) -> None:
     """Judge a step in which the ranks use different parameters."""
     inner = _make(_Heads)
-    model = own(inner, LAYER_BYTES)
+    model = ddp_class(inner, LAYER_BYTES)
     head = 1 if this_rank.rank() == this_rank.world_size() - 1 else 0
     for number in (2, 3):
         require(_run_step(model, inner, _batch(number), head).is_right, "16.1 unused")
 
 
-def _judge_accumulation(own: Any) -> None:
+def _judge_accumulation(ddp_class: Any) -> None:
     """Judge two micro-steps, the first one inside ``no_sync()``."""
     inner = _make(_tower)
-    model = own(inner, 2 * LAYER_BYTES)
+    model = ddp_class(inner, 2 * LAYER_BYTES)
     require(all_true(hasattr(model, "no_sync")), "16.1 no no_sync")
     expected = _mean(_gradients(inner, (_batch(4),), (_batch(5),)))
     traffic = Traffic()
@@ -270,11 +270,12 @@ def _weights(model: nn.Module) -> Tensor:
 
 
 @judge("16.2", on_ranks=True)
-def own_adam(own: Any) -> None:
+def own_adam(adam_class: Any) -> None:
     """Judge ``class ShardedAdam``."""
-    require_class(own, "parameters", "lr")
+    require_class(adam_class, "parameters", "lr")
     plain, model = _layers(), _layers()
-    adam, sharded = torch.optim.Adam(plain.parameters(), lr=0.01), own(model.parameters(), 0.01)
+    adam = torch.optim.Adam(plain.parameters(), lr=0.01)
+    sharded = adam_class(model.parameters(), 0.01)
     names = ("step", "zero_grad", "optimizer")
     is_complete = all(hasattr(sharded, name) for name in names)
     has_adam = is_complete and isinstance(sharded.optimizer, torch.optim.Adam)
@@ -285,16 +286,16 @@ def own_adam(own: Any) -> None:
     for number in range(3):
         torch.manual_seed(number)  # the same batch on all ranks, as after an average
         batch = torch.randn(8, WIDTH).to(communication_device())
-        for each, optimizer in ((plain, adam), (model, sharded)):
+        for net, optimizer in ((plain, adam), (model, sharded)):
             optimizer.zero_grad()
-            is_clear = not any(p.grad is not None and p.grad.any() for p in each.parameters())
+            is_clear = not any(p.grad is not None and p.grad.any() for p in net.parameters())
             require(all_true(is_clear), "16.2 zero_grad")
-            each(batch).square().mean().backward()
+            net(batch).square().mean().backward()
             optimizer.step()
-        mine = _weights(model)
-        require(all_true(mine.equal(all_gather(mine)[0])), "16.2 weights differ")
+        weights = _weights(model)
+        require(all_true(weights.equal(all_gather(weights)[0])), "16.2 weights differ")
         mistake = "16.2 later step" if number else "16.2 first step"
-        require(all_true(is_close(mine, _weights(plain))), mistake)
+        require(all_true(is_close(weights, _weights(plain))), mistake)
     _judge_shares(_state_bytes(adam), all_gather(_state_bytes(sharded.optimizer)))
 
 

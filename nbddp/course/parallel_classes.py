@@ -108,10 +108,10 @@ def _stepped(model: nn.Module, batches: Sequence[Tensor], *, scale: float) -> nn
     for batch in batches:
         model(batch).square().mean().backward()
     with torch.no_grad():
-        for each in model.parameters():
-            assert each.grad is not None
-            dist.all_reduce(each.grad)
-            each.sub_(each.grad * scale)
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            dist.all_reduce(parameter.grad)
+            parameter.sub_(parameter.grad * scale)
     return model
 
 
@@ -166,8 +166,8 @@ def my_fsdp(given: Any) -> None:
     mean = _stepped(first, batches[:1], scale=RATE / world_size)
     added = _stepped(first, batches[:1], scale=RATE)
     got = _run(lambda: model(batches[1]))
-    known = {"17.1 old output": first(batches[1]), "17.1 sum": added(batches[1])}
-    require_value(got, mean(batches[1]), known, "17.1 other step")
+    mistakes = {"17.1 old output": first(batches[1]), "17.1 sum": added(batches[1])}
+    require_value(got, mean(batches[1]), mistakes, "17.1 other step")
 
     optimizer.zero_grad()
     _run(lambda: got.square().mean().backward())
@@ -236,8 +236,8 @@ def column_parallel(given: Any) -> None:
     cut = _cut(given, layer, share=4 * (2 * world_size + 1))
     own_x = x.detach().clone().requires_grad_()
     got = cut(own_x)
-    known = {"17.2 all outputs": output, "17.2 no bias": _part(output - layer.bias, -1)}
-    require_value(got, _part(output, -1), known, "17.2 other output")
+    mistakes = {"17.2 all outputs": output, "17.2 no bias": _part(output - layer.bias, -1)}
+    require_value(got, _part(output, -1), mistakes, "17.2 other output")
     got.backward(_part(gradient, -1))
     partial = _part(gradient, -1) @ _part(layer.weight, 0)
     require_value(own_x.grad, x.grad, {"17.2 partial gradient": partial}, "17.2 other gradient")
@@ -256,20 +256,20 @@ def row_parallel(given: Any) -> None:
     own_x = _part(x, -1).requires_grad_()
     got = cut(own_x)
     partial = own_x @ _part(layer.weight, 1).T
-    known = {
+    mistakes = {
         "17.3 bias on each": output + (world_size - 1) * layer.bias,
         "17.3 no bias": output - layer.bias,
         "17.3 partial output": partial if is_close(got, partial) else partial + layer.bias,
     }
-    require_value(got, output, known, "17.3 other output")
+    require_value(got, output, mistakes, "17.3 other output")
     own_bias = [each for each in cut.parameters() if each.numel() == layer.bias.numel()]
     is_whole = any(is_close(each.flatten(), layer.bias) for each in own_bias)
     require(is_whole, "17.3 other bias")
     got.backward(gradient)
     right = _part(x.grad, -1)
     require(own_x.grad is not None, "17.3 no gradient")
-    known = {"17.3 large gradient": world_size * right}
-    require_value(own_x.grad, right, known, "17.3 other gradient")
+    mistakes = {"17.3 large gradient": world_size * right}
+    require_value(own_x.grad, right, mistakes, "17.3 other gradient")
     _require_weight(cut, _part(layer.weight.grad, 1))
     for model in (layer, cut):
         torch.optim.SGD(model.parameters(), lr=RATE).step()

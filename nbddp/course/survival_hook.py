@@ -111,8 +111,8 @@ class Recorder:
 
 def checksum(tensors: Iterable[torch.Tensor]) -> int:
     total = 0
-    for each in tensors:
-        data = each.detach().cpu().contiguous().flatten().view(torch.uint8)
+    for tensor in tensors:
+        data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
         total = zlib.crc32(data.numpy().tobytes(), total)
     return total
 
@@ -145,8 +145,8 @@ def install(folder: Path) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path != str(folder))
     number = len([*folder.glob("fired-*")])
     faults = json.loads((folder / "plan.json").read_text())[number:]
-    mine = faults[0] if faults and faults[0]["rank"] == int(rank) else {}
-    recorder = Recorder(folder / f"{attempt}-{rank}.jsonl", mine, folder / f"fired-{number}")
+    fault = faults[0] if faults and faults[0]["rank"] == int(rank) else {}
+    recorder = Recorder(folder / f"{attempt}-{rank}.jsonl", fault, folder / f"fired-{number}")
     register_module_forward_pre_hook(recorder.before_forward)
     register_optimizer_step_pre_hook(recorder.before_step)
     register_optimizer_step_post_hook(recorder.after_step)
