@@ -66,10 +66,10 @@ def all_gather(value: T, group: Group = None) -> list[T]:
         return [value]
     check_same_call("nbddp.all_gather", None, group)
     outcomes = gather_by_rank(pickle_outcome(value), group)
-    for rank, each in outcomes.items():
-        if each.failure:
+    for rank, outcome in outcomes.items():
+        if outcome.failure:
             raise ArgumentError(
-                f"nbddp.all_gather: rank {rank} cannot pickle its object: {each.failure}"
+                f"nbddp.all_gather: rank {rank} cannot pickle its object: {outcome.failure}"
             )
     return [pickle.loads(each.payload) for each in outcomes.values()]
 
@@ -282,8 +282,8 @@ def _flatten(value: Any, path: str = "") -> dict[str, Any]:
     items = value.items() if isinstance(value, dict) else enumerate(value)
     return {
         inner: leaf
-        for key, each in items
-        for inner, leaf in _flatten(each, f"{path}[{key!r}]").items()
+        for key, part in items
+        for inner, leaf in _flatten(part, f"{path}[{key!r}]").items()
     }
 
 

@@ -46,15 +46,15 @@ def config(values: Any = None, /, **named: Any) -> None:
     TypeError: nbddp.config: settings need names, as in nbddp.config(lr=0.1); got float
     """
     __tracebackhide__ = True  # errors point at the user's line
-    known = {} if values is None else _as_mapping(values)
-    if known is None:
+    mapping = {} if values is None else _as_mapping(values)
+    if mapping is None:
         raise TypeError(
             "nbddp.config: settings need names, as in nbddp.config(lr=0.1); "
             f"got {type(values).__name__}"
         )
-    if duplicates := known.keys() & named.keys():
+    if duplicates := mapping.keys() & named.keys():
         raise ArgumentError(f"nbddp.config: {', '.join(sorted(duplicates))}: given twice")
-    settings = dict(_flatten({**known, **named}))
+    settings = dict(_flatten({**mapping, **named}))
     if len(settings) > MAX_SETTINGS:
         raise ArgumentError(
             f"nbddp.config: {len(settings)} settings, but a run has at most {MAX_SETTINGS}: "

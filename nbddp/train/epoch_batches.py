@@ -94,10 +94,10 @@ class EpochOrder:
 def _draw_indices(sampler: Iterable[Any], seed: int, epoch: int) -> list[Any]:
     """Draw an epoch's indices from a sampler, with the same random numbers on all ranks."""
     epoch_seed = mix(seed, epoch)
-    for each in (sampler, getattr(sampler, "sampler", None)):
-        if isinstance(generator := getattr(each, "generator", None), torch.Generator):
+    for source in (sampler, getattr(sampler, "sampler", None)):
+        if isinstance(generator := getattr(source, "generator", None), torch.Generator):
             generator.manual_seed(epoch_seed)
-        if callable(set_epoch := getattr(each, "set_epoch", None)):
+        if callable(set_epoch := getattr(source, "set_epoch", None)):
             set_epoch(epoch)
     with seeded(epoch_seed):
         return list(sampler)

@@ -123,9 +123,9 @@ def _check_samplers(*, sampler: object, batch_sampler: object, **batch_options: 
             )
     if sampler is not None and batch_options["shuffle"]:
         raise ArgumentError("nbddp.loader: sampler gives the order: leave out shuffle or sampler")
-    for each in (sampler, batch_sampler):
-        inner = getattr(each, "sampler", None)
-        if isinstance(each, DistributedSampler) or isinstance(inner, DistributedSampler):
+    for given in (sampler, batch_sampler):
+        inner = getattr(given, "sampler", None)
+        if isinstance(given, DistributedSampler) or isinstance(inner, DistributedSampler):
             raise ArgumentError(
                 "nbddp.loader divides the samples among the ranks by itself: leave the "
                 "DistributedSampler out"

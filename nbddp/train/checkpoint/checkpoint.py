@@ -34,7 +34,7 @@ _checkpoints: list[weakref.ref[Checkpoint]] = []
 
 def checkpoints() -> list[Checkpoint]:
     """Return the checkpoints that still exist in this process."""
-    return [each for reference in [*_checkpoints] if (each := reference()) is not None]
+    return [checkpoint for reference in [*_checkpoints] if (checkpoint := reference()) is not None]
 
 
 class Checkpoint:
@@ -154,16 +154,16 @@ class Checkpoint:
                     self._clean_folder()
                 keep_copy = self._staging if asynchronous else state_dicts.without_copy
                 rest = {
-                    name: each for name, each in given.shared.items() if name not in sharded_parts
+                    name: value for name, value in given.shared.items() if name not in sharded_parts
                 }
                 state["parts"] = state_dicts.plain_states(rest, keep_copy)
                 state["values"] = {
-                    name: state_dicts.plain_value(each, name, keep_copy)
-                    for name, each in given.values.items()
+                    name: state_dicts.plain_value(value, name, keep_copy)
+                    for name, value in given.values.items()
                 }
                 self._staging.synchronize()
-            own = state_dicts.plain_states(given.per_rank, state_dicts.without_copy)
-            return {"random": state_dicts.random_state(), "own": own}
+            states = state_dicts.plain_states(given.per_rank, state_dicts.without_copy)
+            return {"random": state_dicts.random_state(), "own": states}
 
         state["ranks"] = run_on_all_ranks(collect)
         if sharded_parts:
@@ -258,12 +258,12 @@ class Checkpoint:
         if twin.exists():  # the same step in the other form, sharded or not
             atomic_files.remove(twin)
         n_kept = 0
-        for each in atomic_files.newest_first(self.folder):
+        for older in atomic_files.newest_first(self.folder):
             with suppress(FileNotFoundError):  # a save of a signal handler has removed it
-                identity = _identity(each)
+                identity = _identity(older)
                 if n_kept >= self.keep:
-                    atomic_files.remove(each)
-                elif identity in self._verified or not _find_damage(each):
+                    atomic_files.remove(older)
+                elif identity in self._verified or not _find_damage(older):
                     self._verified.add(identity)
                     n_kept += 1
         seconds = round(time.perf_counter() - self._save_start, 6)
@@ -294,9 +294,9 @@ class Checkpoint:
         self.wait()
         given = split_parts(parts)
         path, damaged = run_on_all_ranks(self._find_newest_intact)[0]
-        for each, problem in damaged.items() if this_rank.rank() == 0 else ():
+        for broken, problem in damaged.items() if this_rank.rank() == 0 else ():
             instead = f"taking {path.name} instead" if path else "there is no intact checkpoint"
-            warn_user(f"{each} is damaged: {problem}; {instead}")
+            warn_user(f"{broken} is damaged: {problem}; {instead}")
         if path is None:
             return Resumed(values=given.values)
         found: list[CheckpointContents] = []
@@ -307,7 +307,7 @@ class Checkpoint:
             _warn_about_differences(contents, not_given)
             log_and_track.record_event("resume", step=contents.state["step"], path=str(path))
         defaults = {
-            name: each for name, each in given.values.items() if name not in contents.part_names
+            name: value for name, value in given.values.items() if name not in contents.part_names
         }
         return Resumed(contents.state["step"], {**defaults, **contents.state["values"]}, path)
 

@@ -32,7 +32,7 @@ def has_dtensors(part: object) -> bool:
     """
     tensors = sys.modules.get("torch.distributed.tensor")  # without it there is no DTensor
     return tensors is not None and any(
-        isinstance(each, tensors.DTensor) for each in _parameters(part)
+        isinstance(parameter, tensors.DTensor) for parameter in _parameters(part)
     )
 
 
@@ -133,9 +133,9 @@ def _with_models(parts: dict[str, Any]) -> list[tuple[str, Any, nn.Module | None
 
 
 def _model_of(name: str, optimizer: Any, models: dict[str, nn.Module]) -> nn.Module:
-    own = {id(each) for each in _parameters(optimizer)}
+    held = {id(each) for each in _parameters(optimizer)}
     for model in models.values():
-        if own <= {id(each) for each in model.parameters()}:
+        if held <= {id(each) for each in model.parameters()}:
             return model
     raise CheckpointError(
         f"{name} trains parameters that are sharded over the ranks: save and load it together with "

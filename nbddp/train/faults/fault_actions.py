@@ -147,8 +147,8 @@ class NanAction(FaultAction):
     def fire(self) -> None:
         """Hook all parameters: the first one of the next backward is unknown."""
         self._handles = [
-            each.register_hook(self._poison)  # type: ignore[no-untyped-call, unused-ignore]
-            for each in self._parameters
+            parameter.register_hook(self._poison)  # type: ignore[no-untyped-call, unused-ignore]
+            for parameter in self._parameters
         ]
 
     @property
