@@ -141,30 +141,30 @@ MISSING_CRYPTOGRAPHY = "nodes need the package cryptography: `pip install 'nbddp
 
 def listener_context(secret: bytes) -> ssl.SSLContext:
     """Return the TLS context of the listener."""
-    context = _context(ssl.PROTOCOL_TLS_SERVER, secret, mine=_LISTENER, theirs=_NODE)
+    context = _context(ssl.PROTOCOL_TLS_SERVER, secret, name=_LISTENER, peer=_NODE)
     context.num_tickets = 0  # no session resumption: each connection needs the full proof
     return context
 
 
 def node_context(secret: bytes) -> ssl.SSLContext:
     """Return the TLS context of a node."""
-    return _context(ssl.PROTOCOL_TLS_CLIENT, secret, mine=_NODE, theirs=_LISTENER)
+    return _context(ssl.PROTOCOL_TLS_CLIENT, secret, name=_NODE, peer=_LISTENER)
 
 
-def _context(protocol: int, secret: bytes, *, mine: str, theirs: str) -> ssl.SSLContext:
+def _context(protocol: int, secret: bytes, *, name: str, peer: str) -> ssl.SSLContext:
     try:
-        own, other = _key_and_certificate(secret, mine), _key_and_certificate(secret, theirs)
+        key, key_of_peer = _key_and_certificate(secret, name), _key_and_certificate(secret, peer)
     except ImportError:
         raise RequestError(MISSING_CRYPTOGRAPHY) from None
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # the key identifies the peer, not the host name
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(cadata=other[1].decode())
+    context.load_verify_locations(cadata=key_of_peer[1].decode())
     with tempfile.TemporaryDirectory() as folder:  # mode 0700; ssl loads keys from files only
         path = Path(folder) / "own.pem"
         path.touch(0o600)
-        path.write_bytes(b"".join(own))
+        path.write_bytes(b"".join(key))
         context.load_cert_chain(path)
     return context
 

@@ -305,13 +305,13 @@ class NodeListener:
         if not self.accepts_rejoin:
             return {}
         keep = {}
-        for each in living:
-            number, start = int(each["number"]), each["start"]
+        for process in living:
+            number, start = int(process["number"]), process["start"]
             if start["store_prefix"]:
                 continue  # ranks of scripts end with their notebook
             folder = run_folder_of(start)
             handle = RemoteRankHandle(self, node, number, folder)
-            handle.pid = each["pid"]
+            handle.pid = process["pid"]
             node.handles[number] = handle
             node.survivors.append(SurvivingRank(handle, start))
             self._numbers = itertools.count(max(next(self._numbers), number + 1))
@@ -320,9 +320,9 @@ class NodeListener:
         return keep
 
     def _unique_name(self, host: str) -> str:
-        known = {node.name for node in self.nodes}
+        taken = {node.name for node in self.nodes}
         names = itertools.chain([host], (f"{host}#{count}" for count in itertools.count(2)))
-        return next(name for name in names if name not in known)
+        return next(name for name in names if name not in taken)
 
     def _check_nodes(self, last: float) -> None:
         """Once a second, send a heartbeat to each node, and drop silent nodes."""
@@ -344,7 +344,9 @@ class NodeListener:
             return
         node.lost_reason = reason
         self._connections = {
-            each: connection for each, connection in self._connections.items() if each is not node
+            other: connection
+            for other, connection in self._connections.items()
+            if other is not node
         }
         for task in node.forwarding:
             task.cancel()
@@ -445,9 +447,9 @@ class NodeListener:
 def incompatibility(facts: Mapping[str, Any]) -> str:
     """Return why a node with these facts cannot be used; empty if it can."""
     versions = facts["versions"]
-    mine = nbddp.__version__
-    if versions["nbddp"] != mine:
-        return f"nbddp is {versions['nbddp']} on {facts['host']} and {mine} in the notebook"
+    in_notebook = nbddp.__version__
+    if versions["nbddp"] != in_notebook:
+        return f"nbddp is {versions['nbddp']} on {facts['host']} and {in_notebook} in the notebook"
     python, here = str(facts["python"]).rsplit(".", 1)[0], platform.python_version()
     if python != here.rsplit(".", 1)[0]:
         return f"Python is {facts['python']} on {facts['host']} and {here} in the notebook"

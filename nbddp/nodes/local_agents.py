@@ -88,10 +88,10 @@ class LocalAgents:
     def pop_failures(self) -> str:
         """Describe the agents that exited before they joined, each once; empty if none did."""
         failures = []
-        for each in self._agents:
-            if not each.has_joined and each.process.poll() is not None:
-                each.has_joined = True  # report it only once
-                failures.append(_describe_exit(each))
+        for agent in self._agents:
+            if not agent.has_joined and agent.process.poll() is not None:
+                agent.has_joined = True  # report it only once
+                failures.append(_describe_exit(agent))
         return "; ".join(failures)
 
     def close(self) -> None:

@@ -47,23 +47,23 @@ class LogSender:
 
     def rewind(self, number: int, sizes: Mapping[str, int]) -> None:
         """Send a process's files again from these sizes on."""
-        for each in self._files.values():
-            if number in each.numbers and each.path.name in sizes:
-                each.sent = min(each.sent, sizes[each.path.name])
+        for file in self._files.values():
+            if number in file.numbers and file.path.name in sizes:
+                file.sent = min(file.sent, sizes[file.path.name])
 
     def unfollow(self, number: int) -> None:
         """Stop sending data for a process that has exited.
 
         A file that other processes write, too, is sent for one of them.
         """
-        for each in self._files.values():
-            each.numbers = [other for other in each.numbers if other != number]
+        for file in self._files.values():
+            file.numbers = [other for other in file.numbers if other != number]
         self._files = {path: each for path, each in self._files.items() if each.numbers}
 
     def send_new_data(self) -> None:
         """Send the new data of all files."""
-        for each in self._files.values():
-            self._send_new(each)
+        for file in self._files.values():
+            self._send_new(file)
 
     def _send_new(self, growing: _GrowingFile) -> None:
         try:

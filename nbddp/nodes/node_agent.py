@@ -365,9 +365,9 @@ class NodeAgent:
             self._control.send_json(FrameType.LEAVE, reason=reason)
         await self._stop_ranks()
         self._send_logs()
-        for each in (self._control, self._forwarder, self._listener):
-            if each is not None:
-                each.close()
+        for closable in (self._control, self._forwarder, self._listener):
+            if closable is not None:
+                closable.close()
         await self._loop.run_in_executor(self._launch_thread, self._launcher.close)
         self._launch_thread.shutdown()
 

@@ -192,8 +192,8 @@ async def forward(
         remote.abort()
         raise
     finally:
-        for each in copying:
-            each.cancel()
+        for future in copying:
+            future.cancel()
         writer.close()
         remote.close()
 

@@ -74,11 +74,13 @@ class SurvivingGroup:
             raise RequestError("no rank has rejoined: `%ddp nodes` lists the nodes that have")
         newest = max(survivors, key=lambda each: each.attempt)
         start, world_size = newest.start, newest.topology.world_size
-        known = {name: start[name] for name in ("backend", "timeout", "joins_group")}
+        options = {name: start[name] for name in ("backend", "timeout", "joins_group")}
         env = {name: text for name, text in start["env"].items() if name != "NBDDP_STRUCK"}
         return cls(
             ranks={
-                each.topology.rank: each for each in survivors if each.attempt == newest.attempt
+                survivor.topology.rank: survivor
+                for survivor in survivors
+                if survivor.attempt == newest.attempt
             },
             set_store_port=set_store_port,
             attempt=newest.attempt,
@@ -86,7 +88,7 @@ class SurvivingGroup:
             world_size=world_size,
             secret=base64.b64decode(start["secret"]),
             folder=run_folder_of(start),
-            options=known | {"nproc": world_size, "env": env},
+            options=options | {"nproc": world_size, "env": env},
         )
 
     def rejoin_event(self) -> RejoinAsked:

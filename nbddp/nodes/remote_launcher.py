@@ -100,15 +100,17 @@ class RemoteLauncher(Launcher):
             RequestError: the nodes cannot run that many ranks.
         """
         assignments: list[NodeAssignment] = []
-        left = world_size
+        remaining = world_size
         for node in self.selected_nodes():
-            if left:
-                assignments.append(NodeAssignment(node, world_size - left, min(left, node.nproc)))
-                left -= assignments[-1].nproc
-        if left:
+            if remaining:
+                assignments.append(
+                    NodeAssignment(node, world_size - remaining, min(remaining, node.nproc))
+                )
+                remaining -= assignments[-1].nproc
+        if remaining:
             raise RequestError(
                 f"{world_size} ranks were requested, but the joined nodes have room for "
-                f"{world_size - left}; `%ddp nodes` lists them"
+                f"{world_size - remaining}; `%ddp nodes` lists them"
             )
         self.assignments = assignments
         self._capacity = sum(node.nproc for node in self.selected_nodes())
@@ -132,9 +134,9 @@ class RemoteLauncher(Launcher):
         survivors = self.surviving_group()
         assignments: dict[int, NodeAssignment] = {}
         for node in nodes:
-            for each in node.survivors:
-                place = each.topology
-                if survivors.ranks.get(place.rank) is each:
+            for survivor in node.survivors:
+                place = survivor.topology
+                if survivors.ranks.get(place.rank) is survivor:
                     first = place.rank - place.local_rank
                     assignments[first] = NodeAssignment(node, first, place.local_world_size)
         rank, world_size = 0, survivors.world_size

@@ -45,9 +45,9 @@ def build_start(
         interface: the network interface to ranks on other machines.
     """
     cwd = facts["cwd"] if Path(facts["cwd"]).is_dir() else str(Path.cwd())
-    known = {name: value for name, value in facts.items() if name not in ("log", "log_begin")}
+    arguments = {name: value for name, value in facts.items() if name not in ("log", "log_begin")}
     return RankStart(
-        **known
+        **arguments
         | {
             "topology": Topology(**facts["topology"]),
             "secret": base64.b64decode(facts["secret"]),

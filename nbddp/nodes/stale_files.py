@@ -79,10 +79,10 @@ def find_left_join_file(name: str = "") -> JoinFile:
             )
         return join
     files = [each for each in folder.glob("*") if _NAMES["join"].fullmatch(each.name)]
-    left = [each for each in files if not _is_locked(each)]
-    if not left:
+    unlocked = [each for each in files if not _is_locked(each)]
+    if not unlocked:
         raise RequestError(f"no earlier notebook has left nodes to rejoin: see {folder}")
-    return JoinFile.load(max(left, key=lambda path: path.stat().st_mtime))
+    return JoinFile.load(max(unlocked, key=lambda path: path.stat().st_mtime))
 
 
 def _is_locked(path: Path) -> bool:
