@@ -156,10 +156,10 @@ class Publisher:
             self._published_settings = settings
             self.where = self._call_tracker("start", self.tracker.start, run)
             self.report_start(self.where)
-        known = self._published_settings
-        new = {name: value for name, value in settings.items() if known.get(name) != value}
+        published = self._published_settings
+        new = {name: value for name, value in settings.items() if published.get(name) != value}
         if new:
-            self._published_settings = known | new
+            self._published_settings = published | new
             self._call_tracker("settings", self.tracker.update_config, new)
         for at, text in self._event_lines[self._events_published : MAX_LIVE_EVENTS]:
             self._call_tracker("event", self.tracker.log_event, at, text)

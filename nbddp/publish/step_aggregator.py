@@ -160,9 +160,9 @@ class StepAggregator:
             is_finite = all(map(math.isfinite, numbers))
             means[name] = fmean(numbers) if is_finite else sum(numbers) / len(numbers)
             if len(values) > 1:
-                known = [value for value in numbers if not math.isnan(value)] or [math.nan]
+                usable = [value for value in numbers if not math.isnan(value)] or [math.nan]
                 spread |= {f"{name}/rank0": values[0]} if 0 in values else {}
-                spread |= {f"{name}/min": min(known), f"{name}/max": max(known)}
+                spread |= {f"{name}/min": min(usable), f"{name}/max": max(usable)}
         return AggregatedStep(
             step=number,
             time=step.time,

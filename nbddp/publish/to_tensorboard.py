@@ -93,5 +93,5 @@ class ToTensorBoard:
 
     def _add_summary(self, summary: Any, step: int = 0) -> None:
         # with TensorFlow installed, text_pb and hparams_pb return TensorFlow's message class
-        own = Summary.FromString(summary.SerializeToString())
-        self._writer.add_event(Event(wall_time=self._time, step=step, summary=own))
+        copy = Summary.FromString(summary.SerializeToString())
+        self._writer.add_event(Event(wall_time=self._time, step=step, summary=copy))
