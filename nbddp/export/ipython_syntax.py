@@ -126,8 +126,8 @@ class _SyntaxTranslator:
         if not isinstance(node, ast.stmt) or hasattr(node, "body"):
             return []
         edits: list[Edit] = []
-        for each in ast.walk(node):
-            call = _ipython_call(each)
+        for part in ast.walk(node):
+            call = _ipython_call(part)
             if call is None:
                 continue
             text = self._translate_call(*call)
@@ -135,8 +135,8 @@ class _SyntaxTranslator:
                 shown, why = _describe_call(*call)
                 self.remarks.append(f"{shown}: left out: {why}")
                 return [(*span(self.text, node), f"pass  # left out: {shown}")]
-            assert isinstance(each, ast.Call)
-            edits.append((*span(self.text, each), text))
+            assert isinstance(part, ast.Call)
+            edits.append((*span(self.text, part), text))
         return edits
 
     def _translate_call(self, method: str, words: tuple[str, ...]) -> str:

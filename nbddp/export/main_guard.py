@@ -53,11 +53,11 @@ def split_by_guard(
 def _group_by_line(body: Iterable[ast.stmt]) -> list[list[ast.stmt]]:
     """Group statements that share a line."""
     groups: list[list[ast.stmt]] = []
-    for each in body:
-        if groups and each.lineno <= (groups[-1][-1].end_lineno or 0):
-            groups[-1].append(each)
+    for statement in body:
+        if groups and statement.lineno <= (groups[-1][-1].end_lineno or 0):
+            groups[-1].append(statement)
         else:
-            groups.append([each])
+            groups.append([statement])
     return groups
 
 
@@ -98,11 +98,11 @@ def names_needed_at_definition(node: Definition) -> set[str]:
     ['a', 'b', 'c', 'd']
     """
     made = ast.parse(ast.unparse(node))
-    for each in ast.walk(made):  # bodies run later
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
-            each.body = [ast.Pass()]
-        elif isinstance(each, ast.Lambda):
-            each.body = ast.Constant(None)
+    for part in ast.walk(made):  # bodies run later
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+            part.body = [ast.Pass()]
+        elif isinstance(part, ast.Lambda):
+            part.body = ast.Constant(None)
     needed: set[str] = set()
     for instructions in _instructions(ast.unparse(made)):
         bound: set[str] = set()

@@ -155,8 +155,8 @@ class _Writer:
             self._omit(what, "it uses await at top level", names=assigned_names(plain.text))
             return
         bound = assigned_names(plain.text)
-        if own := sorted(bound & template.OWN_NAMES):
-            reason = f"it assigns {own[0]}, a name that the script needs itself"
+        if clashes := sorted(bound & template.OWN_NAMES):
+            reason = f"it assigns {clashes[0]}, a name that the script needs itself"
         if reason:
             self._omit(what, reason, names=bound)
             return
@@ -215,7 +215,7 @@ class _Writer:
                 edits.append((*span(text, node), ""))
             elif not isinstance(node, Definition):
                 pending += [
-                    each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)
+                    child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)
                 ]
         return apply_edits(text, edits)
 
@@ -263,8 +263,8 @@ class _Writer:
         """Return whether an option has this value as its default, from an earlier push."""
         if name not in self._arguments:
             return False
-        known = self._arguments[name]
-        return type(value) is type(known) and bool(value == known)
+        old_value = self._arguments[name]
+        return type(value) is type(old_value) and bool(value == old_value)
 
     # ---- the whole script
 
