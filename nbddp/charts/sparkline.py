@@ -32,11 +32,11 @@ def sparkline(
         width: in CSS pixels.
         is_static: also embed an image, for pages that remove SVG.
     """
-    known = [value for value in values if abs(value) < HUGE]
-    if len(values) < 2 or not known:
+    finite = [value for value in values if abs(value) < HUGE]
+    if len(values) < 2 or not finite:
         return ""
-    bottom = min(known) if low is None else low
-    span = (max(known) - bottom) or 1.0
+    bottom = min(finite) if low is None else low
+    span = (max(finite) - bottom) or 1.0
     step = (width - 4) / (len(values) - 1)
     line, marks, begin = "", "", "M"
     for at, value in enumerate(values):
@@ -77,10 +77,10 @@ def block_characters(values: Sequence[float]) -> str:
     if len(values) > MAX_BLOCKS:
         last = len(values) - 1
         values = [values[round(at * last / (MAX_BLOCKS - 1))] for at in range(MAX_BLOCKS)]
-    known = [value for value in values if abs(value) < HUGE]
-    if not known:
+    finite = [value for value in values if abs(value) < HUGE]
+    if not finite:
         return "·" * len(values)
-    low, span = min(known), (max(known) - min(known)) or 1.0
+    low, span = min(finite), (max(finite) - min(finite)) or 1.0
     return "".join(
         BLOCKS[min(7, int((value - low) / span * 8))] if abs(value) < HUGE else "·"
         for value in values
