@@ -166,8 +166,8 @@ def tooltips_of(chart: Chart, frame: Frame) -> Iterator[Tooltip]:
         present = [(line, value) for line, value in here if value is not None]
         at_step = f"{format_number(step)} s" if unit == "s" else f"{unit} {step:.0f}"
         text = "\n".join([at_step, *_rows(present, chart.why_not_drawn)])
-        left, width = edges[at], edges[at + 1] - edges[at]
-        yield Tooltip(float(left), float(width), float(pixels[at] - left), text)
+        start, width = edges[at], edges[at + 1] - edges[at]
+        yield Tooltip(float(start), float(width), float(pixels[at] - start), text)
 
 
 def _rows(values: Sequence[tuple[ChartLine, float]], why_not: str) -> Iterator[str]:

@@ -82,8 +82,8 @@ class LogBuffer:
 
     def flush(self, rank: int | None = None) -> None:
         """End the unfinished line of one rank, or of all ranks."""
-        for each in self._writers(rank):
-            self._append((each,), self._assemblers[each].flush())
+        for writer in self._writers(rank):
+            self._append((writer,), self._assemblers[writer].flush())
 
     def note_repeated_warnings(self) -> None:
         """Add a notice of the ranks whose warnings are left out of the log of all ranks."""

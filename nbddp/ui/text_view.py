@@ -280,9 +280,9 @@ class ProgressLine:
             return
         metrics = self._session.rank_monitor.metrics.snapshot({}, most=MAX_CHARTS)
         curves = {
-            name: each
-            for name, each in metrics.curves.items()
-            if any(len(curve.steps) > 1 for curve in each.values())
+            name: by_rank
+            for name, by_rank in metrics.curves.items()
+            if any(len(curve.steps) > 1 for curve in by_rank.values())
         }
         values = " · ".join(self._values())
         if not curves:

@@ -64,8 +64,8 @@ class ChartArea:
 
     def close(self) -> None:
         """Close all widgets, including hidden ones."""
-        for each in (self.root, self.box, *self._charts.values()):
-            close(each)
+        for widget in (self.root, self.box, *self._charts.values()):
+            close(widget)
 
     def _draw_chart(self, name: str, curves: Mapping[int, Curve]) -> None:
         try:

@@ -71,8 +71,8 @@ class Controls:
         self._press = press
         self._unconfirmed: tuple[ButtonPress, float] | None = None
         self.buttons = {each: _button(each.value) for each in ButtonPress}
-        for each, button in self.buttons.items():
-            button.on_click(lambda _, press=each: self._pressed(press))
+        for kind, button in self.buttons.items():
+            button.on_click(lambda _, press=kind: self._pressed(press))
         self._kill_rank = widgets.Dropdown(
             options=[(str(rank), rank) for rank in ranks],
             description="rank",  # the label for screen readers
@@ -194,8 +194,8 @@ class RetryButtons:
     def _show_status(self, text: str, *, is_busy: bool) -> None:
         lines = escape(text).replace("\n", "<br>")
         self._status.value = f'<div class="nbddp nbddp-muted" role="status">{lines}</div>'
-        for each in self._buttons.values():
-            each.disabled = is_busy
+        for button in self._buttons.values():
+            button.disabled = is_busy
 
     def _run_in_cell(self, action: ButtonAction) -> str:
         """Run an action as part of the failed cell: older kernels need more than the context."""

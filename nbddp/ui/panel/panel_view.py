@@ -169,8 +169,8 @@ class PanelView:
         """Return how long to wait for a notice; shorter if this thread also handles presses."""
         if self._widgets is not None and self._comms.mode is DispatchMode.POLL:
             return POLL_PERIOD
-        left = self._next_draw - time.monotonic()
-        pause = left if left > 0 else CHECK_PERIOD  # after a pause, a notice is drawn at once
+        seconds = self._next_draw - time.monotonic()
+        pause = seconds if seconds > 0 else CHECK_PERIOD  # after a pause, a notice is drawn at once
         return min(pause, self._input_queue.poll_interval)
 
     # ---- notices and input
@@ -178,8 +178,8 @@ class PanelView:
     def _handle_burst(self, *, timeout: float) -> None:
         """Handle all notices that arrive together, so that they are drawn together."""
         deadline, queue = time.monotonic() + frontend.COALESCE_SECONDS, self._handle.notice_queue
-        while (left := deadline - time.monotonic()) > 0 and not queue.is_drained:
-            notice = queue.get(min(left, timeout))
+        while (seconds := deadline - time.monotonic()) > 0 and not queue.is_drained:
+            notice = queue.get(min(seconds, timeout))
             if notice is None:
                 return
             self._handle_notice(notice)

@@ -34,8 +34,8 @@ def findings_report(findings: Sequence[Finding], what: str, *, shown: int | None
     if more := len(findings) - len(listed):
         advice = f"and {more} more: `%ddp check` shows them all"
     details = [
-        Details(each.headline, [note(" ".join(filter(None, [each.why, each.fix])))], is_open=True)
-        for each in listed
+        Details(f.headline, [note(" ".join(filter(None, [f.why, f.fix])))], is_open=True)
+        for f in listed
     ]
     return Report(Cell(title, dot=Dot.OK if is_well else Dot.WARN), [*details, note(advice)])
 

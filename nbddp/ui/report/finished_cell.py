@@ -123,8 +123,8 @@ def _title(record: CellReport) -> Cell:
     if record.attempts:
         lost = sum(each.seconds_lost for each in record.attempts)
         ways = [
-            RecoveryMethod.HEAL if each.is_healed else RecoveryMethod.RESTART
-            for each in record.attempts
+            RecoveryMethod.HEAL if attempt.is_healed else RecoveryMethod.RESTART
+            for attempt in record.attempts
         ]
         outcome += f" {describe_recoveries(ways, lost)}"
         seconds = snapshot.seconds
@@ -145,12 +145,12 @@ def _outcome(result: CellResult) -> tuple[Dot, str]:
 
 def _attempts(attempts: Sequence[EarlierAttempt]) -> Iterator[Details]:
     """Yield the failure of each attempt, folded and without advice."""
-    for each in attempts:
-        result = each.handle.result
+    for attempt in attempts:
+        result = attempt.handle.result
         if result is not None and result.verdict is not None:
-            healed = ", healed" if each.is_healed else ""
+            healed = ", healed" if attempt.is_healed else ""
             what = f"{result.verdict.summary()} ({format_seconds(result.seconds)})"
-            title = Cell(f"attempt {each.handle.run_attempt}{healed}: {what}", dot=Dot.BAD)
+            title = Cell(f"attempt {attempt.handle.run_attempt}{healed}: {what}", dot=Dot.BAD)
             yield Details(title, [Card(result.verdict.report(advises=False))])
 
 

@@ -147,8 +147,8 @@ def _progress(rank: RankSnapshot) -> Cell:
         texts.append(wording.format_progress_bar(bar, is_short=True, is_active=rank.is_active))
         text = escape(texts[-1])
         if rank.is_active and bar.seconds_left:
-            text, _, left = text.rpartition(" · ")
-            text += f'<span class="nbddp-left"> · {left}</span>'
+            text, _, rest = text.rpartition(" · ")
+            text += f'<span class="nbddp-left"> · {rest}</span>'
         title = escape(wording.format_progress_bar(bar, is_active=rank.is_active))
         filled = _filled(bar, rank) if bar.total else ""
         html += f'<div class="nbddp-clip" title="{title}">{filled}{text}</div>'
@@ -223,14 +223,14 @@ def _needs_attention(rank: RankSnapshot) -> bool:
 def _node_row(title: str, ranks: Sequence[RankSnapshot]) -> list[Cell]:
     steps = [rank.step for rank in ranks if rank.step is not None]
     span = f"{min(steps):.0f}-{max(steps):.0f}" if steps else ""
-    known = {
+    cells = {
         "rank": Cell(format_number_ranges([rank.rank for rank in ranks])),
         "node": Cell(title, Mood.STRONG),
         "state": Cell(", ".join(_states(ranks))),
         "step": Cell(span),
         "memory": Cell(_memory(sum(rank.memory for rank in ranks if rank.is_alive))),
     }
-    return [known.get(column, Cell("")) for column in COLUMNS]
+    return [cells.get(column, Cell("")) for column in COLUMNS]
 
 
 # ---- a summary and a grid of many ranks
@@ -241,10 +241,10 @@ def _seconds_left(bars: Sequence[LoopProgress]) -> float | None:
 
     The next inner loop gives the progress within the current iteration.
     """
-    known = [bar for bar in bars if bar.total]
-    if not known:
+    with_total = [bar for bar in bars if bar.total]
+    if not with_total:
         return None
-    outer, *inner = known
+    outer, *inner = with_total
     inner_share = inner[0].done / inner[0].total if inner else 0.0
     done = min(float(outer.total), outer.done + inner_share)
     if not done or outer.seconds <= 0:
@@ -254,8 +254,8 @@ def _seconds_left(bars: Sequence[LoopProgress]) -> float | None:
 
 def seconds_left(ranks: Sequence[RankSnapshot]) -> float | None:
     """Return the seconds until the last rank finishes its loop; None if unknown."""
-    known = [_seconds_left(rank.progress_bars) for rank in ranks if rank.is_active]
-    return max((left for left in known if left is not None), default=None)
+    estimates = [_seconds_left(rank.progress_bars) for rank in ranks if rank.is_active]
+    return max((left for left in estimates if left is not None), default=None)
 
 
 def _outermost_loop(ranks: Sequence[RankSnapshot]) -> str:
@@ -277,11 +277,11 @@ def overview(ranks: Sequence[RankSnapshot]) -> str:
     '64 running'
     """
     parts = _states(ranks)
-    slow, left = slowest(ranks), seconds_left(ranks)
+    slow, seconds = slowest(ranks), seconds_left(ranks)
     if slow is not None:
         parts.append(f"rank {slow} is the slowest")
-    if left:
-        parts.append(f"{format_seconds(left)} left in {_outermost_loop(ranks)}")
+    if seconds:
+        parts.append(f"{format_seconds(seconds)} left in {_outermost_loop(ranks)}")
     return " · ".join(parts)
 
 

@@ -90,8 +90,8 @@ def run_report(
 def _cells(run: StoredRun) -> list[Block]:
     shown = run.cells[-SHOWN_CELLS:]
     rows: list[list[str | Cell]] = [
-        [str(each.number), Cell(" · ".join(_cell_facts(each)), dot=_dot(each)), _source(each)]
-        for each in shown
+        [str(cell.number), Cell(" · ".join(_cell_facts(cell)), dot=_dot(cell)), _source(cell)]
+        for cell in shown
     ]
     earlier = len(run.cells) - len(shown)
     more = note(f"{earlier} earlier cells" if earlier else "")

@@ -46,8 +46,8 @@ def describe_current(rows: Sequence[SweepEntry], row: SweepEntry, *, what: str =
     >>> describe_current(rows, rows[0])
     'sweep, 1 of 2: lr=0.1; 1 more to run'
     """
-    left = count_in(rows, SweepState.WAITING) - (row.state is SweepState.WAITING)
-    after = f"{left} more to run" if left else "the last one"
+    waiting = count_in(rows, SweepState.WAITING) - (row.state is SweepState.WAITING)
+    after = f"{waiting} more to run" if waiting else "the last one"
     return f"{what}, {row.trial.number} of {len(rows)}: {row.trial}; {after}"
 
 

@@ -26,8 +26,8 @@ def timeline_report(timeline: Timeline) -> Report:
     if timeline.is_empty:
         return Report(_describe_empty(timeline))
     unfinished = [
-        describe_unfinished(each, is_over=timeline.is_over, died=timeline.died)
-        for each in timeline.unmet
+        describe_unfinished(collective, is_over=timeline.is_over, died=timeline.died)
+        for collective in timeline.unmet
     ]
     warnings = [*unfinished, *([describe_straggler(timeline.awaited)] if timeline.awaited else [])]
     title = _title(timeline)
@@ -168,8 +168,8 @@ def _facts(timeline: Timeline) -> Iterator[str]:
         yield f"ranks waited {_format_time(late)} for a rank that itself waited for data"
     for title, took in list(timeline.on_gpu.items())[:SHOWN_LINES]:
         times = [f"rank {rank} {_format_short_time(it)}" for rank, it in took.items()][:MAX_NAMED]
-        each = ", ".join(times)
-        yield f"{title} on the GPU, on average and with the waiting there: {each}"
+        listed = ", ".join(times)
+        yield f"{title} on the GPU, on average and with the waiting there: {listed}"
 
 
 def _place_shares(lines: Mapping[str, float]) -> list[str]:
@@ -190,10 +190,10 @@ def _overlap_blocks(timeline: Timeline) -> list[Block]:
         return []
     head = ["DDP", "forward", "backward", "communication", "overlapped", "exposed", "buckets"]
     rows = []
-    for each in timeline.overlaps[:MAX_OVERLAPS]:
-        times = each.forward, each.backward, each.communication, each.overlapped, each.exposed
-        name = f"{each.name}, rank {each.rank}"
-        rows.append([name, *map(_format_short_time, times), _buckets(each.buckets)])
+    for model in timeline.overlaps[:MAX_OVERLAPS]:
+        times = model.forward, model.backward, model.communication, model.overlapped, model.exposed
+        name = f"{model.name}, rank {model.rank}"
+        rows.append([name, *map(_format_short_time, times), _buckets(model.buckets)])
     newest = max(each.iteration for each in timeline.overlaps)
     words = (
         f"averages of the first iterations and of every hundredth, up to {newest}; communication "

@@ -193,8 +193,8 @@ def test_an_error_of_all_ranks_that_differs_only_in_addresses_is_no_consequence(
         for rank in range(2)
     }
     report = verdict_on(failed).report().splitlines()
-    text = "<torch.ProcessGroup object> is not known. Make it, line 9"
-    assert report[0] == f"ranks 0-1: ValueError: Process group {text}"
+    shortened = "<torch.ProcessGroup object> is not known. Make it, line 9"
+    assert report[0] == f"ranks 0-1: ValueError: Process group {shortened}"
     assert "consequence" not in "".join(report)
     gone = verdict_on({0: ended("ValueError", "See ...")})
     assert gone.summary() == "rank 0: ValueError: See ..., line 9"
