@@ -40,6 +40,6 @@ class PendingFutures:
 
     def reject(self, error: Exception, *key: str | int) -> None:
         """Reject all futures whose key starts with these parts."""
-        for each in [each for each in self._open if each[: len(key)] == key]:
-            for future in self._open.pop(each):
+        for open_key in [each for each in self._open if each[: len(key)] == key]:
+            for future in self._open.pop(open_key):
                 future.set_exception(error)

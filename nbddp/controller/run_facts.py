@@ -27,13 +27,13 @@ def known_facts(
     """Return the known facts for ``run.json``. The file keeps the values of all others."""
     facts = rank_monitor.totals()
     if ready:
-        known = [ready[rank] for rank in sorted(ready)]
+        ranks = [ready[rank] for rank in sorted(ready)]
         facts |= {
-            "backend_used": known[0].backend,
-            "devices": [each.device for each in known],
-            "hosts": [each.host for each in known],
-            "cores": known[0].cores,
-            "threads": known[0].threads,
+            "backend_used": ranks[0].backend,
+            "devices": [each.device for each in ranks],
+            "hosts": [each.host for each in ranks],
+            "cores": ranks[0].cores,
+            "threads": ranks[0].threads,
             "device_names": _device_names(ready, rank_monitor),
         }
     has_steps = rank_monitor.first_step is not None
