@@ -134,8 +134,8 @@ class Run:
         store = run.metrics()
         for name in chosen or ():
             if name not in store.names():
-                known = self._recorded.metrics()
-                raise no_such_metric(name, known.names(), of="run", more=known.dropped_names)
+                recorded = self._recorded.metrics()
+                raise no_such_metric(name, recorded.names(), of="run", more=recorded.dropped_names)
         if not store.names():
             raise RequestError(f"run {self.name} has no metrics to draw")
         shown = chosen or store.names()[:MAX_CHARTS]

@@ -175,16 +175,16 @@ def wait_for_all(futures: Iterable[Future[Any]], timeout: float = math.inf) -> N
     done: SimpleQueue[Future[Any]] = SimpleQueue()
     deadline = time.monotonic() + timeout
     try:
-        for each in waited_for:
-            each.add_done_callback(done.put)
+        for future in waited_for:
+            future.add_done_callback(done.put)
         while not all(each.done() for each in waited_for):
             if (remaining := deadline - time.monotonic()) <= 0:
                 return
             with suppress(Empty):
                 done.get(timeout=min(SIGNAL_CHECK_INTERVAL, remaining))
     finally:
-        for each in waited_for:
-            each.remove_done_callback(done.put)
+        for future in waited_for:
+            future.remove_done_callback(done.put)
 
 
 def run_in_thread(name: str, act: Callable[[], T]) -> Future[T]:

@@ -46,7 +46,7 @@ class NbddpCallback:
         self._step = step
         metrics = self._metrics(trainer, "batch")
         if step % trainer.log_every_n_steps and any(
-            each.device.type != "cpu" for each in metrics.values()
+            metric.device.type != "cpu" for metric in metrics.values()
         ):
             metrics = {}  # to read them would make the rank wait for the GPU
         rates = [group["lr"] for each in trainer.optimizers for group in each.param_groups]
