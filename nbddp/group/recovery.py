@@ -82,14 +82,52 @@ class Recovery:
             retries: how many heals and restarts are allowed.
             handle: the handle of the cell, if :meth:`submit` has started it.
         """
+        failures: list[AttemptFailure] = []
+        self._seconds_lost = 0.0
+
+        # The session sends the cell to its ranks. Each rank runs it in its own shell, and reports
+        # its output, its numbers and its end. If a rank dies, the session sees its process exit and
+        # interrupts the other ranks; in a collective, the aborted connections end their wait. So
+        # the cell ends on all ranks, and the living ones keep their variables.
         if handle is not None:
-            return self._recover(self._show(handle), request, retries)
-        self._end_requests = self._session.end_requests
-        if retries.is_elastic and self._session.launcher.has_free_capacity():
-            failed = self._restart_and_replay()
+            result = self._show(handle)
+        else:
+            self._end_requests = self._session.end_requests
+            # An elastic cell begins with the ranks of all nodes that have joined.
+            if retries.is_elastic and self._session.launcher.has_free_capacity():
+                failed = self._restart_and_replay()
+                if failed is not None:
+                    return failed
+            result = self._run_and_show(request, retries)
+
+        while (verdict := result.verdict) is not None:
+            if verdict.is_interrupt:
+                # The user ended the cell; or a node joined, and the cell runs with its ranks too.
+                grows = result.is_outgrown and not self._end_requested
+                failed = self._restart_and_replay() if grows else result
+            else:
+                # The verdict names the first cause; what other ranks report is its consequence.
+                failure = AttemptFailure(
+                    what=verdict.summary(),
+                    at=verdict.first.at,
+                    step=self._session.rank_monitor.last_step,
+                    is_death=bool(self._session.life.gone),
+                )
+                failures.append(failure)
+                # A heal replaces only the dead ranks: new ones get the variables of a living rank,
+                # and all of them form a group. A restart replaces all ranks, and replays the cells
+                # that have succeeded. Without a retry, or if that fails, this is the end.
+                failed = self._recover(result, request, failures, retries)
             if failed is not None:
                 return failed
-        return self._recover(self._run_and_show(request, retries), request, retries)
+
+            # All ranks are alive, and have the variables of the earlier cells.
+            result = self._run_and_show(replace(request, purpose=Purpose.RETRY), retries)
+
+        if failures and result.is_ok and not self._display.shows_notices:
+            methods = [failure.method for failure in failures]
+            self._display.print_line(f"done {describe_recoveries(methods, self._seconds_lost)}")
+        return result
 
     def _run_and_show(self, request: CellRequest, retries: Retries) -> CellResult:
         with self._session.forward_interrupts():
@@ -112,31 +150,7 @@ class Recovery:
         """Whether the user has asked for an end since this cell or replay started."""
         return self._session.end_requests > self._end_requests
 
-    def _recover(self, result: CellResult, request: CellRequest, retries: Retries) -> CellResult:
-        failures: list[AttemptFailure] = []
-        self._seconds_lost = 0.0
-        while (verdict := result.verdict) is not None:
-            if verdict.is_interrupt:
-                grows = result.is_outgrown and not self._end_requested
-                failed = self._restart_and_replay() if grows else result
-            else:
-                failure = AttemptFailure(
-                    what=verdict.summary(),
-                    at=verdict.first.at,
-                    step=self._session.rank_monitor.last_step,
-                    is_death=bool(self._session.life.gone),
-                )
-                failures.append(failure)
-                failed = self._prepare_next_attempt(result, request, failures, retries)
-            if failed is not None:
-                return failed
-            result = self._run_and_show(replace(request, purpose=Purpose.RETRY), retries)
-        if failures and result.is_ok and not self._display.shows_notices:
-            methods = [each.method for each in failures]
-            self._display.print_line(f"done {describe_recoveries(methods, self._seconds_lost)}")
-        return result
-
-    def _prepare_next_attempt(
+    def _recover(
         self,
         result: CellResult,
         request: CellRequest,
@@ -169,9 +183,7 @@ class Recovery:
                 why = str(error).removeprefix(f"{NOT_HEALED}: ").removeprefix(f"{CANNOT_HEAL}: ")
                 if retries.restarts:
                     self._display.show_notice(f"not healed: {why}")
-                    return self._prepare_next_attempt(
-                        result, request, failures, replace(retries, heals=0)
-                    )
+                    return self._recover(result, request, failures, replace(retries, heals=0))
                 reason = f"it cannot be healed: {why}"
             else:
                 failures[-1] = failure
