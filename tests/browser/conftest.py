@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import expect
 
-from browser.desk import BLANK, Desk
 from browser.lab import CHROMIUM, Lab, LabNotebook, write_notebook
+from browser.lab_page import BLANK, LabPage
 
 NEEDS_CHROMIUM = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium: install it, or set CHROMIUM"
@@ -41,16 +41,16 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="package")
-def lasting(lab: Lab) -> Iterator[Desk]:
-    """The desk for all tests of all files."""
+def lasting(lab: Lab) -> Iterator[LabPage]:
+    """The page for all tests of all files."""
     write_notebook(lab.notebooks / BLANK, "")
-    desk = Desk(lab)
-    yield desk
-    desk.close()
+    lab_page = LabPage(lab)
+    yield lab_page
+    lab_page.close()
 
 
 @pytest.fixture
-def desk(lasting: Desk) -> Desk:
+def lab_page(lasting: LabPage) -> LabPage:
     """A page and a kernel for notebooks that need none of their own."""
     lasting.prepare()
     (lasting.notebooks / "enough").unlink(missing_ok=True)
@@ -60,13 +60,13 @@ def desk(lasting: Desk) -> Desk:
 @pytest.fixture(autouse=True)
 def no_process_stays_behind(request: pytest.FixtureRequest) -> None:
     """As everywhere; a page and a kernel that will stay are there before."""
-    if "desk" in request.fixturenames:
-        request.getfixturevalue("desk")
+    if "lab_page" in request.fixturenames:
+        request.getfixturevalue("lab_page")
     request.getfixturevalue("no_process_stays_behind")
 
 
 @pytest.fixture(scope="module")
-def shared(lasting: Desk, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
+def shared(lasting: LabPage, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
     """One page and one kernel for all tests of a file, with its ``CELLS``."""
     cells = [*request.module.CELLS, LOAD, "%ddp stop"]
     with lasting.open(f"{request.path.stem}.ipynb", *cells) as notebook:
@@ -84,10 +84,10 @@ def notebook(shared: LabNotebook) -> Iterator[LabNotebook]:
 
 
 @pytest.fixture
-def training(desk: Desk, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
+def training(lab_page: LabPage, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
     """A page whose cell 1 has done ten steps; it goes on until there is a file ``enough``."""
     cells = [START, TRAIN, "1 + 1", "%%ddp\nkept", *["'below'"] * 6]
-    with desk.open(f"{request.node.name}.ipynb", *cells) as notebook:
+    with lab_page.open(f"{request.node.name}.ipynb", *cells) as notebook:
         notebook.run(0)
         notebook.begin(1)
         notebook.await_text(1, r"step 10$")

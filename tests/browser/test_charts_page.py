@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from browser.conftest import IN_BROWSER, START
-from browser.desk import Desk
 from browser.lab import LabNotebook
+from browser.lab_page import LabPage
 from nbddp.charts.palette import LIGHT, rank_color
 
 pytestmark = [pytest.mark.full, *IN_BROWSER]
@@ -37,9 +37,9 @@ RED = "rgb(216, 52, 52)"
 
 
 @pytest.fixture
-def notebook(desk: Desk, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
+def notebook(lab_page: LabPage, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
     cells = [START, LONG, SHORT, FAILING, "1 + 1"]
-    with desk.open(f"{request.node.name}.ipynb", *cells) as notebook:
+    with lab_page.open(f"{request.node.name}.ipynb", *cells) as notebook:
         notebook.run(0)
         yield notebook
 
@@ -85,7 +85,9 @@ def fill_a_row(area: Locator) -> bool:
     return is_one_row and abs(place["x"] + place["width"] - right) < 14
 
 
-def test_charts_of_a_cell_react_to_pointer_and_controls(desk: Desk, notebook: LabNotebook) -> None:
+def test_charts_of_a_cell_react_to_pointer_and_controls(
+    lab_page: LabPage, notebook: LabNotebook
+) -> None:
     notebook.begin(1)
     notebook.await_text(1, r"step 0$")
     chart = chart_of(notebook)
@@ -106,7 +108,7 @@ def test_charts_of_a_cell_react_to_pointer_and_controls(desk: Desk, notebook: La
     expect(chart_of(notebook, "m13")).to_be_visible()
     expect(chart_of(notebook, "m3")).to_be_hidden()
     assert fill_a_row(panel.locator(".nbddp-shots"))
-    (desk.notebooks / "enough").touch()
+    (lab_page.notebooks / "enough").touch()
     notebook.await_idle()
     notebook.await_text(1, "^done on ranks 0-1")
     kept = panel.locator(".nbddp-charts")
@@ -133,15 +135,17 @@ def test_charts_of_a_record_react_without_a_kernel(notebook: LabNotebook) -> Non
     notebook.page.mouse.move(0, 0)
 
 
-def test_untrusted_page_shows_curves_and_red_failures(desk: Desk, notebook: LabNotebook) -> None:
+def test_untrusted_page_shows_curves_and_red_failures(
+    lab_page: LabPage, notebook: LabNotebook
+) -> None:
     notebook.run(3)
     notebook.save()
-    foreign = desk.saved(notebook.js("return panel.context.path"))
+    foreign = lab_page.saved(notebook.js("return panel.context.path"))
     for cell in foreign.cells:
         cell.metadata.pop("trusted", None)
     foreign.cells[3].outputs[0]["metadata"]["from"] = "elsewhere"  # makes it untrusted
-    nbformat.write(foreign, desk.notebooks / "foreign.ipynb")
-    with desk.open_alone("foreign.ipynb") as page:
+    nbformat.write(foreign, lab_page.notebooks / "foreign.ipynb")
+    with lab_page.open_alone("foreign.ipynb") as page:
         cell = page.code_cell(3)
         cell.locator(".nbddp").first.scroll_into_view_if_needed()
         assert page.js("return panel.content.widgets[3].model.trusted") is False

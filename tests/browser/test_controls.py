@@ -9,8 +9,8 @@ from limits import limits_source
 from playwright.sync_api import expect
 
 from browser.conftest import IN_BROWSER, START, TRAIN
-from browser.desk import Desk
 from browser.lab import LabNotebook
+from browser.lab_page import LabPage
 
 pytestmark = IN_BROWSER
 
@@ -51,7 +51,7 @@ def test_button_ends_the_cell_and_leaves_a_record(
 @pytest.mark.gate_runs("stopped")
 @pytest.mark.parametrize("is_interrupted", [True, False], ids=["stopped", "done"])
 def test_running_cell_that_is_run_again_keeps_its_panel(
-    training: LabNotebook, desk: Desk, is_interrupted: bool
+    training: LabNotebook, lab_page: LabPage, is_interrupted: bool
 ) -> None:
     panel = training.code_cell(1).locator(".nbddp-panel")
     for _ in range(2):
@@ -63,7 +63,7 @@ def test_running_cell_that_is_run_again_keeps_its_panel(
         training.button("Interrupt").click()
         training.await_text(1, "^interrupted · ")
     else:
-        (desk.notebooks / "enough").touch()
+        (lab_page.notebooks / "enough").touch()
         training.await_text(1, "^done on ")
     training.await_idle()
     outcomes = re.findall("^(interrupted|done) ", training.text(1), re.MULTILINE)
@@ -120,9 +120,9 @@ new ResizeObserver(() => window.heights.push(area.offsetHeight)).observe(area);
 """
 
 
-def test_output_of_a_short_cell_never_shrinks(desk: Desk) -> None:
+def test_output_of_a_short_cell_never_shrinks(lab_page: LabPage) -> None:
     cells = [limits_source(panel_opens_after=seconds) for seconds in (60.0, 1.0)]
-    with desk.open("short.ipynb", START, SHORT, *cells) as notebook:
+    with lab_page.open("short.ipynb", START, SHORT, *cells) as notebook:
         notebook.run(0)
         notebook.run(2)
         for _ in range(3):
@@ -137,9 +137,9 @@ def test_output_of_a_short_cell_never_shrinks(desk: Desk) -> None:
         notebook.run(3)
 
 
-def test_restart_button_after_a_failure_restarts_the_ranks(desk: Desk) -> None:
+def test_restart_button_after_a_failure_restarts_the_ranks(lab_page: LabPage) -> None:
     fails = "%%ddp\nkept = 1\nraise ValueError"
-    with desk.open("anew.ipynb", START, fails, "%%ddp --quiet\nkept") as notebook:
+    with lab_page.open("anew.ipynb", START, fails, "%%ddp --quiet\nkept") as notebook:
         notebook.run(0)
         notebook.run(1)
         notebook.press_twice("Restart")
@@ -148,14 +148,14 @@ def test_restart_button_after_a_failure_restarts_the_ranks(desk: Desk) -> None:
         notebook.run(2)
         assert "NameError" in notebook.text(2)
         assert notebook.button("Restart").count() == 0  # another cell has run
-    with desk.open("anew.ipynb") as notebook:  # saved with the buttons, without their kernel
+    with lab_page.open("anew.ipynb") as notebook:  # saved with the buttons, without their kernel
         notebook.await_text(1, "^failed on ")
         notebook.page.wait_for_timeout(1000)
         assert "model not found" not in notebook.code_cell(1).inner_text()
 
 
-def test_panel_of_a_restarted_kernel_says_that_the_kernel_is_gone(desk: Desk) -> None:
-    with desk.open_alone("gone.ipynb", START, TRAIN) as notebook:
+def test_panel_of_a_restarted_kernel_says_that_the_kernel_is_gone(lab_page: LabPage) -> None:
+    with lab_page.open_alone("gone.ipynb", START, TRAIN) as notebook:
         notebook.run(0)
         notebook.begin(1)
         notebook.await_text(1, r"step 10$")

@@ -8,8 +8,8 @@ import pytest
 from playwright.sync_api import expect
 
 from browser.conftest import IN_BROWSER, START
-from browser.desk import Desk
 from browser.lab import LabNotebook
+from browser.lab_page import LabPage
 
 pytestmark = [pytest.mark.full, *IN_BROWSER]
 
@@ -24,28 +24,32 @@ def command(notebook: LabNotebook, name: str) -> None:
     )
 
 
-def test_cell_moved_while_running_shows_its_record(desk: Desk, training: LabNotebook) -> None:
+def test_cell_moved_while_running_shows_its_record(
+    lab_page: LabPage, training: LabNotebook
+) -> None:
     command(training, "notebook:move-cell-down")
     training.await_text(2, r"step [3-9]0$")
-    (desk.notebooks / "enough").touch()
+    (lab_page.notebooks / "enough").touch()
     training.await_text(2, DONE)
     assert not re.search(GET, training.text(2))
     expect(training.code_cell(2).locator("svg[aria-label^='loss: ']").first).to_be_visible()
 
 
-def test_cleared_cell_shows_its_record_once(desk: Desk, training: LabNotebook) -> None:
+def test_cleared_cell_shows_its_record_once(lab_page: LabPage, training: LabNotebook) -> None:
     command(training, "notebook:clear-cell-output")
-    (desk.notebooks / "enough").touch()
+    (lab_page.notebooks / "enough").touch()
     assert training.await_text(1, DONE).string.count("done on ranks 0-1") == 1
     expect(training.code_cell(1).locator(".jp-OutputArea-child:visible")).to_have_count(1)
 
 
-def test_reloaded_page_shows_the_record_or_its_command(desk: Desk, training: LabNotebook) -> None:
+def test_reloaded_page_shows_the_record_or_its_command(
+    lab_page: LabPage, training: LabNotebook
+) -> None:
     training.save()
     training.reload()
     training.await_text(1, r"running [\s\S]* step [4-9]0$")
     assert not re.search(GET, training.text(1))  # the panel is there
-    (desk.notebooks / "enough").touch()
+    (lab_page.notebooks / "enough").touch()
     training.await_text(1, DONE)
     assert not re.search(GET, training.text(1))
     training.await_idle()
@@ -84,15 +88,15 @@ raise ValueError("\\n".join(map(str, range(100))))
 """
 
 
-def test_printed_record_is_complete(desk: Desk) -> None:
-    with desk.open("paper.ipynb", START, PRINTS) as notebook:
+def test_printed_record_is_complete(lab_page: LabPage) -> None:
+    with lab_page.open("paper.ipynb", START, PRINTS) as notebook:
         notebook.run(0)
         notebook.run(1)
         notebook.await_text(1, "^failed on rank 0 · ")
         notebook.save()
-    with desk.lab.browser().new_context() as context:
+    with lab_page.lab.browser().new_context() as context:
         page = context.new_page()
-        page.set_content(desk.exported("paper.ipynb"))
+        page.set_content(lab_page.exported("paper.ipynb"))
         parts = page.locator(".nbddp-kept:visible, .nbddp-card:visible")
         assert parts.count() == 2
         is_cut = "parts => parts.map(each => each.scrollHeight > each.clientHeight + 1)"

@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import expect
 
 from browser.conftest import IN_BROWSER, START
-from browser.desk import Desk
 from browser.lab import accessibility_problems
+from browser.lab_page import LabPage
 from nbddp.record.trace import OUTSIDE_OPERATORS
 from nbddp.worker.watch.profiler import PID_RANGE
 
@@ -26,8 +26,8 @@ for step in range(8):
 """
 
 
-def test_trace_link_downloads_the_file_and_the_table_compares_ranks(desk: Desk) -> None:
-    with desk.open("trace.ipynb", START, TRACED) as notebook:
+def test_trace_link_downloads_the_file_and_the_table_compares_ranks(lab_page: LabPage) -> None:
+    with lab_page.open("trace.ipynb", START, TRACED) as notebook:
         notebook.run(0)
         notebook.run(1)
         cell = notebook.code_cell(1)
@@ -62,18 +62,20 @@ def around_tables(*labels: str) -> list[str]:
     return [f".nbddp:has(table[aria-label='{each}'])" for each in labels]
 
 
-def test_saved_notebook_shows_list_and_comparison_of_runs(desk: Desk, tmp_path: Path) -> None:
-    with desk.open("beside.ipynb", *BESIDE) as notebook:
+def test_saved_notebook_shows_list_and_comparison_of_runs(
+    lab_page: LabPage, tmp_path: Path
+) -> None:
+    with lab_page.open("beside.ipynb", *BESIDE) as notebook:
         for cell in range(len(BESIDE)):
             notebook.run(cell)
         listed = notebook.code_cell(4).locator("table[aria-label=runs] tbody tr")
         expect(listed).to_have_count(2)
         expect(notebook.code_cell(5).locator(".nbddp-plot svg")).to_have_count(1)
         notebook.save()
-    page = desk.lab.browser().new_page()
+    page = lab_page.lab.browser().new_page()
     for theme in ("light", "dark"):
         html = tmp_path / f"{theme}.html"
-        html.write_text(desk.exported("beside.ipynb", theme=theme))
+        html.write_text(lab_page.exported("beside.ipynb", theme=theme))
         page.goto(html.as_uri(), wait_until="domcontentloaded")
         expect(page.locator("table[aria-label=runs] svg").first).to_be_visible()
         expect(page.locator(".nbddp-smooth").first).to_be_hidden()
@@ -95,8 +97,8 @@ SWEEPS = [
 ]
 
 
-def test_sweep_shows_its_progress_and_its_results_are_saved(desk: Desk) -> None:
-    with desk.open("sweep.ipynb", *SWEEPS) as notebook:
+def test_sweep_shows_its_progress_and_its_results_are_saved(lab_page: LabPage) -> None:
+    with lab_page.open("sweep.ipynb", *SWEEPS) as notebook:
         for cell in (0, 1):
             notebook.run(cell)
         notebook.begin(2)
@@ -105,7 +107,7 @@ def test_sweep_shows_its_progress_and_its_results_are_saved(desk: Desk) -> None:
         expect(rows).to_have_count(3, timeout=60_000)
         expect(rows.nth(1)).to_contain_text("failed: ranks 0-1: ", timeout=60_000)
         expect(rows.nth(2)).to_contain_text("running", timeout=60_000)
-        (desk.notebooks / "go_on").touch()
+        (lab_page.notebooks / "go_on").touch()
         listed = output.locator("table[aria-label=runs] tbody tr")
         expect(listed).to_have_count(3, timeout=60_000)
         results = output.locator("table[aria-label='results of the runs'] tbody tr")
@@ -118,14 +120,14 @@ def test_sweep_shows_its_progress_and_its_results_are_saved(desk: Desk) -> None:
         expect(scaled.locator("img[alt^='strong scaling: speed-up ']")).to_be_visible()
         assert accessibility_problems(notebook.page, *around_tables("runs", "world sizes")) == []
         notebook.save()
-    body = desk.exported("sweep.ipynb")
+    body = lab_page.exported("sweep.ipynb")
     for text in ("sweep of 3: 2 ok, 1 failed", "strong scaling: speed-up "):
         assert text in body
 
 
-def test_stop_button_ends_the_whole_sweep(desk: Desk) -> None:
+def test_stop_button_ends_the_whole_sweep(lab_page: LabPage) -> None:
     sweep = "%%ddp --sweep lr=1,2,3\nnbddp.log(x=lr)\nwhile lr == 2:\n    time.sleep(0.05)"
-    with desk.open("ended.ipynb", *SWEEPS[:2], sweep) as notebook:
+    with lab_page.open("ended.ipynb", *SWEEPS[:2], sweep) as notebook:
         for cell in (0, 1):
             notebook.run(cell)
         notebook.begin(2)
@@ -136,10 +138,10 @@ def test_stop_button_ends_the_whole_sweep(desk: Desk) -> None:
         notebook.await_idle()
 
 
-def test_reloaded_page_shows_the_progress_and_end_of_a_sweep(desk: Desk) -> None:
+def test_reloaded_page_shows_the_progress_and_end_of_a_sweep(lab_page: LabPage) -> None:
     sweep = "%%ddp --sweep lr=1,2,3\ntrain(lr)\nwhile not os.path.exists(f'go_on_{lr}'):\n"
     cells = [*SWEEPS[:2], f"{sweep}    time.sleep(0.05)", "1 + 1"]
-    with desk.open_alone("loaded-again.ipynb", *cells) as notebook:
+    with lab_page.open_alone("loaded-again.ipynb", *cells) as notebook:
         for cell in (0, 1):
             notebook.run(cell)
         notebook.begin(2)
@@ -147,12 +149,12 @@ def test_reloaded_page_shows_the_progress_and_end_of_a_sweep(desk: Desk) -> None
         notebook.save()
         notebook.reload()
         expect(notebook.button("Interrupt")).to_be_visible()
-        (desk.notebooks / "go_on_1").touch()
+        (lab_page.notebooks / "go_on_1").touch()
         output = notebook.code_cell(2)
         expect(output).to_contain_text("sweep, 2 of 3: lr=2")
         expect(notebook.button("Interrupt")).to_be_visible()
         for lr in (2, 3):
-            (desk.notebooks / f"go_on_{lr}").touch()
+            (lab_page.notebooks / f"go_on_{lr}").touch()
         expect(output).to_contain_text("sweep of 3: 3 ok")
         notebook.await_kernel()
         notebook.run(3)

@@ -6,8 +6,8 @@ import pytest
 from playwright.sync_api import Locator
 
 from browser.conftest import IN_BROWSER
-from browser.desk import Desk
 from browser.lab import LabNotebook
+from browser.lab_page import LabPage
 
 pytestmark = [pytest.mark.full, *IN_BROWSER]
 
@@ -128,7 +128,7 @@ def test_input_box_is_abandoned_when_the_user_leaves(notebook: LabNotebook, way_
     ids=["input", "debugger"],
 )
 def test_input_box_closes_when_another_rank_fails(
-    notebook: LabNotebook, lasting: Desk, cell: int, prompt: str
+    notebook: LabNotebook, lasting: LabPage, cell: int, prompt: str
 ) -> None:
     go_on = lasting.notebooks / "go_on"
     go_on.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from golden.walks import KEEP, are_gone, assert_ranks_work, pids, said
+from golden.walks import KEEP, all_text, are_gone, assert_ranks_work, pids
 from limits import limit
 from notebook import Notebook
 from processes import wait_until
@@ -26,7 +26,7 @@ def test_ranks_that_die_are_healed_and_restarted_with_their_names(notebook: Note
         "    os.kill(os.getpid(), 9)\ndist.barrier()"
     )
     assert reply.status == "error"
-    assert re.search(r"\brank 1\b.*SIGKILL", reply.error), said(reply)
+    assert re.search(r"\brank 1\b.*SIGKILL", reply.error), all_text(reply)
     assert reply.lines(1) == ["last words"]
     assert "%ddp heal" in reply.traceback
 
@@ -36,10 +36,10 @@ def test_ranks_that_die_are_healed_and_restarted_with_their_names(notebook: Note
         assert words in reply.text
 
     reply = notebook.run("%%ddp --ranks 0,2\nprint(kept)")
-    assert [reply.lines(rank) for rank in range(3)] == [["0"], [], ["20"]], said(reply)
+    assert [reply.lines(rank) for rank in range(3)] == [["0"], [], ["20"]], all_text(reply)
 
     reply = notebook.run("%ddp heal")
-    assert reply.status == "ok", said(reply)
+    assert reply.status == "ok", all_text(reply)
     assert "rank 1" in reply.text
     healed = pids(notebook, range(3))
     assert [healed[0], healed[2]] == [first[0], first[2]]
@@ -94,7 +94,7 @@ def test_machine_suspended_during_a_cell_continues(fresh_notebook: Notebook, cel
     time.sleep(limit("rank_silent_after"))  # a false alarm would be raised in this time
     (folder / "go_on").touch()
     reply = notebook.finish(request)
-    assert reply.status == "ok", said(reply)
+    assert reply.status == "ok", all_text(reply)
     assert sorted(reply.text.splitlines()) == ["[rank 0] done", "[rank 1] done"]  # and no hang
     assert pids(notebook, range(2)) == before
     assert_ranks_work(notebook)

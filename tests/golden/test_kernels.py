@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from golden.walks import KEEP, are_gone, assert_ranks_work, pids, run_folders, run_json, said
+from golden.walks import KEEP, all_text, are_gone, assert_ranks_work, pids, run_folders, run_json
 from notebook import Notebook
 from processes import GLOO_ABORTS, wait_until
 
@@ -65,7 +65,7 @@ def test_two_kernels_in_one_folder_keep_their_runs_apart(
         assert kernel.finish(request).status == "ok"
     for loss, kernel in both.items():
         reply = kernel.run(f"%%ddp\nprint(kept)\nnbddp.log(loss={loss})")
-        assert [reply.lines(rank) for rank in range(2)] == [["0"], ["10"]], said(reply)
+        assert [reply.lines(rank) for rank in range(2)] == [["0"], ["10"]], all_text(reply)
 
     folders = run_folders(base)
     assert len(folders) == 2
@@ -109,9 +109,9 @@ def test_kernel_works_in_a_folder_with_blanks_and_umlauts(odd_folder: Path) -> N
 
         assert notebook.run("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()").status == "ok"
         reply = notebook.run("%ddp export 'mein Skript.py'")
-        assert reply.status == "ok", said(reply)
+        assert reply.status == "ok", all_text(reply)
         reply = notebook.run("%ddp run 'mein Skript.py'")
-        assert reply.status == "ok", said(reply)
+        assert reply.status == "ok", all_text(reply)
         assert [reply.lines(rank)[0] for rank in range(2)] == ["grüße von 0", "grüße von 1"]
         assert_ranks_work(notebook)
 
@@ -141,7 +141,7 @@ def test_an_export_runs_under_torchrun_in_a_folder_with_blanks_and_umlauts(
 def test_nodes_work_in_a_folder_with_blanks_and_umlauts(odd_folder: Path) -> None:
     with Notebook(odd_folder) as notebook:
         reply = notebook.run("%ddp nodes --local 2 --wait 110")
-        assert reply.status == "ok", said(reply)
+        assert reply.status == "ok", all_text(reply)
         assert notebook.run(f"%%ddp\n{KEEP}\nprint('grüße von', rank)").status == "ok"
         assert_ranks_work(notebook)
         [run] = run_folders(odd_folder)
@@ -179,7 +179,7 @@ def test_an_elastic_cell_grows_with_a_node_and_shrinks_without_it(odd_folder: Pa
         agent.kill()
         agent.wait()
         reply = notebook.finish(request)
-        assert reply.status == "ok", said(reply)
+        assert reply.status == "ok", all_text(reply)
         assert reply.lines(0) == ["1 2"]
         assert_ranks_work(notebook, 1)
         assert notebook.run("%ddp stop").status == "ok"
@@ -221,7 +221,7 @@ def test_cells_work_beside_a_users_settings(without_history: Notebook) -> None:
     assert_ranks_work(notebook)
     assert notebook.run("%ddp auto on").status == "ok"
     reply = notebook.run("print(rank + THE_ANSWER)")
-    assert [reply.lines(rank) for rank in range(2)] == [["42"], ["43"]], said(reply)
+    assert [reply.lines(rank) for rank in range(2)] == [["42"], ["43"]], all_text(reply)
     assert notebook.run("%ddp auto off").status == "ok"
     assert notebook.run("THE_ANSWER").result == "42"
 
@@ -237,13 +237,13 @@ def test_cells_work_with_a_nested_loop_and_with_pdb_on(notebook: Notebook) -> No
     nested = "import asyncio\nasync def two():\n    return 2\nasyncio.run(two())"
     assert notebook.run(nested).result == "2"
     reply = notebook.run(f"%%ddp\nimport nest_asyncio2\nnest_asyncio2.apply()\n{nested}")
-    assert reply.status == "ok", said(reply)
+    assert reply.status == "ok", all_text(reply)
     assert_ranks_work(notebook)
 
     assert notebook.run("%pdb on").status == "ok"
     reply = notebook.converse("here = 7\n1 / 0", "p here + 1", "q")
-    assert "8" in reply.text.split(), said(reply)
+    assert "8" in reply.text.split(), all_text(reply)
     reply = notebook.converse("%%ddp\nhere = rank\n1 / 0", "q")
-    assert "line 3" in said(reply)
+    assert "line 3" in all_text(reply)
     assert notebook.run("%pdb off").status == "ok"
     assert_ranks_work(notebook)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from golden.walks import KEEP, assert_ranks_work, run_folders, said
+from golden.walks import KEEP, all_text, assert_ranks_work, run_folders
 from notebook import Notebook, Reply
 from published import fake_wandb
 
@@ -41,7 +41,7 @@ def runs(notebook: Notebook, base: Path) -> Path:
 
 def listed(notebook: Notebook, options: str = "") -> list[str]:
     reply = notebook.run(f"%ddp runs {options}")
-    assert reply.status == "ok", said(reply)
+    assert reply.status == "ok", all_text(reply)
     return re.findall(r"^\S*-(slow|fast)\b", reply.text, re.MULTILINE)
 
 
@@ -72,7 +72,7 @@ def test_runs_are_sorted_counted_noted_and_removed(notebook: Notebook, runs: Pat
 def compared(notebook: Notebook, options: str = "") -> dict[str, Any]:
     """Return the comparison of the two runs as text and as a picture."""
     reply = notebook.run(f"%ddp compare slow fast {options}")
-    assert reply.status == "ok", said(reply)
+    assert reply.status == "ok", all_text(reply)
     [shown] = reply.displays
     return shown
 
@@ -99,7 +99,7 @@ def test_compare_follows_its_options(notebook: Notebook, runs: Path) -> None:
 
     for name, begin in (("it.pdf", b"%PDF"), ("it.svg", b"<?xml"), ("it.png", b"\x89PNG")):
         reply = notebook.run(f"%ddp compare slow fast --save {name}")
-        assert reply.status == "ok", said(reply)
+        assert reply.status == "ok", all_text(reply)
         assert name in reply.text
         assert (runs / name).read_bytes().startswith(begin)
     assert notebook.run("%ddp compare slow").status == "error"
@@ -118,7 +118,7 @@ def test_show_prints_a_run_or_a_part_of_it(notebook: Notebook) -> None:
     assert "in the second cell" in part
     assert "val/loss" not in part
     some = notebook.run("%ddp show slow --metrics 'val/*'")
-    assert some.status == "ok", said(some)
+    assert some.status == "ok", all_text(some)
     assert "val/loss" in some.text
     assert not re.search(r"^loss\b", some.text, re.MULTILINE)
     assert_ranks_work(notebook)
@@ -194,7 +194,7 @@ def test_debugger_runs_the_commands_of_the_command_line(notebook: Notebook) -> N
     notebook.run(f"%%ddp --nproc 2\n{KEEP}")
     assert notebook.run("%%ddp\ndef fail(n):\n    1 / n\nfail(rank - 1)").status == "error"
     reply: Reply = notebook.converse("%ddp debug --command 'p n, kept' --command q")
-    assert reply.status == "ok", said(reply)
+    assert reply.status == "ok", all_text(reply)
     assert "(0, 10)" in reply.text
     assert not reply.asked
     assert_ranks_work(notebook)
@@ -206,7 +206,7 @@ def test_each_rank_has_the_same_work_in_weak_scaling(notebook: Notebook, base: P
         "%%ddp --scale 1,2 --weak --rounds 4\nimport time\n"
         "for step in range(5):\n    time.sleep(0.01)\n    nbddp.log(step=step, loss=1.0)"
     )
-    assert reply.status == "ok", said(reply)
+    assert reply.status == "ok", all_text(reply)
     facts = [json.loads((each / "run.json").read_text()) for each in run_folders(base)]
     rounds = [each["scale"] for each in facts if "scale" in each]
     expected = [(ranks, number, 4, True) for number in range(1, 5) for ranks in (1, 2)]

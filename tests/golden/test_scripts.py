@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from golden.walks import KEEP, assert_ranks_work, run_folders, run_json, said
+from golden.walks import KEEP, all_text, assert_ranks_work, run_folders, run_json
 from notebook import Notebook, Reply
 
 pytestmark = pytest.mark.multiproc
@@ -54,7 +54,7 @@ def restarts(reply: Reply, rank: int) -> list[int]:
 def test_script_gets_the_options_of_ddp_run(notebook: Notebook, base: Path) -> None:
     options = "--nproc 2 --env MINE=yes --name tried --timeout 50"
     reply = notebook.run(f"%ddp run {options} script.py --env other --lr 0.1")
-    assert reply.status == "ok", said(reply)
+    assert reply.status == "ok", all_text(reply)
     assert seen(reply) == [["__main__", ["--env", "other", "--lr", "0.1"], 2]] * 2
     assert "MINE is yes" in reply.lines(0)
     assert "MINE is yes" in reply.lines(1)
@@ -64,7 +64,7 @@ def test_script_gets_the_options_of_ddp_run(notebook: Notebook, base: Path) -> N
 
     assert notebook.run(f"%%ddp\n{KEEP}").status == "ok"
     reply = notebook.run("%ddp run -m pack.go -m x")
-    assert reply.status == "ok", said(reply)
+    assert reply.status == "ok", all_text(reply)
     assert seen(reply) == [["__main__", ["-m", "x"], 2]] * 2
     assert_ranks_work(notebook)
 
@@ -73,7 +73,7 @@ def test_a_script_that_loses_a_rank_runs_again(notebook: Notebook, base: Path) -
     notebook.run(f"%%ddp --nproc 2\n{KEEP}")
     for option, mark in (("--max-restarts", "restarted"), ("--heal", "healed")):
         reply = notebook.run(f"%ddp run {option} 1 script.py dies {mark}")
-        assert reply.status == "ok", said(reply)
+        assert reply.status == "ok", all_text(reply)
         assert seen(reply) == [["__main__", ["dies", mark], 2]] * 4
         for rank in range(2):
             first, second = restarts(reply, rank)
@@ -82,7 +82,7 @@ def test_a_script_that_loses_a_rank_runs_again(notebook: Notebook, base: Path) -
 
     reply = notebook.run("%ddp run script.py dies alone")
     assert reply.status == "error"
-    assert re.search(r"\brank 1\b.*\b3\b", reply.error), said(reply)
+    assert re.search(r"\brank 1\b.*\b3\b", reply.error), all_text(reply)
     assert "%ddp heal" in reply.traceback
     assert (base / "alone").exists()
     assert notebook.run("%ddp heal").status == "ok"

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from golden.walks import KEEP, assert_ranks_work, said
+from golden.walks import KEEP, all_text, assert_ranks_work
 from notebook import Notebook
 
 pytestmark = pytest.mark.multiproc
@@ -38,14 +38,14 @@ def test_runs_of_an_earlier_version_can_be_opened(notebook: Notebook, tmp_path: 
     shutil.copytree(RECORDED, tmp_path / ".nbddp" / "runs")
     notebook.run(f"%cd -q {tmp_path}")
     reply = notebook.run(OPEN)
-    assert reply.status == "ok", said(reply)
+    assert reply.status == "ok", all_text(reply)
     assert notebook.run(f"%%ddp --nproc 2 --name new\n{KEEP}\nnbddp.config(lr=0.3)").status == "ok"
 
     text = notebook.run("%ddp runs --sort lr").text
     assert re.findall(r"^\S*-(slow|fast|new)\b", text, re.MULTILINE) == ["slow", "new", "fast"]
 
     reply = notebook.run("%ddp show slow")
-    assert reply.status == "ok", said(reply)
+    assert reply.status == "ok", all_text(reply)
     for words in ("ValueError", "no luck", "rank 1", "first words of 0", "val/loss"):
         assert words in reply.text
     reply = notebook.run("%ddp show slow --cell 2")
@@ -53,7 +53,7 @@ def test_runs_of_an_earlier_version_can_be_opened(notebook: Notebook, tmp_path: 
     assert "first words" not in reply.text
 
     reply = notebook.run("%ddp compare slow fast")
-    assert reply.status == "ok", said(reply)
+    assert reply.status == "ok", all_text(reply)
     [shown] = reply.displays
     assert re.search(r"^.*\blr +0\.1 +0\.5$", shown["text/plain"], re.MULTILINE)
     assert "image/png" in shown

@@ -23,12 +23,12 @@ KEEP = "kept = rank * 10"
 def assert_ranks_work(notebook: Notebook, nproc: int = 2) -> None:
     """Check that all ranks can run a collective and have the name set by ``KEEP``."""
     reply = notebook.run("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nprint(int(x.item()), kept)")
-    assert reply.status == "ok", said(reply)
+    assert reply.status == "ok", all_text(reply)
     for rank in range(nproc):
-        assert reply.lines(rank) == [f"{nproc} {rank * 10}"], said(reply)
+        assert reply.lines(rank) == [f"{nproc} {rank * 10}"], all_text(reply)
 
 
-def said(reply: Reply) -> str:
+def all_text(reply: Reply) -> str:
     return "\n".join([reply.text, reply.error, reply.traceback])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from drivers.ranks import Capture, Ranks
-from golden.walks import said
+from golden.walks import all_text
 from limits import set_limits
 from notebook import Notebook
 
@@ -201,20 +201,20 @@ def test_cell_number_equals_the_prompt_number(notebook: Notebook) -> None:
     notebook.run("open('fails.ipy', 'w').write('%%ddp\\n1/0')")
     for name, cell in FAILS.items():
         reply = notebook.run(cell)
-        text = said(reply)
+        text = all_text(reply)
         if "--no-wait" in cell:
-            text += said(notebook.run("%ddp wait"))
+            text += all_text(notebook.run("%ddp wait"))
         assert len(reply.counts) == 1, "the prompt has one number"
         assert numbers(text) == reply.counts, name
     notebook.run("%ddp auto on")
     reply = notebook.run("1/0")
-    assert numbers(said(reply)) == reply.counts
+    assert numbers(all_text(reply)) == reply.counts
 
 
 def test_a_function_of_an_earlier_cell_keeps_its_number(notebook: Notebook) -> None:
     first = notebook.run("%%ddp --nproc 2\ndef f(): 1/0")
     second = notebook.run("%%ddp\nf()")
-    assert numbers(said(second)) == first.counts | second.counts
+    assert numbers(all_text(second)) == first.counts | second.counts
 
 
 SAYS = """%%ddp --nproc 2 --ranks 0

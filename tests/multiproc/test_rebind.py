@@ -32,13 +32,13 @@ def destroy_the_group(group: Ranks) -> None:
     group.run_cell("assert not dist.is_initialized()", needs_group=False)
 
 
-def said(capsys: Capture) -> list[str]:
+def remarks(capsys: Capture) -> list[str]:
     lines = capsys.readouterr().out.splitlines()
     return [line.partition("nbddp: ")[2] for line in lines if "nbddp: " in line]
 
 
 def taken_along(capsys: Capture) -> list[str]:
-    return [line.partition(": ")[0] for line in said(capsys)]
+    return [line.partition(": ")[0] for line in remarks(capsys)]
 
 
 def agree(group: Ranks, *expressions: str) -> bool:
@@ -124,12 +124,12 @@ def test_ranks_that_differ_get_the_values_of_most_ranks(
     )
     lose_the_group(group)
     group.run("step(model, optimizer)")
-    assert said(capsys) == []  # running statistics differ between two forward passes
+    assert remarks(capsys) == []  # running statistics differ between two forward passes
     group.run("if rank == 0: optimizer.step()")
     lose_the_group(group)
     group.run("state = str(optimizer.state_dict()), str([*model.parameters()])")
     assert agree(group, "state")
-    [line] = said(capsys)
+    [line] = remarks(capsys)
     assert line.startswith("model, optimizer: set to the values of rank 1, because the ranks ")
 
 
@@ -201,7 +201,7 @@ def test_objects_that_cannot_move_to_the_new_group_are_named(
     lose = destroy_the_group if "pair" in made else lose_the_group
     lose(group)
     group.run("if 'pair' not in globals(): model(torch.ones(1, 4)).sum().backward()")
-    assert said(capsys) == snapshot
+    assert remarks(capsys) == snapshot
     group.assert_works()
     if "pair" in made:
         with pytest.raises(CellFailedError, match=r"^ranks 0-1: ValueError") as failed:
@@ -222,7 +222,7 @@ def test_failed_migration_is_reported_once_and_the_next_cell_runs(
     with pytest.raises(CellFailedError, match=r"^rank 1: MemoryError: no room"):
         group.run("dist.barrier()")
     group.run("dist.barrier()")
-    [line] = said(capsys)
+    [line] = remarks(capsys)
     assert " model: " in line
 
 

@@ -60,7 +60,7 @@ plain = nn.Linear(2, 2)
 warnings.simplefilter("always")
 """
 
-WALKS = {
+CELLS = {
     "a DDP model": "DistributedDataParallel(Probed(2, 2))(torch.ones(1, 2));",
     "a DDP model that cannot be": "DistributedDataParallel(Probed(2, 2), device_ids=[7, 8])",
     "an optimizer": "optim.SGD(parameters(), lr=0.1);",
@@ -99,7 +99,7 @@ WALKS = {
 
 def test_warnings_name_no_line_of_nbddp(group: Ranks, capsys: Capture) -> None:
     group.run(PROBE)
-    for name, cell in WALKS.items():
+    for name, cell in CELLS.items():
         capsys.readouterr()
         with suppress(CellFailedError):
             group.run(cell)

@@ -20,16 +20,16 @@ RECORDED = (HERE / "recorded_runs", HERE / "golden" / "recorded")
 NAMES = ("loops", "resumed", "killed", "lr0.1", "slow", "fast")
 
 
-def said(line: str) -> str:
+def output_of(line: str) -> str:
     return re.sub(r"\b\d\d-\d\d \d\d:\d\d\b|\b\d\d:\d\d:\d\d\b", "TIME", ddp(line))
 
 
 def test_recorded_runs_are_read_as_by_their_version(folder: Path, snapshot: Any) -> None:
     for run in RECORDED:
         shutil.copytree(run, folder / ".nbddp" / "runs", dirs_exist_ok=True)
-    assert said("runs") == snapshot(name="list")
+    assert output_of("runs") == snapshot(name="list")
     for names in ("loops resumed killed lr0.1", "slow fast"):
-        values, _, _ = said(f"compare {names}").partition("\n\ndiffers")
+        values, _, _ = output_of(f"compare {names}").partition("\n\ndiffers")
         assert values == snapshot(name=f"comparison of {names}")
     for name in NAMES:
         rows = nbddp.Run(name).metrics()
@@ -44,4 +44,4 @@ def test_recorded_runs_are_read_as_by_their_version(folder: Path, snapshot: Any)
                 for metric, by_rank in curves.items()
             },
         } == snapshot(name=f"numbers of {name}")
-        assert " at last (ranks 0-1)\n" in said(f"show {name}")
+        assert " at last (ranks 0-1)\n" in output_of(f"show {name}")

@@ -42,11 +42,11 @@ TOO_MANY_FILES = OSError(errno.EMFILE, "Too many open files")
 RANK_START = {"incarnation": 0}  # as far as the controller reads it
 
 
-class Stage:
+class Driver:
     """A session with fakes around it, and the exact texts that a test expects."""
 
-    def __init__(self, words: SnapshotAssertion) -> None:
-        self.words = words
+    def __init__(self, expected: SnapshotAssertion) -> None:
+        self.expected = expected
         self.launcher = FakeLauncher()
         self.link = SilentLink()
         self.runtime = manual_runtime(self.link)
@@ -102,71 +102,71 @@ class Stage:
 
 
 @pytest.fixture
-def empty(folder: Path, snapshot: SnapshotAssertion) -> Iterator[Stage]:  # noqa: ARG001 - of the run
-    stage = Stage(snapshot)
-    yield stage
-    stage.link.close()
+def empty(folder: Path, snapshot: SnapshotAssertion) -> Iterator[Driver]:  # noqa: ARG001 - of the run
+    driver = Driver(snapshot)
+    yield driver
+    driver.link.close()
 
 
 @pytest.fixture
-def stage(empty: Stage) -> Stage:
+def driver(empty: Driver) -> Driver:
     empty.get_ready(empty.ask_start())
     return empty
 
 
-def written_in(handle: CellHandle) -> list[OutputText]:
+def output_of(handle: CellHandle) -> list[OutputText]:
     return [each for each in handle.notices() if isinstance(each, OutputText)]
 
 
-def test_output_written_as_soon_as_a_cell_is_sent_belongs_to_that_cell(stage: Stage) -> None:
+def test_output_written_as_soon_as_a_cell_is_sent_belongs_to_that_cell(driver: Driver) -> None:
     [folder] = runs_below(Path.cwd())
 
     def write(_attempt: int, rank: int, _command: MessageToRank) -> None:
         with (folder / f"rank{rank}.log").open("a") as log:
             log.write(f"hello from {rank}\n")
 
-    stage.link.on_send = write
-    assert stage.works()
-    assert stage.works()
+    driver.link.on_send = write
+    assert driver.works()
+    assert driver.works()
     run = StoredRun(folder)
     for cell in run.cells:
         assert [run.tail(rank, 10, cell) for rank in (0, 1)] == ["hello from 0", "hello from 1"]
 
 
 def test_the_last_output_of_a_rank_that_died_between_cells_is_not_shown_in_a_later_cell(
-    stage: Stage,
+    driver: Driver,
 ) -> None:
-    stage.works()
+    driver.works()
     [folder] = runs_below(Path.cwd())
     (folder / "rank1.log").write_text("Fatal Python error: Segmentation fault\n")
-    stage.launcher.handles[1, 1].end(-11)
-    stage.handle_all_events()
-    handle = stage.run(CellRequest(source="1", ranks=(0,)))
-    stage.end(handle, 0)
-    assert written_in(handle) == []
-    assert stage.session.event_log.final_output([1]).startswith("Fatal Python error")
+    driver.launcher.handles[1, 1].end(-11)
+    driver.handle_all_events()
+    handle = driver.run(CellRequest(source="1", ranks=(0,)))
+    driver.end(handle, 0)
+    assert output_of(handle) == []
+    assert driver.session.event_log.final_output([1]).startswith("Fatal Python error")
 
 
 def test_output_between_cells_is_shown_in_the_next_cell_unless_the_group_restarts(
-    stage: Stage,
+    driver: Driver,
 ) -> None:
-    stage.deliver(0, Output(start=0, end=6, text="a line"))
-    stage.end(handle := stage.run(), 0, 1)
+    driver.deliver(0, Output(start=0, end=6, text="a line"))
+    driver.end(handle := driver.run(), 0, 1)
     assert list(handle.notices()) == [OutputText(0, "a line")]
-    stage.deliver(0, Output(start=6, end=13, text=" and on"))
-    restarted = stage.session.request_restart(TWO)
+    driver.deliver(0, Output(start=6, end=13, text=" and on"))
+    restarted = driver.session.request_restart(TWO)
     for rank in (0, 1):
-        stage.launcher.handles[1, rank].end(0)
-    stage.get_ready(restarted)
-    stage.end(handle := stage.run(), 0, 1)
-    assert written_in(handle) == []
+        driver.launcher.handles[1, rank].end(0)
+    driver.get_ready(restarted)
+    driver.end(handle := driver.run(), 0, 1)
+    assert output_of(handle) == []
 
 
 # ---- the disk fails
 
 
 def test_after_a_run_that_cannot_be_recorded_a_stop_and_a_start_work(
-    empty: Stage, monkeypatch: pytest.MonkeyPatch
+    empty: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device", "somewhere"))
     with monkeypatch.context() as patch:
@@ -174,7 +174,7 @@ def test_after_a_run_that_cannot_be_recorded_a_stop_and_a_start_work(
         patch.setattr("tempfile.mkdtemp", full)
         started = empty.ask_start()
         empty.handle_all_events()
-    assert str(started.exception()).replace(str(Path.cwd()), "FOLDER") == empty.words
+    assert str(started.exception()).replace(str(Path.cwd()), "FOLDER") == empty.expected
     assert not empty.launcher.handles
     stopped = empty.session.request_stop()
     empty.handle_all_events()
@@ -187,11 +187,11 @@ def test_after_a_run_that_cannot_be_recorded_a_stop_and_a_start_work(
 # ---- ranks of another notebook cannot be taken back
 
 
-class Left:
+class LeftRanks:
     """Two ranks that another notebook left, with the folder of their run."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
         self.handles = {rank: FakeHandle() for rank in (0, 1)}
         self.group = SurvivingGroup(
             ranks={rank: SurvivingRank(each, RANK_START) for rank, each in self.handles.items()},
@@ -205,10 +205,10 @@ class Left:
         self.group.folder.mkdir()
 
     def take_back(self) -> Future[None]:
-        started = self.stage.session._request_start(
+        started = self.driver.session._request_start(
             TWO, self.group.rejoin_event(), survivors=self.group
         )
-        self.stage.handle_all_events()
+        self.driver.handle_all_events()
         return started
 
     @property
@@ -217,61 +217,67 @@ class Left:
 
 
 @pytest.fixture
-def left(empty: Stage) -> Left:
-    return Left(empty)
+def left_ranks(empty: Driver) -> LeftRanks:
+    return LeftRanks(empty)
 
 
-def test_ranks_run_on_if_their_run_cannot_be_recorded_until_the_next_try(left: Left) -> None:
-    events = left.group.folder / "events.jsonl"
+def test_ranks_run_on_if_their_run_cannot_be_recorded_until_the_next_try(
+    left_ranks: LeftRanks,
+) -> None:
+    events = left_ranks.group.folder / "events.jsonl"
     events.mkdir()  # as if it could not be opened
-    started = left.take_back()
-    assert str(started.exception()).replace(str(Path.cwd()), "FOLDER") == left.stage.words
-    assert left.stage.state is GroupState.OFF
-    assert left.alive == [0, 1]
+    started = left_ranks.take_back()
+    assert str(started.exception()).replace(str(Path.cwd()), "FOLDER") == left_ranks.driver.expected
+    assert left_ranks.driver.state is GroupState.OFF
+    assert left_ranks.alive == [0, 1]
     events.rmdir()
-    started = left.take_back()
-    left.stage.actor.run_delayed()  # the deadline of the first try
-    left.stage.handle_all_events()
-    assert left.alive == [0, 1]
-    left.stage.get_ready(started)
-    assert left.stage.works()
+    started = left_ranks.take_back()
+    left_ranks.driver.actor.run_delayed()  # the deadline of the first try
+    left_ranks.driver.handle_all_events()
+    assert left_ranks.alive == [0, 1]
+    left_ranks.driver.get_ready(started)
+    assert left_ranks.driver.works()
 
 
-def test_a_rank_that_cannot_be_watched_is_killed_and_the_others_are_taken_back(left: Left) -> None:
-    left.stage.actor.watch_faults.extend([None, TOO_MANY_FILES])
-    started = left.take_back()
+def test_a_rank_that_cannot_be_watched_is_killed_and_the_others_are_taken_back(
+    left_ranks: LeftRanks,
+) -> None:
+    left_ranks.driver.actor.watch_faults.extend([None, TOO_MANY_FILES])
+    started = left_ranks.take_back()
     assert not started.done()
-    left.stage.deliver(0, ready(0))
+    left_ranks.driver.deliver(0, ready(0))
     assert started.result() is None
-    assert left.stage.state is GroupState.BROKEN
-    assert left.stage.session.life.gone == (1,)
-    assert left.alive == [0]
-    handle = left.stage.run(CellRequest(source="1", ranks=(0,)))
-    left.stage.end(handle, 0)
-    assert said_in(handle) == left.stage.words
+    assert left_ranks.driver.state is GroupState.BROKEN
+    assert left_ranks.driver.session.life.gone == (1,)
+    assert left_ranks.alive == [0]
+    handle = left_ranks.driver.run(CellRequest(source="1", ranks=(0,)))
+    left_ranks.driver.end(handle, 0)
+    assert said_in(handle) == left_ranks.driver.expected
 
 
-def test_a_rejoin_fails_with_the_reason_if_no_rank_can_be_watched(left: Left) -> None:
-    left.stage.actor.watch_faults.extend([TOO_MANY_FILES, TOO_MANY_FILES])
-    assert str(left.take_back().exception()) == left.stage.words
-    assert left.stage.state is GroupState.OFF
-    assert left.alive == []
-    left.stage.get_ready(left.stage.ask_start())
+def test_a_rejoin_fails_with_the_reason_if_no_rank_can_be_watched(left_ranks: LeftRanks) -> None:
+    left_ranks.driver.actor.watch_faults.extend([TOO_MANY_FILES, TOO_MANY_FILES])
+    assert str(left_ranks.take_back().exception()) == left_ranks.driver.expected
+    assert left_ranks.driver.state is GroupState.OFF
+    assert left_ranks.alive == []
+    left_ranks.driver.get_ready(left_ranks.driver.ask_start())
 
 
-def test_facts_of_earlier_ranks_of_the_notebook_are_forgotten_at_a_rejoin(left: Left) -> None:
-    stage = left.stage
-    stage.get_ready(stage.ask_start())
-    stage.session.request_stop()
-    for handle in stage.launcher.living():
+def test_facts_of_earlier_ranks_of_the_notebook_are_forgotten_at_a_rejoin(
+    left_ranks: LeftRanks,
+) -> None:
+    driver = left_ranks.driver
+    driver.get_ready(driver.ask_start())
+    driver.session.request_stop()
+    for handle in driver.launcher.living():
         handle.end(0)
-    stage.handle_all_events()
-    left.take_back()
-    stage.deliver(0, ready(0))
-    left.handles[1].end(-9)
-    stage.handle_all_events()
-    assert stage.state is GroupState.BROKEN
-    assert set(stage.session.actor.state.ready) == {0}
+    driver.handle_all_events()
+    left_ranks.take_back()
+    driver.deliver(0, ready(0))
+    left_ranks.handles[1].end(-9)
+    driver.handle_all_events()
+    assert driver.state is GroupState.BROKEN
+    assert set(driver.session.actor.state.ready) == {0}
 
 
 # ---- processes cannot be started, or not yet
@@ -286,12 +292,12 @@ def test_facts_of_earlier_ranks_of_the_notebook_are_forgotten_at_a_rejoin(left: 
     ids=["not started", "not watched"],
 )
 def test_a_rank_that_cannot_be_started_is_named_and_the_others_are_ended(
-    empty: Stage, faults: str, fault: OSError
+    empty: Driver, faults: str, fault: OSError
 ) -> None:
     attrgetter(faults)(empty).extend([None, fault])
     started = empty.ask_start()
     empty.handle_all_events()
-    assert str(started.exception()) == empty.words
+    assert str(started.exception()) == empty.expected
     assert empty.state is GroupState.OFF
     assert not empty.launcher.living()
     empty.get_ready(empty.ask_start())
@@ -299,7 +305,7 @@ def test_a_rank_that_cannot_be_started_is_named_and_the_others_are_ended(
 
 @pytest.mark.parametrize("ends_by", ["stop", "patience"])
 def test_a_start_that_ends_while_the_launcher_imports_starts_no_rank_later(
-    empty: Stage, ends_by: str
+    empty: Driver, ends_by: str
 ) -> None:
     started = empty.ask_start()
     if ends_by == "stop":
@@ -307,7 +313,7 @@ def test_a_start_that_ends_while_the_launcher_imports_starts_no_rank_later(
     else:
         empty.actor.run_delayed()
     empty.actor.run_all()  # the launching thread still waits
-    assert str(started.exception()) == empty.words
+    assert str(started.exception()) == empty.expected
     assert empty.state is GroupState.OFF
     assert ends_by != "stop" or stopped.result() is None
     path = empty.session.event_log.path
@@ -317,7 +323,7 @@ def test_a_start_that_ends_while_the_launcher_imports_starts_no_rank_later(
     assert not empty.launcher.handles
 
 
-def test_a_process_that_starts_after_the_stop_is_killed_and_ignored(empty: Stage) -> None:
+def test_a_process_that_starts_after_the_stop_is_killed_and_ignored(empty: Driver) -> None:
     empty.ask_start()
     stops: list[Future[None]] = []
     empty.launcher.on_launch = lambda _start: stops.append(empty.session.request_stop())
@@ -335,14 +341,14 @@ def test_a_process_that_starts_after_the_stop_is_killed_and_ignored(empty: Stage
     assert not asked.done()
 
 
-def test_a_start_that_a_restart_replaces_fails_with_the_reason(empty: Stage) -> None:
+def test_a_start_that_a_restart_replaces_fails_with_the_reason(empty: Driver) -> None:
     first = empty.ask_start()
     second = empty.session.request_restart(TWO)
-    assert str(first.exception()) == empty.words
+    assert str(first.exception()) == empty.expected
     empty.get_ready(second)
 
 
-def test_messages_of_a_rank_are_handled_once_its_process_is_known(empty: Stage) -> None:
+def test_messages_of_a_rank_are_handled_once_its_process_is_known(empty: Driver) -> None:
     started = empty.ask_start()
     empty.deliver(0, ready(0))
     empty.deliver(1, ready(1))
@@ -353,36 +359,36 @@ def test_messages_of_a_rank_are_handled_once_its_process_is_known(empty: Stage) 
     assert set(empty.session.actor.state.pids()) == {0, 1}
 
 
-def test_interrupted_ranks_get_the_signal_before_the_message(stage: Stage) -> None:
-    handle = stage.run()
+def test_interrupted_ranks_get_the_signal_before_the_message(driver: Driver) -> None:
+    handle = driver.run()
     seen: list[tuple[int, int]] = []
-    stage.link.on_send = lambda attempt, rank, _command: seen.append(
-        (rank, stage.launcher.handles[attempt, rank].interrupts)
+    driver.link.on_send = lambda attempt, rank, _command: seen.append(
+        (rank, driver.launcher.handles[attempt, rank].interrupts)
     )
-    stage.session.actor.state.step(InterruptAsked())
+    driver.session.actor.state.step(InterruptAsked())
     assert seen == [(0, 1), (1, 1)]
     command = Interrupt(cell=handle.number, ranks=[0, 1])
-    assert stage.link.sent[-2:] == [(rank, command) for rank in (0, 1)]
-    stage.session.actor.state.step(InterruptAsked())
-    assert stage.link.ended_waits == [(1, handle.number)]
+    assert driver.link.sent[-2:] == [(rank, command) for rank in (0, 1)]
+    driver.session.actor.state.step(InterruptAsked())
+    assert driver.link.ended_waits == [(1, handle.number)]
 
 
 # ---- ranks cannot be reached
 
 
 def test_a_cell_that_cannot_be_sent_to_a_rank_fails_there_and_all_ranks_survive(
-    stage: Stage,
+    driver: Driver,
 ) -> None:
-    stage.link.faults.extend([None, GONE])
-    handle = stage.run()
+    driver.link.faults.extend([None, GONE])
+    handle = driver.run()
     assert handle.result is None
-    stage.actor.run_delayed(-1)  # the other rank is not waited for longer than after any failure
-    assert stage.link.sent[-1] == (0, Interrupt(cell=handle.number))
-    verdict = stage.finish(handle, 0).verdict
+    driver.actor.run_delayed(-1)  # the other rank is not waited for longer than after any failure
+    assert driver.link.sent[-1] == (0, Interrupt(cell=handle.number))
+    verdict = driver.finish(handle, 0).verdict
     assert verdict is not None
-    assert verdict.summary() == stage.words
-    assert stage.state is GroupState.IDLE
-    assert stage.works()
+    assert verdict.summary() == driver.expected
+    assert driver.state is GroupState.IDLE
+    assert driver.works()
 
 
 def said_in(handle: CellHandle) -> list[str]:
@@ -390,44 +396,44 @@ def said_in(handle: CellHandle) -> list[str]:
 
 
 def test_a_rank_that_cannot_be_interrupted_is_killed_with_a_message_to_the_user(
-    stage: Stage,
+    driver: Driver,
 ) -> None:
-    handle = stage.run()
-    stage.link.faults.extend([None, GONE])
-    stage.session.actor.state.step(InterruptAsked())
-    stage.end(handle, 0)
-    stage.handle_all_events()
-    assert stage.finish(handle).exits == {1: -9}
-    assert said_in(handle) == stage.words
-    assert stage.state is GroupState.BROKEN
+    handle = driver.run()
+    driver.link.faults.extend([None, GONE])
+    driver.session.actor.state.step(InterruptAsked())
+    driver.end(handle, 0)
+    driver.handle_all_events()
+    assert driver.finish(handle).exits == {1: -9}
+    assert said_in(handle) == driver.expected
+    assert driver.state is GroupState.BROKEN
 
 
-def test_a_rank_that_cannot_be_killed_counts_as_gone(stage: Stage) -> None:
-    stage.launcher.handles[1, 1].kill_error = PermissionError(errno.EPERM, "not permitted")
-    handle = stage.run()
-    killed = stage.session.request_kill(1)
-    stage.handle_all_events()
+def test_a_rank_that_cannot_be_killed_counts_as_gone(driver: Driver) -> None:
+    driver.launcher.handles[1, 1].kill_error = PermissionError(errno.EPERM, "not permitted")
+    handle = driver.run()
+    killed = driver.session.request_kill(1)
+    driver.handle_all_events()
     assert killed.result() is None
-    stage.end(handle, 0)
-    assert said_in(handle) == stage.words
-    assert stage.session.life.alive == [0]
-    stage.launcher.handles[1, 1].end(3)
-    stage.handle_all_events()
-    assert stage.session.life.ranks[1].exitcode is None
-    stage.session.request_stop()
-    stage.launcher.handles[1, 0].end(0)
-    stage.handle_all_events()
-    assert stage.state is GroupState.OFF
+    driver.end(handle, 0)
+    assert said_in(handle) == driver.expected
+    assert driver.session.life.alive == [0]
+    driver.launcher.handles[1, 1].end(3)
+    driver.handle_all_events()
+    assert driver.session.life.ranks[1].exitcode is None
+    driver.session.request_stop()
+    driver.launcher.handles[1, 0].end(0)
+    driver.handle_all_events()
+    assert driver.state is GroupState.OFF
 
 
 def test_an_exit_is_handled_before_orphans_are_killed(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alive: list[list[int]] = []
-    kill = Mock(side_effect=lambda _handle: alive.append(stage.session.life.alive))
-    monkeypatch.setattr(stage.launcher, "kill_orphans", kill)
-    stage.launcher.handles[1, 1].end(-9)
-    stage.handle_all_events()
+    kill = Mock(side_effect=lambda _handle: alive.append(driver.session.life.alive))
+    monkeypatch.setattr(driver.launcher, "kill_orphans", kill)
+    driver.launcher.handles[1, 1].end(-9)
+    driver.handle_all_events()
     assert alive == [[0]]
 
 
@@ -435,55 +441,55 @@ def test_an_exit_is_handled_before_orphans_are_killed(
     ("owner", "method"), [(SilentLink, "open_incarnation"), (FakeLauncher, "launch")]
 )
 def test_a_heal_that_cannot_start_a_replacement_fails_at_once_with_the_reason(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
 ) -> None:
-    stage.launcher.handles[1, 1].end(-9)
-    stage.handle_all_events()
+    driver.launcher.handles[1, 1].end(-9)
+    driver.handle_all_events()
     with monkeypatch.context() as patch:
         patch.setattr(owner, method, Mock(side_effect=OSError("no")))
-        healed = stage.session.request_heal()
-        stage.handle_all_events()
-    assert str(healed.exception()) == stage.words(name="not started")
-    assert stage.session.life.gone == (1,)
-    stage.session.request_heal()
-    stage.handle_all_events()
-    assert stage.launcher.handles[1, 1].exitcode is None
+        healed = driver.session.request_heal()
+        driver.handle_all_events()
+    assert str(healed.exception()) == driver.expected(name="not started")
+    assert driver.session.life.gone == (1,)
+    driver.session.request_heal()
+    driver.handle_all_events()
+    assert driver.launcher.handles[1, 1].exitcode is None
 
 
 def test_a_request_that_cannot_be_sent_is_refused_and_the_next_one_is_answered(
-    stage: Stage,
+    driver: Driver,
 ) -> None:
-    stage.link.faults.append(GONE)
-    assert refusal(RequestError, stage.ask_rank, 1) == stage.words
-    answer = stage.ask_rank(1)
-    question = stage.link.sent[-1][1]
+    driver.link.faults.append(GONE)
+    assert refusal(RequestError, driver.ask_rank, 1) == driver.expected
+    answer = driver.ask_rank(1)
+    question = driver.link.sent[-1][1]
     assert isinstance(question, Complete)
-    stage.deliver(1, Answer(request=question.request))
+    driver.deliver(1, Answer(request=question.request))
     assert answer.result().error == ""
 
 
 # ---- messages of ranks are lost, or their last output cannot be read
 
 
-def test_a_lost_link_ends_the_cell_and_kills_the_ranks(stage: Stage) -> None:
-    handle = stage.run()
-    stage.session.actor.executor.on_link_lost(GONE)
-    stage.handle_all_events()
-    assert stage.finish(handle).exits == {0: -9, 1: -9}
-    assert said_in(handle) == stage.words
-    assert stage.state is GroupState.BROKEN
+def test_a_lost_link_ends_the_cell_and_kills_the_ranks(driver: Driver) -> None:
+    handle = driver.run()
+    driver.session.actor.executor.on_link_lost(GONE)
+    driver.handle_all_events()
+    assert driver.finish(handle).exits == {0: -9, 1: -9}
+    assert said_in(handle) == driver.expected
+    assert driver.state is GroupState.BROKEN
 
 
-def test_a_start_fails_with_the_reason_if_the_link_is_lost(empty: Stage) -> None:
+def test_a_start_fails_with_the_reason_if_the_link_is_lost(empty: Driver) -> None:
     started = empty.ask_start()
     empty.session.actor.executor.on_link_lost(GONE)
     empty.handle_all_events()
-    assert str(started.exception()) == empty.words
+    assert str(started.exception()) == empty.expected
     assert empty.state is GroupState.OFF
 
 
 def test_a_start_without_capacity_fails_with_the_reason_and_logs_no_traceback(
-    empty: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    empty: Driver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     refuse = Mock(side_effect=RequestError("no room for two ranks"))
     monkeypatch.setattr(empty.launcher, "assign", refuse)
@@ -499,41 +505,41 @@ def test_a_start_without_capacity_fails_with_the_reason_and_logs_no_traceback(
     [(FakeLauncher, "kill_orphans"), (LogReader, "remaining"), (FakeHandle, "join")],
 )
 def test_an_exit_is_handled_even_if_the_cleanup_fails(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
 ) -> None:
-    handle = stage.run()
+    handle = driver.run()
     monkeypatch.setattr(owner, method, Mock(side_effect=OSError("no")))
-    asked = stage.session.request_kill(1)
-    stage.end(handle, 0)
+    asked = driver.session.request_kill(1)
+    driver.end(handle, 0)
     with suppress(OSError):  # the actor logs it and goes on
-        stage.handle_all_events()
+        driver.handle_all_events()
     assert asked.done()
-    assert stage.finish(handle).verdict is not None
-    assert stage.state is GroupState.BROKEN
+    assert driver.finish(handle).verdict is not None
+    assert driver.state is GroupState.BROKEN
 
 
 @pytest.mark.parametrize("by_user", [False, True])
 def test_a_kill_is_explained_with_memory_unless_the_user_asked_for_it(
-    stage: Stage, tmp_path: Path, by_user: bool
+    driver: Driver, tmp_path: Path, by_user: bool
 ) -> None:
     counter = tmp_path / "vmstat"
     counter.write_text("oom_kill 0\n")
-    stage.session.actor.messages._memory = MemoryWatch([counter], [])
-    handle = stage.run()
+    driver.session.actor.messages._memory = MemoryWatch([counter], [])
+    handle = driver.run()
     counter.write_text("oom_kill 1\n")
-    stage.session.request_kill(1) if by_user else stage.launcher.handles[1, 1].end(-9)
-    stage.handle_all_events()
-    verdict = stage.finish(handle, 0).verdict
+    driver.session.request_kill(1) if by_user else driver.launcher.handles[1, 1].end(-9)
+    driver.handle_all_events()
+    verdict = driver.finish(handle, 0).verdict
     assert verdict is not None
     assert ("ran out of memory" in verdict.report()) is not by_user
 
 
 def test_an_error_while_recording_affects_no_rank_and_no_result(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fail = Mock(side_effect=ValueError("no such number"))
-    monkeypatch.setattr(stage.session.rank_monitor, "totals", fail)
-    assert stage.works()
-    stage.handle_all_events()
-    assert stage.state is GroupState.IDLE
+    monkeypatch.setattr(driver.session.rank_monitor, "totals", fail)
+    assert driver.works()
+    driver.handle_all_events()
+    assert driver.state is GroupState.IDLE
     assert "no such number" in caplog.text

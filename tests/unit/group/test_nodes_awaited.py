@@ -181,15 +181,15 @@ def test_message_texts_about_present_spare_and_starting_nodes(
 ) -> None:
     nodes = arriving.nodes
 
-    def room() -> str:
+    def refused_capacity() -> str:
         return refusal(RequestError, nodes.launcher.capacity).replace(nodes.command, "COMMAND")
 
     def last_line() -> str:
         return nodes.table().splitlines()[-1]
 
-    lines = [room(), last_line()]
+    lines = [refused_capacity(), last_line()]
     monkeypatch.setattr(nodes._agents.__class__, "pending", 2)
-    lines += [room(), last_line()]
+    lines += [refused_capacity(), last_line()]
     for _ in range(2):
         arriving.bring()
         arriving.bring()

@@ -38,7 +38,7 @@ RUN_ELASTIC = ev.RunAsked(cell=1, ranks=(0, 1), is_elastic=True)
 ELASTIC = after(IDLE, RUN_ELASTIC)
 
 
-def said(life: Life, event: ev.Event) -> list[str]:
+def texts_of(life: Life, event: ev.Event) -> list[str]:
     return [each.text for each in advance(life, event)[1] if isinstance(each, ev.Notify)]
 
 
@@ -65,9 +65,9 @@ def test_node_changes_between_cells_are_shown_once_in_the_next_cell_of_the_same_
     elif life.state is GroupState.HEALING:
         life = after(life, INTERRUPT)
     ranks = tuple(life.alive)
-    assert said(life, run(*ranks)) == [describe_node(life, JOINED)]
+    assert texts_of(life, run(*ranks)) == [describe_node(life, JOINED)]
     life = after(life, run(*ranks), *(ended(rank) for rank in ranks))
-    assert said(life, run(*ranks, cell=2)) == []
+    assert texts_of(life, run(*ranks, cell=2)) == []
 
 
 GONE = (STOP, died(0, 0), died(1, 0))
@@ -90,7 +90,7 @@ def test_node_changes_are_not_shown_in_cells_of_ranks_that_start_later(
     life = after(life, *events)
     life = after(life, ready(0, life.attempt), ready(1, life.attempt))
     assert life.state is GroupState.IDLE
-    assert said(life, run()) == []
+    assert texts_of(life, run()) == []
 
 
 def test_more_capacity_ends_an_elastic_cell_and_marks_it_as_outgrown() -> None:

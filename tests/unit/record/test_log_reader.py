@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memory_use import keeps_less_than
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.record import log_reader as room
+from nbddp.record import log_reader
 from nbddp.record.log_reader import MAX_LINE, LineAssembler, LogReader, LogSpan, tail
 from nbddp.wire.messages import Output
 
@@ -194,14 +194,14 @@ def test_each_character_of_a_dead_rank_is_shown_once_and_in_order(
     log = tmp_path_factory.mktemp("logs") / "rank0.log"
     reader = LogReader(log)
     log.write_text("".join(pieces))
-    letters: list[Output] = []
+    outputs: list[Output] = []
     for piece in pieces:
-        letters.append(mail(piece, letters[-1].end if letters else 0))
-    shown = [read(reader.unseen_part(letter)) for letter in letters[:seen]]
+        outputs.append(mail(piece, outputs[-1].end if outputs else 0))
+    shown = [read(reader.unseen_part(output)) for output in outputs[:seen]]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "CHUNK_BYTES", chunk)
+        patch.setattr(log_reader, "CHUNK_BYTES", chunk)
         shown.append(rest(reader))
-    shown += [read(reader.unseen_part(letter)) for letter in letters[seen:]]
+    shown += [read(reader.unseen_part(output)) for output in outputs[seen:]]
     assert "".join(shown) == "".join(pieces)
 
 
@@ -210,8 +210,8 @@ def test_each_character_of_a_dead_rank_is_shown_once_and_in_order(
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "MAX_SHOWN", 1000)
-    monkeypatch.setattr(room, "SHOWN_END", 100)
+    monkeypatch.setattr(log_reader, "MAX_SHOWN", 1000)
+    monkeypatch.setattr(log_reader, "SHOWN_END", 100)
 
 
 @pytest.mark.usefixtures("short")

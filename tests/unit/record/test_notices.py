@@ -12,7 +12,7 @@ from memory_use import keeps_less_than
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.record import log_reader
-from nbddp.record import notices as room
+from nbddp.record import notices as notices_module
 from nbddp.record.log_reader import LogSpan
 from nbddp.record.notices import ControllerMessage, Notice, NoticeQueue, OutputText, RichOutput
 from nbddp.wire.messages import Display
@@ -160,7 +160,7 @@ def test_only_adjacent_spans_of_the_same_log_are_merged(log: Log, tmp_path: Path
 def test_unread_pictures_beyond_the_limit_are_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
-    monkeypatch.setattr(room, "MAX_RICH", 10)
+    monkeypatch.setattr(notices_module, "MAX_RICH", 10)
     alone, notices = NoticeQueue(), NoticeQueue()
     alone.put(picture(1000))
     assert all_of(alone) == [picture(1000)]

@@ -79,17 +79,17 @@ def base(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def said() -> list[str]:
+def remarks() -> list[str]:
     return []
 
 
 @pytest.fixture
-def begin(base: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
+def begin(base: Path, remarks: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Begin]:
     monkeypatch.setattr(time, "strftime", lambda *_: "20250102-030405")
     with ExitStack() as records:
 
         def begin(name: str = "") -> EventLog:
-            event_log = records.enter_context(closing(EventLog(said.append)))
+            event_log = records.enter_context(closing(EventLog(remarks.append)))
             event_log.open(base, name, {})
             return event_log
 
@@ -104,7 +104,7 @@ def mode(path: Path) -> int:
 
 
 def test_each_run_has_its_own_folder_without_unsafe_characters(
-    base: Path, begin: Begin, said: list[str]
+    base: Path, begin: Begin, remarks: list[str]
 ) -> None:
     names = [("lr-0.1_A", "-lr-0.1_A"), ("lr-0.1_A", "-lr-0.1_A-1"), ("", ""), ("", "-1")]
     names += [("..", "-2"), ("  ", "-3"), ("my first run", "-my-first-run"), (".hidden", "-hidden")]
@@ -120,7 +120,7 @@ def test_each_run_has_its_own_folder_without_unsafe_characters(
         path = begin(name).path
         assert path == base / ".nbddp" / "runs" / f"20250102-030405{safe}"
         assert path.is_dir()
-    assert said == []
+    assert remarks == []
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o000, 0o077])
@@ -147,7 +147,7 @@ def test_a_run_without_a_writable_folder_uses_a_temporary_folder_and_reports_it(
     base: Path,
     temporary: Path,
     begin: Begin,
-    said: list[str],
+    remarks: list[str],
     snapshot: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -163,7 +163,7 @@ def test_a_run_without_a_writable_folder_uses_a_temporary_folder_and_reports_it(
     (base / ".nbddp").chmod(0o777)
     monkeypatch.setattr(os, "fchmod", lambda *_: None)  # as on a file system without modes
     is_open = begin()
-    for folder, remark in zip((too_many, no_folder, is_open), said, strict=True):
+    for folder, remark in zip((too_many, no_folder, is_open), remarks, strict=True):
         assert folder.path.is_relative_to(temporary)
         assert folder.path.is_dir()
         remark = remark.replace(str(folder.path), "TEMPORARY")
@@ -209,7 +209,7 @@ def test_run_json_names_the_notebook_or_script_that_started_the_run(
 
 
 def test_a_full_disk_does_not_stop_the_run_and_is_reported_once(
-    begin: Begin, said: list[str], monkeypatch: pytest.MonkeyPatch
+    begin: Begin, remarks: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, write = begin(), os.write
     folder.record(OtherEvent(kind="one"))
@@ -218,7 +218,7 @@ def test_a_full_disk_does_not_stop_the_run_and_is_reported_once(
         folder.record(OtherEvent(kind="two"))
         patch.setattr(os, "write", no_space)
         folder.record(OtherEvent(kind="lost"))
-    [remark] = said
+    [remark] = remarks
     assert str(folder.path) in remark
     assert remark.endswith("No space left on device")
     folder.record(OtherEvent(kind="three"))
@@ -326,13 +326,13 @@ def test_run_json_has_all_facts_and_outcomes_even_of_a_resumed_run(begin: Begin)
 
 
 def test_an_unwritable_run_json_stays_and_a_torn_one_has_no_facts(
-    base: Path, begin: Begin, said: list[str], monkeypatch: pytest.MonkeyPatch
+    base: Path, begin: Begin, remarks: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = begin()
     folder.add_facts({"nproc": 2})
     monkeypatch.setattr(os, "replace", no_space)
     folder.add_facts({"nproc": 3})
-    assert said[0].endswith("No space left on device")
+    assert remarks[0].endswith("No space left on device")
     assert read_facts(folder.path)["nproc"] == 2
     assert not (folder.path / "run.json.tmp").exists()
     for text in ("", "{", "[]", "7", '{"a": ' * 100_000, "\x00", '{"nproc": 2'):

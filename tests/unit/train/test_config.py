@@ -17,7 +17,7 @@ import nbddp
 from nbddp.errors import ArgumentError
 
 
-def said(recorder: Recorder) -> dict[str, Any]:
+def config_values(recorder: Recorder) -> dict[str, Any]:
     [(kind, facts)] = recorder.calls
     assert kind == "config"
     values: dict[str, Any] = facts["values"]
@@ -42,7 +42,7 @@ class Settings:
 )
 def test_nested_settings_get_dotted_names(values: Any, recorder: Recorder) -> None:
     nbddp.config(values)
-    assert said(recorder) == {"lr": 0.1, "inner.depth": 3}
+    assert config_values(recorder) == {"lr": 0.1, "inner.depth": 3}
 
 
 KEPT: dict[str, tuple[Any, Any]] = {
@@ -65,14 +65,14 @@ KEPT: dict[str, tuple[Any, Any]] = {
 
 def test_config_keeps_plain_values_and_describes_other_objects_briefly(recorder: Recorder) -> None:
     nbddp.config({name: value for name, (value, _) in KEPT.items()})
-    assert said(recorder) == {name: kept for name, (_, kept) in KEPT.items()}
+    assert config_values(recorder) == {name: kept for name, (_, kept) in KEPT.items()}
 
 
 def test_settings_that_contain_themselves_have_a_limited_depth(recorder: Recorder) -> None:
     settings: dict[str, Any] = {"lr": 0.1}
     settings["again"] = settings
     nbddp.config(settings)
-    assert said(recorder)["again.again.lr"] == 0.1
+    assert config_values(recorder)["again.again.lr"] == 0.1
 
 
 def test_invalid_settings_are_refused_and_no_settings_report_nothing(

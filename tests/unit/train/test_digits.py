@@ -11,7 +11,7 @@ import torch
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.train import digits as room
+from nbddp.train import digits as digits_module
 from nbddp.train.digits import FILES, digits
 
 
@@ -29,7 +29,7 @@ def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         content = gzip.compress(idx(*shape), mtime=0)
         (tmp_path / name).write_bytes(content)
         sums[name] = hashlib.md5(content).hexdigest()
-    monkeypatch.setattr(room, "FILES", sums)
+    monkeypatch.setattr(digits_module, "FILES", sums)
     return tmp_path
 
 
@@ -78,17 +78,17 @@ def test_train_and_test_sets_together_have_each_scikit_learn_digit_once(tmp_path
 def test_digits_that_cannot_be_loaded_raise_an_error_with_the_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
-    monkeypatch.setattr(room, "MIRROR", "http://127.0.0.1:9")  # no server listens there
+    monkeypatch.setattr(digits_module, "MIRROR", "http://127.0.0.1:9")  # no server listens there
     assert ".gz" in refusal(ConnectionError, digits, tmp_path / "data", download=True)
     assert not (tmp_path / "data").exists()
-    monkeypatch.setattr(room.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(digits_module.importlib.util, "find_spec", lambda _name: None)
     assert refusal(ModuleNotFoundError, digits, tmp_path) == snapshot
 
 
 def test_downloads_are_verified_before_they_are_stored(
     mnist: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "MIRROR", mnist.as_uri())
+    monkeypatch.setattr(digits_module, "MIRROR", mnist.as_uri())
     target = tmp_path / "target"
     assert digits(target, download=True).source.startswith("MNIST")
     assert sorted(path.name for path in target.iterdir()) == sorted(FILES)

@@ -15,7 +15,7 @@ from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.record.metrics import MetricStore
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot
-from nbddp.ui import text_view as room
+from nbddp.ui import text_view
 from nbddp.ui.text_view import ProgressLine
 
 
@@ -29,7 +29,7 @@ class Cell:
         self.screen = RecordingScreen()
         self.handle = CellHandle(1, CellRequest(source=""), (0, 1), lambda payload: payload)
         self.seconds = 0.0
-        monkeypatch.setattr(room.time, "time", lambda: self.handle.began_at + self.seconds)
+        monkeypatch.setattr(text_view.time, "time", lambda: self.handle.began_at + self.seconds)
 
     def snapshot(self, _cell: object) -> Any:
         return SimpleNamespace(ranks=self.ranks, straggler=None)

@@ -23,7 +23,7 @@ from nbddp.record.log_reader import LogSpan
 from nbddp.record.notices import ControllerMessage as Word
 from nbddp.record.notices import Notice, NoticeQueue, RichOutput
 from nbddp.record.notices import OutputText as Text
-from nbddp.ui import text_view as room
+from nbddp.ui import text_view
 from nbddp.ui.frontend import StreamTarget
 from nbddp.ui.text_view import ProgressLine, TextView, UnfinishedLines
 from nbddp.wire.messages import CellEnded, Display
@@ -261,8 +261,8 @@ def test_simultaneous_output_of_all_ranks_is_shown_at_once(
     screen: RecordingScreen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("FLUSH_PERIOD", "MAX_PERIOD"):
-        monkeypatch.setattr(room, name, 60.0)
-    monkeypatch.setattr(room, "PAUSE_ALLOWANCE", 600.0)
+        monkeypatch.setattr(text_view, name, 60.0)
+    monkeypatch.setattr(text_view, "PAUSE_ALLOWANCE", 600.0)
     with shown(begun(4), TextView(screen)) as handle:
         for rank in range(4):
             handle.notice_queue.put(Text(rank, "step 1\n"))
@@ -273,7 +273,7 @@ def test_a_flood_of_output_is_written_in_few_pieces_without_losses(
     screen: RecordingScreen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("FLUSH_PERIOD", "MAX_PERIOD"):
-        monkeypatch.setattr(room, name, 10.0)
+        monkeypatch.setattr(text_view, name, 10.0)
     TextView(screen).show(finished(*(Text(0, f"{number}\n") for number in range(5000))))
     assert screen.text == "".join(f"[rank 0] {number}\n" for number in range(5000))
     assert max(len(screen.outputs), screen.flushes) <= 3
@@ -282,7 +282,7 @@ def test_a_flood_of_output_is_written_in_few_pieces_without_losses(
 def test_a_slow_screen_shows_the_start_and_end_of_a_flood_and_does_not_delay_the_cell(
     screen: RecordingScreen, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(room, "BURST_SIZE", 5000.0)
+    monkeypatch.setattr(text_view, "BURST_SIZE", 5000.0)
     monkeypatch.setattr(log_reader, "MAX_SHOWN", 5000)
     monkeypatch.setattr(log_reader, "SHOWN_END", 500)
     log = tmp_path / "rank0.log"

@@ -20,7 +20,7 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.archive.find import runs_below
 from nbddp.controller.group_actor import start_event
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.wire import group_spec as room
+from nbddp.wire import group_spec
 from nbddp.wire.group_spec import GroupSpec, check_variables
 from nbddp.wire.rank_start import RankStart
 
@@ -86,7 +86,7 @@ def test_only_nccl_needs_a_gpu(
 def test_cores_are_divided_among_ranks_unless_threads_are_given(
     monkeypatch: pytest.MonkeyPatch, cores: int, nproc: int, threads: int, per_rank: int
 ) -> None:
-    monkeypatch.setattr(room, "cores_here", lambda: cores)
+    monkeypatch.setattr(group_spec, "cores_here", lambda: cores)
     assert GroupSpec(nproc=nproc, threads=threads).threads_per_rank() == per_rank
 
 

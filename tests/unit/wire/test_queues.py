@@ -17,8 +17,7 @@ from syrupy.assertion import SnapshotAssertion
 from torch.distributed import QueueEmptyError
 
 from nbddp.errors import ReplayError, SignatureError, WireError
-from nbddp.wire import payloads
-from nbddp.wire import queues as room
+from nbddp.wire import payloads, queues
 from nbddp.wire.envelope import CONTROLLER, Envelope, sign, verify
 from nbddp.wire.messages import (
     InterruptAcknowledged,
@@ -43,12 +42,12 @@ def writer(
 
 
 class Queue:
-    """A queue in memory with both its ends; ``box`` is the writer of rank 0."""
+    """A queue in memory with both its ends; ``writer`` is the writer of rank 0."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
         self.reader = QueueReader(self.store, QUEUE, secret=SECRET)  # type: ignore[arg-type]
-        self.box = writer(self.store)
+        self.writer = writer(self.store)
 
     def push(self, data: bytes) -> None:
         self.store.queue_push(NAME, data)
@@ -60,9 +59,9 @@ class Queue:
 
     def is_refused(self) -> bool:
         """Whether all that was sent so far is refused, and takes no room."""
-        self.box.put(Shutdown())
+        self.writer.put(Shutdown())
         collected = self.reader.get().message
-        return collected == Shutdown() and self.reader.refused > 0 and not self.box.is_full()
+        return collected == Shutdown() and self.reader.refused > 0 and not self.writer.is_full()
 
 
 @pytest.fixture
@@ -70,7 +69,7 @@ def queue() -> Queue:
     return Queue()
 
 
-def letter(sequence: int = 1, *, sender: int = 0, attempt: int = 1) -> Envelope:
+def envelope(sequence: int = 1, *, sender: int = 0, attempt: int = 1) -> Envelope:
     return Envelope(sender, attempt, sequence, InterruptAcknowledged(cell=sequence))
 
 
@@ -79,10 +78,10 @@ def signed(body: bytes, *, queue: str = QUEUE, secret: bytes = SECRET) -> bytes:
     return hmac.digest(secret, queue.encode() + b"\0" + body, "sha256") + body
 
 
-def seal(letter: Envelope, *, queue: str = QUEUE, secret: bytes = SECRET) -> bytes:
+def as_sent(envelope: Envelope, *, queue: str = QUEUE, secret: bytes = SECRET) -> bytes:
     """A message as its writer puts it into a queue."""
-    head = HEADER.pack(letter.sender, letter.attempt, letter.incarnation, letter.sequence)
-    return signed(head + encode(letter.message), queue=queue, secret=secret)
+    head = HEADER.pack(envelope.sender, envelope.attempt, envelope.incarnation, envelope.sequence)
+    return signed(head + encode(envelope.message), queue=queue, secret=secret)
 
 
 # ---- sign and verify
@@ -100,7 +99,7 @@ def test_a_signed_message_is_read_unchanged(
     message: Message, sender: int, attempt: int, sequence: int, queue: str, secret: bytes
 ) -> None:
     sent = Envelope(sender, attempt, sequence, message)
-    assert verify(seal(sent, queue=queue, secret=secret), queue=queue, secret=secret) == sent
+    assert verify(as_sent(sent, queue=queue, secret=secret), queue=queue, secret=secret) == sent
 
 
 def flipped(data: bytes, bit: int) -> bytes:
@@ -109,17 +108,17 @@ def flipped(data: bytes, bit: int) -> bytes:
     return bytes(changed)
 
 
-SEALED = seal(letter())
+AS_SENT = as_sent(envelope())
 CHANCE = random.Random(20)
 UNSIGNED: dict[str, list[bytes]] = {
     "nobody's": [b"\0" * size for size in (0, 1, 31, 32, 48)] + [b"{}" * 100],
     "random": [CHANCE.randbytes(CHANCE.randrange(200)) for _ in range(500)],
-    "changed in one bit": [flipped(SEALED, bit) for bit in range(len(SEALED) * 8)],
-    "cut": [SEALED[:length] for length in range(len(SEALED))],
-    "longer": [SEALED + b"\0"],
-    "of another queue": [seal(letter(), queue=it) for it in ("", "u", "up\0", "up2", "down")],
+    "changed in one bit": [flipped(AS_SENT, bit) for bit in range(len(AS_SENT) * 8)],
+    "cut": [AS_SENT[:length] for length in range(len(AS_SENT))],
+    "longer": [AS_SENT + b"\0"],
+    "of another queue": [as_sent(envelope(), queue=it) for it in ("", "u", "up\0", "up2", "down")],
     "with another secret": [
-        seal(letter(), secret=it) for it in (b"", b"s" * 31, b"s" * 33, b"t" * 32)
+        as_sent(envelope(), secret=it) for it in (b"", b"s" * 31, b"s" * 33, b"t" * 32)
     ],
 }
 
@@ -132,9 +131,9 @@ def test_messages_without_a_valid_signature_are_refused_and_a_later_valid_one_is
         with pytest.raises(SignatureError, match=repr(QUEUE)):
             verify(data, queue=QUEUE, secret=SECRET)
         queue.push(data)
-    queue.push(SEALED)  # their number is not used up
+    queue.push(AS_SENT)  # their number is not used up
     with caplog.at_level(logging.DEBUG):
-        assert queue.reader.get() == letter()
+        assert queue.reader.get() == envelope()
     assert queue.reader.refused == sum(map(bool, UNSIGNED[kind]))  # an empty one only wakes it
     assert [each.levelname for each in caplog.records] == ["WARNING"]
     assert repr(QUEUE) in caplog.text
@@ -150,7 +149,7 @@ def test_signed_data_that_is_not_a_message_is_refused_and_the_next_message_is_re
             verify(signed(body), queue=QUEUE, secret=SECRET)
         assert not isinstance(caught.value, SignatureError), body
         queue.push(signed(body))
-    queue.box.put(Shutdown())
+    queue.writer.put(Shutdown())
     assert queue.reader.get().message == Shutdown()
     assert queue.reader.refused == len(bodies)
 
@@ -161,33 +160,33 @@ def test_signed_data_that_is_not_a_message_is_refused_and_the_next_message_is_re
 def test_a_queue_is_full_while_too_many_messages_are_unread(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "MAX_BACKLOG", 1)
-    queue.box.put(Shutdown())
-    assert not queue.box.is_full()
-    queue.box.put(Shutdown())
-    assert queue.box.is_full()
+    monkeypatch.setattr(queues, "MAX_BACKLOG", 1)
+    queue.writer.put(Shutdown())
+    assert not queue.writer.is_full()
+    queue.writer.put(Shutdown())
+    assert queue.writer.is_full()
     queue.reader.get()
-    assert not queue.box.is_full()
+    assert not queue.writer.is_full()
 
 
 def test_a_message_with_an_old_sequence_number_is_refused(
     queue: Queue, caplog: pytest.LogCaptureFixture, snapshot: SnapshotAssertion
 ) -> None:
     queue.push(b"forged")
-    queue.push(seal(letter(7)))
-    assert queue.reader.get() == letter(7)
+    queue.push(as_sent(envelope(7)))
+    assert queue.reader.get() == envelope(7)
     reasons = [*caplog.messages]
     for number in (0, 1, 7):
-        reasons.append(refusal(ReplayError, queue.reader.verify, seal(letter(number))))
+        reasons.append(refusal(ReplayError, queue.reader.verify, as_sent(envelope(number))))
     assert reasons == snapshot
-    assert queue.reader.verify(seal(letter(8))) == letter(8)
+    assert queue.reader.verify(as_sent(envelope(8))) == envelope(8)
 
 
 def test_messages_that_were_removed_are_counted(cut: Queue) -> None:
     """Also those of which a piece was removed."""
     missing = []
     for number in range(6):
-        cut.box.put_batch([large() if number == 4 else Shutdown(), Shutdown()][: number + 1])
+        cut.writer.put_batch([large() if number == 4 else Shutdown(), Shutdown()][: number + 1])
         if number in (1, 2):
             cut.store.queues[NAME].clear()
         elif number == 4:
@@ -207,12 +206,12 @@ def test_a_reader_waits_again_if_another_client_was_faster(queue: Queue) -> None
         return pop(key)
 
     queue.store.queue_pop = pop_late  # type: ignore[assignment, method-assign]
-    queue.box.put(Shutdown())
+    queue.writer.put(Shutdown())
     assert queue.reader.get().message == Shutdown()
 
 
 def test_queues_have_names_that_need_the_secret(queue: Queue) -> None:
-    queue.box.put(Shutdown())
+    queue.writer.put(Shutdown())
     assert [*queue.store.queues] == [NAME]
     queue.reader.use_secret(b"t", queue.store)  # type: ignore[arg-type]
     assert queue.store.queues[NAME].pop() == b""  # wakes the thread that waits for this queue
@@ -225,20 +224,20 @@ def test_queues_have_names_that_need_the_secret(queue: Queue) -> None:
 def test_each_sender_and_attempt_has_its_own_sequence_numbers(queue: Queue) -> None:
     for sender in (CONTROLLER, 0, 1):
         for attempt in (1, 2):
-            one = letter(1, sender=sender, attempt=attempt)
-            assert queue.reader.verify(seal(one)) == one
+            one = envelope(1, sender=sender, attempt=attempt)
+            assert queue.reader.verify(as_sent(one)) == one
 
 
 def test_a_batch_of_messages_is_one_queue_entry(queue: Queue) -> None:
     reports: list[MessageFromRank] = [InterruptAcknowledged(cell=1), InterruptAcknowledged(cell=2)]
-    queue.box.put_batch(reports)
+    queue.writer.put_batch(reports)
     assert len(queue.store.queues[NAME]) == 1
     found = queue.reader.get()
     assert [part.message for part in found.parts] == reports
     assert {(part.sender, part.attempt, part.sequence) for part in found.parts} == {(0, 1, 1)}
     writer(queue.store, sender=3, attempt=2).put_batch([InterruptAcknowledged(cell=1)])
     alone = queue.reader.get()
-    assert alone == letter(sender=3, attempt=2)
+    assert alone == envelope(sender=3, attempt=2)
     assert alone.parts == [alone]
 
 
@@ -260,14 +259,14 @@ def large(size: int = 1000) -> Output:
 def test_a_large_message_is_sent_in_pieces_and_read_complete_and_in_order(cut: Queue) -> None:
     messages: list[Message] = [Shutdown(), large(), large(2000), Shutdown()]
     for message in messages:
-        cut.box.put(message)
+        cut.writer.put(message)
     sizes = [len(piece) for piece in cut.pieces.values()]
     assert max(sizes) <= PIECE
     assert sum(sizes) > 3000
     assert max(map(len, cut.store.queues[NAME])) < 2 * PIECE + 150
-    assert cut.box.is_full()
+    assert cut.writer.is_full()
     assert [cut.reader.get().message for _ in messages] == messages
-    assert not cut.box.is_full()
+    assert not cut.writer.is_full()
     assert cut.pieces == {}
 
 
@@ -276,14 +275,14 @@ def test_a_message_near_the_piece_size_is_read_complete(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, surplus: int
 ) -> None:
     monkeypatch.setattr(payloads, "PIECE_BYTES", len(encode(large())) + surplus)
-    queue.box.put(large())
+    queue.writer.put(large())
     assert bool(queue.pieces) == (surplus < 0)
     assert queue.reader.get().message == large()
 
 
 @pytest.mark.parametrize("is_changed", [True, False])
 def test_a_changed_or_missing_piece_is_refused(cut: Queue, is_changed: bool) -> None:
-    cut.box.put(large())
+    cut.writer.put(large())
     third = [*cut.pieces][2]  # of the text alone: the message stays valid
     piece = cut.pieces.pop(third)
     if is_changed:
@@ -292,7 +291,7 @@ def test_a_changed_or_missing_piece_is_refused(cut: Queue, is_changed: bool) -> 
 
 
 def test_a_repeated_large_message_is_refused_and_its_pieces_are_removed(cut: Queue) -> None:
-    cut.box.put(large())
+    cut.writer.put(large())
     data, pieces = cut.store.queues[NAME][0], dict(cut.pieces)
     cut.reader.get()
     cut.store.keys |= pieces
@@ -302,17 +301,17 @@ def test_a_repeated_large_message_is_refused_and_its_pieces_are_removed(cut: Que
 
 
 def test_pieces_of_unfinished_and_unread_messages_are_removed(cut: Queue) -> None:
-    cut.box.put(Shutdown())
+    cut.writer.put(Shutdown())
     cut.reader.get()
-    cut.box.put(large())
+    cut.writer.put(large())
     cut.store.queues[NAME].clear()  # it died before the message itself was sent
     cut.reader.discard_unfinished(cut.store, 7, 1)  # type: ignore[arg-type]  # never heard of
     assert cut.pieces
     cut.reader.discard_unfinished(cut.store, 0, 1)  # type: ignore[arg-type]
     assert cut.pieces == {}
-    cut.box.put(large())
-    cut.box.put(large(2000))
-    cut.box.discard_unread()
+    cut.writer.put(large())
+    cut.writer.put(large(2000))
+    cut.writer.discard_unread()
     assert cut.pieces == {}
 
 
@@ -337,10 +336,10 @@ def test_a_writer_reconnects_without_losing_or_repeating_a_message(
         def clone(self) -> MemoryStore:
             return cut.store
 
-    box = writer(LostStore())
+    failing = writer(LostStore())
     messages: list[Message] = [Shutdown(), large(), Shutdown()]
     for message in messages:
-        box.put(message)
+        failing.put(message)
     assert [cut.reader.get().message for _ in messages] == messages
     assert cut.reader.refused == 0
     assert cut.pieces == {}

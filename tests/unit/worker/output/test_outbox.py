@@ -149,7 +149,7 @@ NUMBERS, BARS = msg.Metrics(rows=[[0.0, 1, {"loss": 0.5}]]), msg.Progress(bars=[
         ([[wrote("a")], [], [NUMBERS, BARS]], [[wrote("a"), NUMBERS, BARS]]),
         ([[wrote("a"), wrote("b")], [C, D]], [[wrote("a")], [wrote("b"), C], [D]]),
     ],
-    ids=["one source", "one letter", "one of each kind in a letter"],
+    ids=["one source", "one message", "one of each kind in a message"],
 )
 def test_data_of_the_sources_is_sent_before_a_later_report(
     outboxes: Outboxes,
@@ -159,7 +159,7 @@ def test_data_of_the_sources_is_sent_before_a_later_report(
     outboxes.send(outboxes.make(*(FakeSource(*pieces) for pieces in sources)), report(1))
     assert outboxes.writer.batches == batches
     assert outboxes.writer.asked == len(batches) - 1  # for room, before each message but the first
-    assert outboxes.posted == [*(each for letter in batches for each in letter), report(1)]
+    assert outboxes.posted == [*(each for batch in batches for each in batch), report(1)]
 
 
 def test_data_that_a_source_gets_after_a_report_is_sent_after_it(outboxes: Outboxes) -> None:

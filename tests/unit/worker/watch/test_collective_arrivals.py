@@ -122,10 +122,10 @@ def test_too_many_collectives_are_omitted_in_the_same_blocks_on_all_ranks_and_co
     for number in range(1, 1001):
         rank.add(number, number / 1000)
     rank.report()
-    (letter,) = rank.sent
-    numbers = letter.rows[::3]
+    (message,) = rank.sent
+    numbers = message.rows[::3]
     assert len(numbers) <= MAX_ROWS_PER_SECOND // 128
-    assert letter.omitted == 1000 - len(numbers)
+    assert message.omitted == 1000 - len(numbers)
     assert {number // BLOCK % 8 for number in numbers} == {0}
     assert numbers[: BLOCK - 1] == list(range(1, BLOCK)), "what is told of is told without a gap"
 

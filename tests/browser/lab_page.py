@@ -18,7 +18,7 @@ from playwright.sync_api import BrowserContext, Error, Page
 
 from browser.lab import IS_LAB, SIZE, Lab, LabNotebook, write_notebook
 
-BLANK = "desk.ipynb"
+BLANK = "lab_page.ipynb"
 # leftovers of a notebook in its kernel: ranks, widgets, names
 _TIDY = """
 if "ddp" in get_ipython().magics_manager.magics["line"]:
@@ -47,7 +47,7 @@ for (const each of [...window.jupyterapp.shell.widgets('main')]) {
 """.replace("IN_LAB", json.dumps(IS_LAB))
 
 
-class Desk:
+class LabPage:
     """Notebooks one after the other, on one page and in one kernel that has no names and no ranks.
 
     A page on which anything went wrong, and a kernel that a test has ended, are made anew.
