@@ -219,10 +219,10 @@ def compare(paths: Sequence[Path], metrics: str = "", *, current: Path | None = 
     if metrics and not counts:
         names = (name for path in paths for name in StoredRun(path).metrics().names())
         raise no_such_metric(metrics, [*dict.fromkeys(names)], of="runs")
-    known = [name for name, _ in counts.most_common()]
-    shown = tuple(known[: MAX_CHARTS if metrics else DEFAULT_CHARTS])
+    ordered = [name for name, _ in counts.most_common()]
+    shown = tuple(ordered[: MAX_CHARTS if metrics else DEFAULT_CHARTS])
     dropped = max(run.metrics().dropped_names for run in runs)
-    return Comparison(runs, shown, len(known) - len(shown) + dropped)
+    return Comparison(runs, shown, len(ordered) - len(shown) + dropped)
 
 
 def metric_filter(text: str) -> Callable[[str], bool]:
@@ -235,16 +235,18 @@ def metric_filter(text: str) -> Callable[[str], bool]:
     return lambda name: name in names or any(fnmatchcase(name, pattern) for pattern in names[1:])
 
 
-def no_such_metric(patterns: str, known: Sequence[str], *, of: str, more: int = 0) -> ArgumentError:
+def no_such_metric(
+    patterns: str, metrics: Sequence[str], *, of: str, more: int = 0
+) -> ArgumentError:
     """Return the error for patterns that match no metric.
 
     Args:
         patterns: the requested patterns.
-        known: the existing metrics.
+        metrics: the existing metrics.
         of: the owner of these metrics, such as ``"run"``.
         more: number of other metrics.
     """
-    names = list_some(known, MAX_NAMED_METRICS, more=more) or "none"
+    names = list_some(metrics, MAX_NAMED_METRICS, more=more) or "none"
     return ArgumentError(f"there is no metric {patterns}; the metrics of the {of} are: {names}")
 
 

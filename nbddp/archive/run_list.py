@@ -230,8 +230,8 @@ def _read_all(base: Path, current: Path | None) -> tuple[list[Summary], tuple[st
     folder, runs, left_out = base / ".nbddp" / "runs", list[Summary](), list[str]()
     inside = folder.iterdir() if folder.is_dir() else ()
     paths = [each for each in inside if each.is_dir() and not each.name.startswith(".")]
-    known = {each.resolve() for each in paths}
-    if current is not None and current.resolve() not in known:
+    resolved = {each.resolve() for each in paths}
+    if current is not None and current.resolve() not in resolved:
         paths.append(current)  # it is elsewhere if the folder is read-only, or the user removed it
     for path in paths:
         try:
@@ -249,9 +249,9 @@ def _differ(values: Iterable[Any]) -> bool:
 def _sorted(runs: Sequence[Summary], name: str, *, is_down: bool) -> list[Summary]:
     """Sort numbers before text. Runs without a value come last in both directions."""
     values = [(value_of(run, name), run) for run in runs]
-    known = [(isinstance(value, str), value, run) for value, run in values if _has_order(value)]
-    known.sort(key=lambda each: each[:2], reverse=is_down)
-    return [*(run for *_, run in known), *(run for value, run in values if not _has_order(value))]
+    ordered = [(isinstance(value, str), value, run) for value, run in values if _has_order(value)]
+    ordered.sort(key=lambda each: each[:2], reverse=is_down)
+    return [*(run for *_, run in ordered), *(run for value, run in values if not _has_order(value))]
 
 
 def _has_order(value: object) -> bool:

@@ -85,8 +85,8 @@ class WorldSizeResult:
     def share(self, name: str) -> float | None:
         """Return the median of a fraction or of the memory; None if no repetition has it."""
         values = [getattr(repetition, name) for repetition in self.rounds]
-        known = [value for value in values if value is not None]
-        return median(known) if known else None
+        numbers = [value for value in values if value is not None]
+        return median(numbers) if numbers else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

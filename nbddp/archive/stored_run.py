@@ -241,9 +241,9 @@ def _add_metric(metrics: MetricStore, name: str, cells: Sequence[_RowsOfRanks]) 
     """Add a metric of several cells: the steps of later cells follow those of earlier ones."""
     parts: list[_RowsOfRanks] = []
     for ranks in cells:
-        own = {rank: [row for row in rows if name in row] for rank, rows in ranks.items()}
-        if any(own.values()):
-            parts.append({rank: rows for rank, rows in own.items() if rows})
+        by_rank = {rank: [row for row in rows if name in row] for rank, rows in ranks.items()}
+        if any(by_rank.values()):
+            parts.append({rank: rows for rank, rows in by_rank.items() if rows})
     if len(parts) > 1 and not _has_step_back(parts):  # much faster in one piece
         joined: _RowsOfRanks = {}
         for rank, rows in chain.from_iterable(part.items() for part in parts):
@@ -320,11 +320,11 @@ def _rank(
 ) -> RankSnapshot:
     exits = [event for event in events if isinstance(event, run_events.RankExited)]
     failures = [event for event in events if isinstance(event, run_events.RankFailed)]
-    own = [failure.what for failure in failures if failure.rank == rank]
+    of_rank = [failure.what for failure in failures if failure.rank == rank]
     of_others = {failure.what for failure in failures if failure.rank != rank}
     problems = [event.how for event in exits if event.rank == rank]
-    problems += ("failed" if what in of_others else what for what in own)
-    is_first_cause = bool(own)
+    problems += ("failed" if what in of_others else what for what in of_rank)
+    is_first_cause = bool(of_rank)
     if cell is not None and rank in cell.failures:
         what, is_consequence = cell.failures[rank]
         problems, is_first_cause = [what], not is_consequence

@@ -154,9 +154,9 @@ def read_note(path: Path) -> str:
 def folder_size(path: Path) -> int:
     """Return the bytes of the readable files in a run folder."""
     total = 0
-    for each in path.rglob("*"):
+    for file in path.rglob("*"):
         with suppress(OSError):
-            total += each.lstat().st_size
+            total += file.lstat().st_size
     return total
 
 
