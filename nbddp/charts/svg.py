@@ -187,8 +187,8 @@ def _curve(frame: Frame, line: ChartLine) -> str:
     if line.has_band:
         floor = np.column_stack([xs, frame.y_pixels(line.low)])
         roof = np.column_stack([xs, frame.y_pixels(line.high)])
-        known = slices(np.isfinite(line.low) & np.isfinite(line.high))
-        parts = [np.concatenate([floor[a:b], roof[a:b][::-1]]) for a, b in known]
+        finite = slices(np.isfinite(line.low) & np.isfinite(line.high))
+        parts = [np.concatenate([floor[a:b], roof[a:b][::-1]]) for a, b in finite]
         band = _filled(parts, color=color, alpha=0.18)
     if not line.is_strong:
         return band + _line(xs, ys, color=color, width=0.9, alpha=0.6)
