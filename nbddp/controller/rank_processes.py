@@ -46,8 +46,8 @@ class RankProcesses:
         self.killed.difference_update(ranks)
         self.abandoned.difference_update(ranks)
         for rank in ranks:
-            for known in (self.handles, self._cpu, self.early_envelopes):
-                known.pop(rank, None)
+            for by_rank in (self.handles, self._cpu, self.early_envelopes):
+                by_rank.pop(rank, None)
 
     def abandon(self, rank: int) -> bool:
         """Kill a rank that cannot be reached. Return whether its exit will be seen."""

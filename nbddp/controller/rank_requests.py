@@ -40,10 +40,10 @@ def check_ranks(session: Session, ranks: Sequence[int] | None) -> None:
     Raises:
         ArgumentError: there is no such rank.
     """
-    known = len(session.life.ranks)
-    for rank in (ranks or ()) if known else ():
-        if not 0 <= rank < known:
-            raise ArgumentError(unknown_rank(rank, known))
+    world_size = len(session.life.ranks)
+    for rank in (ranks or ()) if world_size else ():
+        if not 0 <= rank < world_size:
+            raise ArgumentError(unknown_rank(rank, world_size))
 
 
 def ask_all(
@@ -65,8 +65,8 @@ def ask_all(
     failed = [each for each in outcomes.values() if isinstance(each, RequestError)]
     if not failed:
         return answers
-    for each in answers.values():
-        session.require_link().discard_payload(each.payload)
+    for answer in answers.values():
+        session.require_link().discard_payload(answer.payload)
     where = f"{what} reached {format_ranks([*answers])} only: " if what and answers else ""
     raise RequestError(f"{where}{failed[0]}")
 
