@@ -66,9 +66,9 @@ def check_cell(
     )
     is_for_all = request.ranks is None or set(request.ranks) == set(range(world_size))
     found = [
-        each
-        for each in [*checker.check_source(source), *checker.check_facts(facts)]
-        if (is_for_all and world_size != 1) or each.rule not in checker.RULES_FOR_ALL_RANKS
+        finding
+        for finding in [*checker.check_source(source), *checker.check_facts(facts)]
+        if (is_for_all and world_size != 1) or finding.rule not in checker.RULES_FOR_ALL_RANKS
     ]
     if is_asked and request.script is not None and request.script.path:
         found += check_script(request.script.path)
@@ -90,9 +90,9 @@ def find_new(session: Session, handle: CellHandle) -> list[Finding]:
     world_size, is_ok = len(session.life.ranks), result.is_ok
     check = partial(check_cell, handle.request, ranks, world_size=world_size, is_ok=is_ok)
     new, reported = [], session.reported_findings
-    for each in checker.checked(partial(check, is_asked=False)):
-        key = handle.attempt, each.rule, each.text
-        if each.rule.startswith("ND1") or key not in reported:  # ND1: the code of the cell
-            new.append(each)
+    for finding in checker.checked(partial(check, is_asked=False)):
+        key = handle.attempt, finding.rule, finding.text
+        if finding.rule.startswith("ND1") or key not in reported:  # ND1: the code of the cell
+            new.append(finding)
         reported.add(key)
     return new

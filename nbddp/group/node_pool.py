@@ -158,9 +158,9 @@ class NodePool:
     def _agent_arguments(self, join_file: str) -> Sequence[str]:
         """Return the arguments of ``torchrun`` that start a node agent."""
         seconds = self.spec.orphan_timeout
-        own = () if seconds == ORPHAN_TIMEOUT else (f"--orphan-timeout={seconds:g}",)
+        timeout = () if seconds == ORPHAN_TIMEOUT else (f"--orphan-timeout={seconds:g}",)
         ranks = f"--ranks={self.spec.nproc_per_node}"
-        return (*SINGLE_NODE_OPTIONS, "-m", "nbddp.nodes", "--join", join_file, ranks, *own)
+        return (*SINGLE_NODE_OPTIONS, "-m", "nbddp.nodes", "--join", join_file, ranks, *timeout)
 
     def instructions(self) -> str:
         """Return how to start nodes."""
@@ -224,13 +224,13 @@ class NodePool:
 
     def _table_row(self, node: Node) -> tuple[str, ...]:
         ranks = self.launcher.ranks_of(node)
-        said = format_ranks(ranks).removeprefix("rank ").removeprefix("ranks ")
+        numbers = format_ranks(ranks).removeprefix("rank ").removeprefix("ranks ")
         clock = node.clock
         offset = f"{1000 * clock.offset:+.1f} ± {1000 * clock.error:.1f} ms"
         return (
             node.name,
             node.address,
-            said if ranks else f"({node.nproc})",
+            numbers if ranks else f"({node.nproc})",
             str(node.facts["gpus"] or ""),
             str(node.facts["cores"]),
             f"{time.time() - node.since:.0f} s",
@@ -368,8 +368,8 @@ class NodePool:
                 return f"node {name} is released" + (
                     f", and {format_ranks(ranks)}" if ranks else ""
                 )
-        known = ", ".join(node.name for node in self.listener.nodes) or "none"
-        raise RequestError(f"there is no node {name!r}; the nodes are: {known}")
+        names = ", ".join(node.name for node in self.listener.nodes) or "none"
+        raise RequestError(f"there is no node {name!r}; the nodes are: {names}")
 
     def detach(self) -> None:
         """Close the listener, and leave the nodes and their ranks to the next notebook."""

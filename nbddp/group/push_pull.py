@@ -74,12 +74,12 @@ def pull(session: Session, expression: str, ranks: Sequence[int] | None = None) 
     answers = ask_all(session, resolve_ranks(session, ranks), Pull(expression=expression))
     for note in dict.fromkeys(each.payload.get("note", "") for each in answers.values()):
         StreamTarget().write(f"nbddp: {note}\n" if note else "")
-    left, values = [answer.payload for answer in answers.values()], []
+    payloads, values = [answer.payload for answer in answers.values()], []
     try:
-        while left:
-            values.append(link.load_payload(left.pop(0)))
+        while payloads:
+            values.append(link.load_payload(payloads.pop(0)))
     finally:
-        for payload in left:  # after an error, discard the other payloads
+        for payload in payloads:  # after an error, discard the other payloads
             link.discard_payload(payload)
     return values
 

@@ -358,10 +358,10 @@ def _next_recorded_answer(
 ) -> InputReply:
     """Return the rank's next recorded answer; if there is none, let a debugger continue."""
     request = question.message
-    for each in answers:
-        if each[0] == question.rank:
-            answers.remove(each)
-            return replace(each[1], question=request.question)
+    for answer in answers:
+        if answer[0] == question.rank:
+            answers.remove(answer)
+            return replace(answer[1], question=request.question)
     goes_on = request.what == DEBUGGER
     return InputReply(question=request.question, text="c" if goes_on else "", is_end=not goes_on)
 

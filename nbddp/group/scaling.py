@@ -64,8 +64,8 @@ class ScalingStudy:
         # round by round: a temporary load on the machine affects all world sizes
         settings = [(each, size) for each in range(1, rounds + 1) for size in self._specs]
         self._rows = [
-            SweepEntry(SweepPoint(number, {"ranks": size, "round": each}))
-            for number, (each, size) in enumerate(settings, start=1)
+            SweepEntry(SweepPoint(number, {"ranks": size, "round": round_number}))
+            for number, (round_number, size) in enumerate(settings, start=1)
         ]
         self._rounds: dict[int, list[Repetition]] = {size: [] for size in self._specs}
         self._devices: tuple[str, ...] = ()
@@ -112,26 +112,26 @@ class ScalingStudy:
 
     def _measure(self, session: Session, result: CellResult) -> Repetition:
         """Measure a cell that succeeded, while its ranks are idle."""
-        pace, known = 1 / max(result.seconds, 1e-9), dict[str, Any]()
+        pace, measured = 1 / max(result.seconds, 1e-9), dict[str, Any]()
         steady = None
         path = session.event_log.path
         if path is not None:
             # the session records a cell after it has returned the result: wait for that
             session.call(lambda: None)
             facts = read_facts(path)
-            known["batch"] = facts.get("samples_per_step")
+            measured["batch"] = facts.get("samples_per_step")
             self._devices = max(self._devices, tuple(facts.get("devices", ())), key=len)
             steady = _steady_pace(path)
         if steady is not None:
             pace, steps = steady
-            known |= _time_shares(session, pace, steps)
+            measured |= _time_shares(session, pace, steps)
             if facts.get("backend_used") == "nccl":
-                known["waiting"] = None  # NCCL: the timeline has the times of enqueueing
+                measured["waiting"] = None  # NCCL: the timeline has the times of enqueueing
         ranks = session.snapshot().ranks
         return Repetition(
             rate=pace,
             counts_steps=steady is not None,
-            **known,
+            **measured,
             memory=max((each.memory for each in ranks), default=0),
             gpu_memory=max((each.gpu_memory for each in ranks), default=0),
         )

@@ -216,8 +216,8 @@ class TrialRunner:
             CellInterruptedError: the user ended the trials.
             CellFailedError: no trial succeeded.
         """
-        for each in describe_failures(self._rows):
-            self.display.print_unless_quiet(each)
+        for line in describe_failures(self._rows):
+            self.display.print_unless_quiet(line)
         if self._is_ended:
             message = f"ended by you: {describe_outcome(self._rows, what=self._what)}; {next_step}"
             raise CellInterruptedError(message, rank=0, report=message)
