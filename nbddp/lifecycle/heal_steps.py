@@ -28,8 +28,8 @@ def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
     if reason:
         return life, [ev.Refuse(reason=reason)]
     ranks = tuple(
-        RankLife(each.rank, incarnation=each.incarnation + 1) if each.rank in event.ranks else each
-        for each in life.ranks
+        RankLife(r.rank, incarnation=r.incarnation + 1) if r.rank in event.ranks else r
+        for r in life.ranks
     )
     heal = HealLife(
         replacements=event.ranks,
@@ -157,10 +157,8 @@ def abandon_heal(life: Life, heal: HealLife, reason: str, *, is_refused: bool = 
     alive = tuple(rank for rank in heal.replacements if life.is_alive(rank))
     exitcodes = dict(zip(heal.replacements, heal.exitcodes, strict=True))
     ranks = tuple(
-        replace(each, state=RankState.GONE, exitcode=exitcodes[each.rank])
-        if each.rank in exitcodes
-        else each
-        for each in life.ranks
+        replace(r, state=RankState.GONE, exitcode=exitcodes[r.rank]) if r.rank in exitcodes else r
+        for r in life.ranks
     )
     kill: list[ev.Action] = [ev.Kill(ranks=alive)] if alive else []
     broken = replace(life, state=GroupState.BROKEN, ranks=ranks, heal=None, has_group=False)

@@ -219,8 +219,8 @@ def _on_run_asked(life: Life, event: ev.RunAsked) -> Step:
         number=event.cell, waiting=concerned, group_broken=is_lost, is_elastic=event.is_elastic
     )
     ranks = tuple(
-        replace(each, state=RankState.RUNNING) if each.rank in concerned else each
-        for each in life.ranks
+        replace(rank, state=RankState.RUNNING) if rank.rank in concerned else rank
+        for rank in life.ranks
     )
     running = replace(life, state=GroupState.RUNNING, cell=cell, ranks=ranks, pending_notices=())
     notices = [ev.Notify(text=text) for text in life.pending_notices]
