@@ -44,10 +44,10 @@ class LivePublishing:
         If a tracker is not available, print the reason: the cell still runs.
         """
         folder = session.event_log.folder
-        for each in targets:
-            if folder is not None and (folder, each.kind) not in self._publications:
+        for target in targets:
+            if folder is not None and (folder, target.kind) not in self._publications:
                 try:
-                    self.start(session, folder, each, is_again=False)
+                    self.start(session, folder, target, is_again=False)
                 except RequestError as error:
                     self._print_line(f"nbddp: {error}")
 
