@@ -127,8 +127,8 @@ class EventLog:
     def record(self, event: RunEvent) -> None:
         """Record an event. Ignore settings that another rank has reported."""
         if isinstance(event, Configured) and self.folder is not None:
-            known = self.run_facts["config"].items()
-            if all(setting in known for setting in event.values.items()):
+            recorded = self.run_facts["config"].items()
+            if all(setting in recorded for setting in event.values.items()):
                 return
         if isinstance(event, RanksStarted):
             self._attempt_starts[event.attempt] = event.time

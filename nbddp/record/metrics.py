@@ -306,9 +306,9 @@ class MetricStore:
         values: Sequence[float],
     ) -> None:
         """Add all values that a rank reported under a name, in order."""
-        known = [step for step in steps if step is not None]
+        given = [step for step in steps if step is not None]
         is_new = rank not in self._series.get(name, {}) and name not in self._furthest
-        if not (is_new and len(known) == len(steps) and _can_fill(known, values)):
+        if not (is_new and len(given) == len(steps) and _can_fill(given, values)):
             for at, step, value in zip(times, steps, values, strict=True):
                 self.add(rank, at, step, {name: value})
             return
@@ -319,10 +319,10 @@ class MetricStore:
             self._version = self._versions[name] = self._version + 1
             self.began, self.ended = min(self.began, *times), max(self.ended, *times)
             series = ranks[rank] = MetricSeries()
-            series.fill(times, known, values)
+            series.fill(times, given, values)
             series.rate = RateEstimator()
             newest = slice(bisect_left(times, times[-1] - 2 * RATE_WINDOW), None)
-            for at, step in zip(times[newest], known[newest], strict=True):
+            for at, step in zip(times[newest], given[newest], strict=True):
                 series.rate.add(at, step)
 
     def resume(self) -> None:
@@ -358,21 +358,21 @@ class MetricStore:
 
     def snapshot(
         self,
-        known: Mapping[str, int] | None = None,
+        sent: Mapping[str, int] | None = None,
         *,
         most: int,
         chosen: Collection[str] | None = None,
     ) -> MetricsSnapshot:
         """Return the chosen metrics, or the first ``most``.
 
-        Only metrics that changed since the ``known`` versions have their curves.
+        Only metrics that changed since the ``sent`` versions have their curves.
         """
-        names, known = self.names(), known or {}
+        names, sent = self.names(), sent or {}
         selected = names[:most] if chosen is None else [name for name in names if name in chosen]
         shown = {name: self._versions.get(name, 0) for name in selected}
         return MetricsSnapshot(
             versions=shown,
-            curves={name: self.curves(name) for name, at in shown.items() if known.get(name) != at},
+            curves={name: self.curves(name) for name, at in shown.items() if sent.get(name) != at},
             hidden=len(names) - len(selected) + self.dropped_names,
             hidden_names=tuple(name for name in names if name not in shown),
         )

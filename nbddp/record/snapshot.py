@@ -225,18 +225,18 @@ def _with_gpus(
     """Add the usage of whole GPUs, and the ranks that share each GPU."""
     uuids = {each.rank: heartbeats[each.rank].status.gpu for each in ranks if each.gpu}
     pids: dict[str, dict[int, int]] = defaultdict(dict)  # of the ranks on each GPU
-    for each in ranks:
-        if uuid := uuids.get(each.rank):
-            pids[uuid][each.rank] = each.pid
+    for snapshot in ranks:
+        if uuid := uuids.get(snapshot.rank):
+            pids[uuid][snapshot.rank] = snapshot.pid
     if not pids:
         return tuple(ranks)
     usage = sample_gpus({uuid: {*on_gpu.values()} for uuid, on_gpu in pids.items()})
     with_gpus = []
-    for each in ranks:
-        if uuid := uuids.get(each.rank):
-            others = tuple(rank for rank in pids[uuid] if rank != each.rank)
-            each = replace(each, gpu_usage=usage.get(uuid, UNKNOWN_USAGE), gpu_ranks=others)
-        with_gpus.append(each)
+    for snapshot in ranks:
+        if uuid := uuids.get(snapshot.rank):
+            others = tuple(rank for rank in pids[uuid] if rank != snapshot.rank)
+            snapshot = replace(snapshot, gpu_usage=usage.get(uuid, UNKNOWN_USAGE), gpu_ranks=others)
+        with_gpus.append(snapshot)
     return tuple(with_gpus)
 
 

@@ -142,8 +142,8 @@ class RankFailure:
 
     def _is_relayed(self, failure: Failure) -> bool:
         found = _RELAYED.match(failure.text) if failure.is_from_nbddp else None
-        own = f"rank {self.rank} ", f"rank {self.rank}:"
-        return found is not None and not found.group().startswith(own)
+        prefixes = f"rank {self.rank} ", f"rank {self.rank}:"
+        return found is not None and not found.group().startswith(prefixes)
 
     @property
     def call(self) -> str:
@@ -183,8 +183,8 @@ class RankFailure:
             return f"{what}{inside}{where}"
         first_line = self.failure.text.strip().partition("\n")[0]
         text, because = (
-            _shorten(_ADDRESS.sub("", _CPP_SOURCE.sub("", each, count=1)))
-            for each in (first_line, self.failure.because)
+            _shorten(_ADDRESS.sub("", _CPP_SOURCE.sub("", line, count=1)))
+            for line in (first_line, self.failure.because)
         )
         text = re.sub(r"(?<!\.)\.$", "", text) if because or inside or where else text
         because = f" ({because})" if because else ""
@@ -391,9 +391,9 @@ def _mark_missing_ranks(
     waited = [each for each in failures if each.has_timed_out and not each.is_interrupted]
     calls = {each.failure.collective: each.started_collectives for each in waited if each.failure}
     absent = [
-        each
-        for each in (*failures, *succeeded)
-        if each.did_not_wait and any(each.is_missing_in(*call) for call in calls.items())
+        report
+        for report in (*failures, *succeeded)
+        if report.did_not_wait and any(report.is_missing_in(*call) for call in calls.items())
     ]
     if not absent or any(failure.process_exit for failure in failures):
         return failures

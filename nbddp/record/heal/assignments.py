@@ -56,7 +56,7 @@ def evaluate_assignments(
     dist = SimpleNamespace(
         get_rank=lambda: topology.rank, get_world_size=lambda: topology.world_size
     )
-    known: dict[str, Any] = {
+    values: dict[str, Any] = {
         "__builtins__": {},
         "int": int,
         "str": str,
@@ -73,7 +73,7 @@ def evaluate_assignments(
         **{name: getattr(topology, name) for name in ("rank", "local_rank", "world_size")},
         **names,
     }
-    _execute(_parse(source), known, results)
+    _execute(_parse(source), values, results)
     return results
 
 
@@ -92,17 +92,17 @@ def _device(kind: str | int, index: int | None = None) -> Device:
     return Device(kind if index is None else f"{kind}:{index}")
 
 
-def _execute(body: Sequence[ast.stmt], known: dict[str, Any], results: dict[str, Any]) -> None:
+def _execute(body: Sequence[ast.stmt], values: dict[str, Any], results: dict[str, Any]) -> None:
     for statement in body:
-        if isinstance(statement, ast.If) and (test := _evaluate(statement.test, known)):
-            _execute(statement.body if test[0] else statement.orelse, known, results)
+        if isinstance(statement, ast.If) and (test := _evaluate(statement.test, values)):
+            _execute(statement.body if test[0] else statement.orelse, values, results)
             continue
         for name in _names_bound_by(statement):
-            known.pop(name, None)
+            values.pop(name, None)
             results.pop(name, None)
         for target, value in _plain_assignments(statement):
-            if result := _evaluate(value, known):
-                known[target] = results[target] = result[0]
+            if result := _evaluate(value, values):
+                values[target] = results[target] = result[0]
 
 
 def _names_bound_by(statement: ast.stmt) -> Iterator[str]:
@@ -127,17 +127,17 @@ def _plain_assignments(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
     yield from ((name.id, value) for name, value in pairs if isinstance(name, ast.Name))
 
 
-def _evaluate(expression: ast.expr, known: dict[str, Any]) -> tuple[()] | tuple[Any]:
+def _evaluate(expression: ast.expr, values: dict[str, Any]) -> tuple[()] | tuple[Any]:
     """Return the value of an expression in a tuple; an empty tuple if it is unknown."""
-    if not _is_plain(expression, known):
+    if not _is_plain(expression, values):
         return ()
     try:
-        return (eval(compile(ast.Expression(expression), "cell", "eval"), dict(known)),)
+        return (eval(compile(ast.Expression(expression), "cell", "eval"), dict(values)),)
     except Exception:  # noqa: BLE001 - the user's expression may raise any exception
         return ()
 
 
-def _is_plain(expression: ast.expr, known: Mapping[str, Any]) -> bool:
+def _is_plain(expression: ast.expr, values: Mapping[str, Any]) -> bool:
     for node in ast.walk(expression):
         if not isinstance(node, _NODES):
             return False
@@ -145,6 +145,6 @@ def _is_plain(expression: ast.expr, known: Mapping[str, Any]) -> bool:
             return False
         if isinstance(node, ast.Attribute) and ast.unparse(node) not in _ATTRIBUTES:
             return False
-        if isinstance(node, ast.Name) and node.id not in known:
+        if isinstance(node, ast.Name) and node.id not in values:
             return False
     return True

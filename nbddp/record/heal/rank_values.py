@@ -75,10 +75,10 @@ class RankValues:
         for path in changes.get("gone", ()):
             now.pop(path, None)
         for path, text in changes["new"].items():
-            known = before.get(path)
-            if known is None or known.text != text:
-                known = _KnownValue(text, cell, path in changes.get("late", ()))
-            now[path] = known
+            last = before.get(path)
+            if last is None or last.text != text:
+                last = _KnownValue(text, cell, path in changes.get("late", ()))
+            now[path] = last
 
     def add_death(self, rank: int, cell: int, source: str) -> None:
         """Add that a rank died in a cell. The values that it set there are lost."""
@@ -105,10 +105,10 @@ class RankValues:
         living = {each: _texts(self._known_before(each, cell)) for each in {*alive, donor}}
         before = living | {rank: _texts(known_of_rank)}
         by_code = {
-            each: _evaluated_texts(source, topologies[each], texts)
-            for each, texts in before.items()
+            other: _evaluated_texts(source, topologies[other], texts)
+            for other, texts in before.items()
         }
-        own: dict[str, tuple[str, str]] = {}
+        own_values: dict[str, tuple[str, str]] = {}
         unknown: list[str] = []
         missing = [
             path for path in known_of_rank if path not in known_of_donor and path.isidentifier()
@@ -116,15 +116,15 @@ class RankValues:
         values = known_of_donor | dict.fromkeys(missing, _KnownValue("", 0))
         for path, (text, since, _) in values.items():
             is_reset = bool(cell) and since >= cell
-            known = "" if is_reset or path not in known_of_rank else known_of_rank[path].text
-            known = known or _derive(path, rank, living, by_code, topologies)
-            may_differ = known != text if known else is_reset and _may_differ(path, living)
+            former = "" if is_reset or path not in known_of_rank else known_of_rank[path].text
+            former = former or _derive(path, rank, living, by_code, topologies)
+            may_differ = former != text if former else is_reset and _may_differ(path, living)
             is_preset = path in SET_IN_EACH_RANK
-            if known and (may_differ or is_preset):
-                own[path] = text, known
+            if former and (may_differ or is_preset):
+                own_values[path] = text, former
             elif may_differ and not is_preset:
                 unknown.append(path)
-        return OwnValues(own, unknown)
+        return OwnValues(own_values, unknown)
 
     def _known_before(self, rank: int, cell: int) -> dict[str, _KnownValue]:
         """Return the known values of a rank before a cell.
@@ -132,13 +132,13 @@ class RankValues:
         Leave out a value that was first reported in this cell or later if an earlier cell may have
         set it: it is unknown which cell did.
         """
-        known = self._known.get(rank, {})
-        late = {path for path, value in known.items() if value.is_late and 0 < cell <= value.since}
-        return {path: value for path, value in known.items() if path not in late}
+        values = self._known.get(rank, {})
+        late = {path for path, value in values.items() if value.is_late and 0 < cell <= value.since}
+        return {path: value for path, value in values.items() if path not in late}
 
 
-def _texts(known: Mapping[str, _KnownValue]) -> dict[str, str]:
-    return {path: value.text for path, value in known.items()}
+def _texts(values: Mapping[str, _KnownValue]) -> dict[str, str]:
+    return {path: value.text for path, value in values.items()}
 
 
 def _derive(
@@ -200,8 +200,8 @@ _device_rules: list[Rule] = [
 
 def _evaluated_texts(source: str, topology: Topology, texts: Mapping[str, str]) -> dict[str, str]:
     names = {path: _value_of(text) for path, text in texts.items() if path.isidentifier()}
-    known = {name: value for name, value in names.items() if value is not Ellipsis}
-    values = evaluate_assignments(source, topology, known)
+    plain = {name: value for name, value in names.items() if value is not Ellipsis}
+    values = evaluate_assignments(source, topology, plain)
     return {name: _text_of(value) for name, value in values.items()}
 
 

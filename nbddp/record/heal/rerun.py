@@ -125,10 +125,10 @@ def _follow(names: Collection[str], cells: Sequence[_Names], before: int) -> set
         if index is None:
             continue
         pending += cells[index].bodies.get(name, ())
-        for each in cells[index].values.get(name, ()):  # partial(function), or an object of a class
-            made_in = _index_of_maker(each, before, cells)
-            if made_in is not None and cells[made_in].bodies.get(each):
-                pending.append(each)
+        for path in cells[index].values.get(name, ()):  # partial(function), or an object of a class
+            made_in = _index_of_maker(path, before, cells)
+            if made_in is not None and cells[made_in].bodies.get(path):
+                pending.append(path)
     return found
 
 
@@ -145,18 +145,18 @@ def _names_in(source: str) -> _Names:
     except SyntaxError:
         return _Names(loaded={*re.findall(r"\w+", source)})
     names, read, codes = _Names(), set[str](), list[CodeType]()
-    for each in dis.get_instructions(code):
-        if each.opname in _LOADS:
-            read.add(each.argval)
-            names.load([each.argval])
-        elif isinstance(each.argval, CodeType):
-            codes.append(each.argval)
-        elif each.opname in STORES:
-            _bind(names, each.argval, read, codes)
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in _LOADS:
+            read.add(instruction.argval)
+            names.load([instruction.argval])
+        elif isinstance(instruction.argval, CodeType):
+            codes.append(instruction.argval)
+        elif instruction.opname in STORES:
+            _bind(names, instruction.argval, read, codes)
             read, codes = set(), []
-        elif each.opname == "DELETE_NAME":
-            names.deleted.add(each.argval)
-        elif each.opname == "POP_TOP":
+        elif instruction.opname == "DELETE_NAME":
+            names.deleted.add(instruction.argval)
+        elif instruction.opname == "POP_TOP":
             names.load(set().union(*map(_globals_of, codes)))
             read, codes = set(), []
     return names

@@ -117,10 +117,10 @@ class CollectiveMatcher:
     def reset_for_cell(self, ranks: Iterable[int], cell: int = 0) -> None:
         """Start a cell on these ranks. Without a number, the first report sets it."""
         with self._lock:
-            known = tuple(ranks)
-            most = max(MIN_KEPT_COLLECTIVES, MAX_KEPT_ARRIVALS // max(1, len(known)))
-            tracks = {rank: RankTrack() for rank in known}
-            self._history = CollectiveHistory(cell, known, deque(maxlen=most), tracks)
+            numbers = tuple(ranks)
+            most = max(MIN_KEPT_COLLECTIVES, MAX_KEPT_ARRIVALS // max(1, len(numbers)))
+            tracks = {rank: RankTrack() for rank in numbers}
+            self._history = CollectiveHistory(cell, numbers, deque(maxlen=most), tracks)
             self._groups: dict[tuple[str, int], GroupMatcher] = {}
 
     def add(

@@ -352,9 +352,9 @@ def find_unfinished(
             waiting.setdefault(key, {})[rank] = last
     unfinished = (_unfinished(history, arrivals, until) for arrivals in waiting.values())
     return [
-        each
-        for each in unfinished
-        if each.missing and (is_over or until - max(each.arrivals.values()) > MAX_REPORT_DELAY)
+        call
+        for call in unfinished
+        if call.missing and (is_over or until - max(call.arrivals.values()) > MAX_REPORT_DELAY)
     ]
 
 

@@ -114,7 +114,8 @@ class HangDetector:
     ) -> str:
         statuses = {rank: self.heartbeats[rank].status for rank in running}
         is_stuck = all(
-            each.cell == cell and each.seconds >= self.hang_after for each in statuses.values()
+            report.cell == cell and report.seconds >= self.hang_after
+            for report in statuses.values()
         )
         is_asked = any(status.asks for status in statuses.values())  # a rank waits for the user
         calls = [status.collective for status in statuses.values() if status.collective]
