@@ -41,8 +41,8 @@ class Envelope:
         if not isinstance(self.message, MessageBatch):
             return [self]
         return [
-            replace(self, message=each, missing=0 if index else self.missing)
-            for index, each in enumerate(self.message.messages)
+            replace(self, message=message, missing=0 if index else self.missing)
+            for index, message in enumerate(self.message.messages)
         ]
 
 

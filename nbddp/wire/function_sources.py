@@ -48,7 +48,7 @@ def _reduce_code_with_file(code: CodeType) -> tuple[Callable[..., CodeType], tup
     """Restore the file name, which cloudpickle 3.1.3 replaces with ``<dynamic-code>``."""
     constructor, arguments = _reduce_code(code)
     return constructor, tuple(
-        code.co_filename if each == "<dynamic-code>" else each for each in arguments
+        code.co_filename if argument == "<dynamic-code>" else argument for argument in arguments
     )
 
 

@@ -105,9 +105,7 @@ class QueueWriter:
             return bool(self._unread_large) or self.store.queue_len(self._name) > MAX_BACKLOG
 
     def _drop_read(self) -> None:
-        self._unread_large = [
-            each for each in self._unread_large if payloads.exists(self.store, each)
-        ]
+        self._unread_large = [key for key in self._unread_large if payloads.exists(self.store, key)]
 
     def is_read(self) -> bool:
         """Return whether the reader has read all envelopes of all writers of this queue.

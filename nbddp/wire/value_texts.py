@@ -73,8 +73,8 @@ def _items_text(kind: type, value: Any, depth: int) -> str:
     if not 0 < len(value) <= MAX_ITEMS:
         return "" if value else repr(value)
     space, parts = MAX_LENGTH, []
-    for each in [*value]:  # another thread may change the value
-        part = plain_text(each, depth)
+    for item in [*value]:  # another thread may change the value
+        part = plain_text(item, depth)
         space -= len(part) + 2
         if not part or space < 0:
             return ""
