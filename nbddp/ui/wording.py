@@ -169,8 +169,8 @@ def format_progress_bar(
     '20 · 5.0/s'
     """
     count = f"{bar.done}/{bar.total}" if bar.total else f"{bar.done}"
-    left = bar.seconds_left if is_active else None
-    rest = f"{format_seconds(left)} left" if left else ""
+    seconds = bar.seconds_left if is_active else None
+    rest = f"{format_seconds(seconds)} left" if seconds else ""
     rate = "" if is_short and rest else format_rate(bar.per_second)
     parts = (f"{bar.label} {count}".strip(), rate, rest)
     return " · ".join(filter(None, parts))
