@@ -158,9 +158,9 @@ def _import_name(value: Any) -> str:
 
 def _trainer_name(value: Any) -> str:
     libraries = [
-        each.__module__.partition(".")[0]
-        for each in type(value).__mro__
-        if each.__name__ == "Trainer" and each.__module__.startswith(_TRAINER_LIBRARIES)
+        base.__module__.partition(".")[0]
+        for base in type(value).__mro__
+        if base.__name__ == "Trainer" and base.__module__.startswith(_TRAINER_LIBRARIES)
     ]
     if not libraries:
         return ""
@@ -192,7 +192,7 @@ def _model_facts(model: nn.Module, failure: Failure | None) -> facts.ModelFacts:
     kinds = [type(model).__name__, *(type(each).__name__ for each in parameters)]
     trained = [each for each in parameters if each.requires_grad]
     without = sum(each.grad is None for each in trained)
-    known = facts.ModelFacts(
+    model_facts = facts.ModelFacts(
         sample=_sample(parameters) if failure is None else [],
         shapes=_shapes(parameters),
         device=_gpu_uuid(parameters),
@@ -203,12 +203,12 @@ def _model_facts(model: nn.Module, failure: Failure | None) -> facts.ModelFacts:
         is_sharded="FullyShardedDataParallel" in kinds or "DTensor" in kinds,
     )
     if not isinstance(model, DistributedDataParallel):
-        return known
+        return model_facts
     is_partly = 0 < without < len(trained)
     named = islice(model.module.named_parameters(), MAX_PARTS if is_partly else 0)
     unused = [name for name, each in named if each.requires_grad and each.grad is None]
-    known = replace(
-        known,
+    model_facts = replace(
+        model_facts,
         ranks=model.process_group.size(),
         unused=unused[:MAX_NAMED],
         is_nested=isinstance(model.module, DistributedDataParallel),
@@ -217,9 +217,9 @@ def _model_facts(model: nn.Module, failure: Failure | None) -> facts.ModelFacts:
     )
     refused = parameters_without_gradient(model, failure.text) if failure else []
     if not failure or not refused or failure.because != describe_parameters(model, failure.text):
-        return known  # DDP's error, if any, is not about this model
+        return model_facts  # DDP's error, if any, is not about this model
     return replace(
-        known, unused=refused[:MAX_NAMED], without_gradient=len(refused), is_refused=True
+        model_facts, unused=refused[:MAX_NAMED], without_gradient=len(refused), is_refused=True
     )
 
 
@@ -261,7 +261,7 @@ def _is_busy(parameters: list[nn.Parameter]) -> bool:
     """Return whether a GPU is still computing: reading from it could wait for other ranks."""
     devices = {each.device for each in parameters if each.device.type != "cpu"}
     return any(
-        each.type != "cuda" or not torch.cuda.current_stream(each).query() for each in devices
+        device.type != "cuda" or not torch.cuda.current_stream(device).query() for device in devices
     )
 
 
@@ -288,15 +288,15 @@ def _lost_model(optimizer: TorchOptimizer, names: Names) -> str:
     The module has the same shapes as the optimizer's parameters and has gradients, and no optimizer
     updates it.
     """
-    mine = parameters_of(optimizer)[:MAX_PARTS]
-    shapes = [each.shape for each in mine]
+    of_optimizer = parameters_of(optimizer)[:MAX_PARTS]
+    shapes = [each.shape for each in of_optimizer]
     modules = {
-        name: list(islice(each.parameters(), MAX_PARTS))
-        for name, each in names.items()
-        if issubclass(type(each), nn.Module) and not name.startswith("_")
+        name: list(islice(module.parameters(), MAX_PARTS))
+        for name, module in names.items()
+        if issubclass(type(module), nn.Module) and not name.startswith("_")
     }
     ours = {id(each) for parameters in modules.values() for each in parameters}
-    if not mine or any(id(each) in ours for each in mine):
+    if not of_optimizer or any(id(each) in ours for each in of_optimizer):
         return ""
     others = [each for each in names.values() if issubclass(type(each), TorchOptimizer)]
     updated = {id(each) for other in others for each in parameters_of(other)}
@@ -381,9 +381,9 @@ def describe_data(dataset: Any) -> str:
     ''
     """
     if type(dataset) is data.Subset:
-        known = describe_data(dataset.dataset) or f"{UNSURE}{_length(dataset.dataset)}"
+        described = describe_data(dataset.dataset) or f"{UNSURE}{_length(dataset.dataset)}"
         indices = [int(each) for each in _few(dataset.indices)]
-        return f"{known}[{_checksum(f'{len(dataset.indices)}:{indices}')}]"
+        return f"{described}[{_checksum(f'{len(dataset.indices)}:{indices}')}]"
     if type(dataset) is data.TensorDataset:
         return " ".join(map(_describe_tensor, dataset.tensors))
     if isinstance(dataset, torch.Tensor):
@@ -397,13 +397,13 @@ def _describe_stream(dataset: data.IterableDataset[Any]) -> str:
     Ranks get the same samples under three conditions. The stream's class is the user's own. Nothing
     that it uses depends on the rank or on chance. All of its attributes are plain values, and few.
     """
-    own = [each for each in type(dataset).__mro__ if each.__module__ == "__main__"]
+    classes = [each for each in type(dataset).__mro__ if each.__module__ == "__main__"]
     rest = {each.__module__.partition(".")[0] for each in type(dataset).__mro__} - {"__main__"}
-    functions = [each for kind in own for each in vars(kind).values() if callable(each)]
-    if not own or not rest <= {"torch", "typing", "collections", "builtins"}:
+    functions = [each for kind in classes for each in vars(kind).values() if callable(each)]
+    if not classes or not rest <= {"torch", "typing", "collections", "builtins"}:
         return ""
-    words, known = _names_and_values(functions)
-    values = [*vars(dataset).values(), *known]
+    words, constants = _names_and_values(functions)
+    values = [*vars(dataset).values(), *constants]
     if _MAY_DIFFER.search(" ".join(words)) or not _are_plain(values, depth=3):
         return ""
     return f"{type(dataset).__qualname__} {_checksum(repr((words, values)))}"
@@ -459,15 +459,15 @@ def _order_checksums(dataset: Any) -> str:
     lists = [dataset] if type(dataset) is list else []
     if type(dataset).__module__ == "__main__":
         lists = [each for each in vars(dataset).values() if type(each) is list]
-    same, own = [], []
-    for each in lists:
-        shown = _few(each)
+    same, special = [], []
+    for values in lists:
+        shown = _few(values)
         is_alike = len(set(map(type, shown))) == 1
-        if is_alike and 1 < len(each) <= MAX_ITEMS and _are_plain(shown, depth=2):
+        if is_alike and 1 < len(values) <= MAX_ITEMS and _are_plain(shown, depth=2):
             with suppress(TypeError):  # items without an order, such as None
-                same.append((len(each), min(each), max(each)))
-                own.append(shown)
-    return f"{_checksum(repr(same))} {_checksum(repr(own))}" if same else ""
+                same.append((len(values), min(values), max(values)))
+                special.append(shown)
+    return f"{_checksum(repr(same))} {_checksum(repr(special))}" if same else ""
 
 
 def _few(items: Sequence[Any]) -> Sequence[Any]:

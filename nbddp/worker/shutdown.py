@@ -45,8 +45,8 @@ def clear_exit_hooks() -> None:
     atexit._clear()
     atexit.register(logging.shutdown)
     finalize: Any = weakref.finalize
-    for each in list(finalize._registry):
-        each.atexit = False
+    for info in list(finalize._registry):
+        info.atexit = False
     finalize._registered_with_atexit = False  # the next finalizer registers itself
 
 

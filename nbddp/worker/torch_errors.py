@@ -61,6 +61,6 @@ def raising_file(error: BaseException) -> str:
 def is_backend_error(error: BaseException | None) -> bool:
     """Return whether an error, or one that caused it, was raised by Gloo or NCCL."""
     return any(
-        isinstance(each, dist.DistBackendError) or _WORDS.search(str(each)) is not None
-        for each in torch_errors(error)
+        isinstance(cause, dist.DistBackendError) or _WORDS.search(str(cause)) is not None
+        for cause in torch_errors(error)
     )

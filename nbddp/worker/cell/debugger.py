@@ -81,9 +81,9 @@ class RankPdb(Pdb):
         """Return the visible frames with their lines, and the index of the current frame."""
         stack, current = super().get_stack(frame, step)
         shown = [False]
-        for each, _ in stack:
-            is_below = shown[-1] and _library_of_frame(each) not in (*HIDDEN, "bdb", "pdb")
-            shown.append(is_below or self._is_user_frame(each))
+        for candidate, _ in stack:
+            is_below = shown[-1] and _library_of_frame(candidate) not in (*HIDDEN, "bdb", "pdb")
+            shown.append(is_below or self._is_user_frame(candidate))
         kept = [each for each, is_shown in zip(stack, shown[1:], strict=True) if is_shown]
         return (kept, max(0, sum(shown[: current + 2]) - 1)) if kept else (stack, current)
 

@@ -242,12 +242,12 @@ def format_traceback(
     formatted = traceback.TracebackException.from_exception(error, limit=0)
     pending: list[tuple[Any, Any]] = [(formatted, error)]
     while pending:
-        part, each = pending.pop()
-        frames = _format_frames(each.__traceback__, is_whole=is_whole, has_colors=has_colors)
+        part, cause = pending.pop()
+        frames = _format_frames(cause.__traceback__, is_whole=is_whole, has_colors=has_colors)
         part.stack = _Stack(frames)
         members = getattr(part, "exceptions", None)
-        inner = zip(members, each.exceptions, strict=True) if members else ()
-        pairs = [(part.__cause__, each.__cause__), (part.__context__, each.__context__), *inner]
+        inner = zip(members, cause.exceptions, strict=True) if members else ()
+        pairs = [(part.__cause__, cause.__cause__), (part.__context__, cause.__context__), *inner]
         pending += [pair for pair in pairs if pair[0] is not None]
     return _HIDDEN_TEXT.sub("", "".join(formatted.format())).rstrip("\n")
 
@@ -479,9 +479,9 @@ def _tensors(part: Part) -> Iterator[Named]:
         if value.is_leaf and value.grad is not None:
             yield f"{path}.grad", value.grad
     elif isinstance(value, nn.Module) and not isinstance(part.holder, nn.Module):
-        for name, each in (*value.named_parameters(), *value.named_buffers()):
-            yield from _tensors(Part(f"{path}.{name}", value, name, each))
+        for name, tensor in (*value.named_parameters(), *value.named_buffers()):
+            yield from _tensors(Part(f"{path}.{name}", value, name, tensor))
     elif isinstance(value, torch.optim.Optimizer):
         for number, state in enumerate(value.state.values()):
-            for key, each in state.items():
-                yield from _tensors(Part(f"{path}.state[{number}][{key!r}]", state, key, each))
+            for key, item in state.items():
+                yield from _tensors(Part(f"{path}.state[{number}][{key!r}]", state, key, item))

@@ -50,7 +50,7 @@ def may_request_input(source: str, namespace: Mapping[str, Any]) -> bool:
             seen.add(id(value))
             may_name = type(value) is CodeType and {*value.co_names} & (_BUILTINS | _ATTRIBUTES)
             if may_name and any(
-                _requests_input(each, user_names) for each in dis.get_instructions(value)
+                _requests_input(op, user_names) for op in dis.get_instructions(value)
             ):
                 return True
             with suppress(Exception):  # a class or proxy of the user may raise anything

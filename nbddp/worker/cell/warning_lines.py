@@ -23,7 +23,7 @@ def remove_filters_of_tools() -> None:
     """
     filters: Any = warnings.filters
     filters[:] = [
-        each for each in filters if each[2].__module__.partition(".")[0] not in ("IPython", "sympy")
+        f for f in filters if f[2].__module__.partition(".")[0] not in ("IPython", "sympy")
     ]
 
 
@@ -67,8 +67,8 @@ def name_users_lines(is_cell_file: Callable[[str], bool]) -> None:
 def _nbddp_frame_of(warning: warnings.WarningMessage) -> FrameType | None:
     """Return the frame of nbddp that a warning names, or None if it names another file."""
     line = warning.filename, warning.lineno
-    own = filter(_is_of_nbddp, frames_from(sys._getframe(2)))
-    return next((each for each in own if (each.f_code.co_filename, each.f_lineno) == line), None)
+    ours = filter(_is_of_nbddp, frames_from(sys._getframe(2)))
+    return next((each for each in ours if (each.f_code.co_filename, each.f_lineno) == line), None)
 
 
 def _is_of_nbddp(frame: FrameType) -> bool:

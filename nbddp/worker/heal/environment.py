@@ -61,14 +61,14 @@ def _apply_accelerate_state(captured: dict[str, Any]) -> None:
     """Restore Accelerate's state. Without it the next object sees this process as the only one."""
     if not captured:
         return
-    own: dict[str, Any] = {
+    of_rank: dict[str, Any] = {
         "process_index": int(os.environ["RANK"]),
         "local_process_index": int(os.environ["LOCAL_RANK"]),
     }
     if captured["device"].type == "cuda":
-        own["device"] = torch.device("cuda", torch.cuda.current_device())
+        of_rank["device"] = torch.device("cuda", torch.cuda.current_device())
     state: Any = importlib.import_module("accelerate.state")
-    state.PartialState._shared_state.update(captured | own)
+    state.PartialState._shared_state.update(captured | of_rank)
 
 
 def _torch_settings() -> list[Pair]:

@@ -145,11 +145,11 @@ def _generator_facts(generator: torch.Generator, _: int) -> Facts:
 
 
 def _state_facts(state: Mapping[str, Any]) -> Facts:
-    for each in state.values():
-        if type(each) is dict:
-            yield from _state_facts(each)
+    for part in state.values():
+        if type(part) is dict:
+            yield from _state_facts(part)
         else:
-            yield zlib.crc32(each.tobytes()) if type(each) is np.ndarray else each
+            yield zlib.crc32(part.tobytes()) if type(part) is np.ndarray else part
 
 
 _FACTS: dict[type | str, Callable[[Any, int], Facts]] = {

@@ -184,8 +184,8 @@ class HealHandler:
         ranks.
         """
         is_new = dist.get_rank() in command.replacements
-        mine = None if is_new else find_rank_attributes(self._namespace, self._preset_names)
-        gathered = [each for each in gather_objects(mine) if each is not None]
+        attributes = None if is_new else find_rank_attributes(self._namespace, self._preset_names)
+        gathered = [each for each in gather_objects(attributes) if each is not None]
         if is_new:
             self._report["taken"] = self._shell.reported_values.restore(
                 command.own_values, self._preset_names
@@ -290,10 +290,10 @@ def _find_sharded(namespace: dict[str, Any], bound: BoundObjects) -> tuple[Objec
     """Return the sharded models and optimizers, and the kind of one that cannot be restored."""
     spread = spread_objects(namespace, bound)
     models = [each for each in spread.values() if isinstance(each, nn.Module)]
-    known = {id(part) for model in models for part in model.modules()} | {*map(id, spread.values())}
+    ids = {id(part) for model in models for part in model.modules()} | {*map(id, spread.values())}
     lost = [type(each).__name__ for each in bound.optimizers if is_sharded(each)]
-    lost += ["FSDP" for each in sharded_modules() if id(each) not in known]
-    lost += ["pipeline" for each in spread_optimizers(bound) if id(each) not in known]
+    lost += ["FSDP" for each in sharded_modules() if id(each) not in ids]
+    lost += ["pipeline" for each in spread_optimizers(bound) if id(each) not in ids]
     return spread, next(iter(lost), "")
 
 

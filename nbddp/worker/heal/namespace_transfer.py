@@ -285,10 +285,10 @@ def pickle_namespace(
 
 def _describe_missing(name: str, whole: Any, missing: Sequence[tuple[Any, str]]) -> dict[str, str]:
     """Return the parts of an object that could not be pickled, with the reasons."""
-    known = paths_of([part for part, _ in missing], {name: whole})
+    paths = paths_of([part for part, _ in missing], {name: whole})
     descriptions: dict[str, str] = {}
     for number, (part, reason) in enumerate(missing, start=1):
-        what = known.get(id(part), f"{_type_with_article(part)} in {name}")
+        what = paths.get(id(part), f"{_type_with_article(part)} in {name}")
         descriptions[f"{what} ({number})" if what in descriptions else what] = reason
     return descriptions
 
@@ -469,10 +469,10 @@ def _shared_dict(obj: Any) -> str:
 
     All objects of such a class share their attributes.
     """
-    own = getattr(obj, "__dict__", None)
-    if type(own) is not dict or isinstance(obj, type):
+    attributes = getattr(obj, "__dict__", None)
+    if type(attributes) is not dict or isinstance(obj, type):
         return ""
-    return next((name for name, value in vars(type(obj)).items() if value is own), "")
+    return next((name for name, value in vars(type(obj)).items() if value is attributes), "")
 
 
 def _make_sharing(kind: Any, shared: str) -> Any:
@@ -485,9 +485,9 @@ def _make_sharing(kind: Any, shared: str) -> Any:
 def _optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
     """Return what torch pickles, the hooks and all other attributes, as a wrapped optimizer."""
     dropped = {each for each in vars(Optimizer([torch.zeros(1)], {})) if "hooks" not in each}
-    own = {key: value for key, value in vars(optimizer).items() if key not in dropped}
-    own.pop("step", None)  # a schedule has wrapped it, in this process
-    return own | optimizer.__getstate__()
+    attributes = {key: value for key, value in vars(optimizer).items() if key not in dropped}
+    attributes.pop("step", None)  # a schedule has wrapped it, in this process
+    return attributes | optimizer.__getstate__()
 
 
 def _make_unbound(

@@ -42,20 +42,20 @@ def set_rank_attributes(
     """Set these attributes and items to this rank's number. Return the paths that changed."""
     attributes = [each for each in _attributes(namespace, preset) if each.path in paths]
     changed = [each for each in attributes if not _has_own_number(each)]
-    for each in changed:
-        held = each.holder if isinstance(each.holder, dict) else vars(each.holder)
-        held[each.key] = _number(each.key)  # works even if the class forbids setting attributes
+    for attr in changed:
+        held = attr.holder if isinstance(attr.holder, dict) else vars(attr.holder)
+        held[attr.key] = _number(attr.key)  # works even if the class forbids setting attributes
     return [each.path for each in changed]
 
 
 def set_sampler_ranks(donor: int) -> int:
     """Give samplers with the donor's share this rank's share. Return how many there were."""
     data = sys.modules["torch.utils.data"]
-    mine, size = dist.get_rank(), dist.get_world_size()
+    own_rank, size = dist.get_rank(), dist.get_world_size()
     samplers = instances([data.DistributedSampler])
     wrong = [each for each in samplers if (each.rank, each.num_replicas) == (donor, size)]
-    for each in wrong:
-        each.rank = mine
+    for sampler in wrong:
+        sampler.rank = own_rank
     return len(wrong)
 
 

@@ -90,40 +90,42 @@ class ReportedValues:
         report: JsonDict = {"new": new, "gone": gone} if new or gone else {}
         return report | ({"late": late} if late else {})
 
-    def restore(self, own: Mapping[str, Sequence[str]], preset: Collection[str]) -> list[str]:
+    def restore(self, values: Mapping[str, Sequence[str]], preset: Collection[str]) -> list[str]:
         """Restore this rank's own values. Return the paths of the changed values.
 
         Args:
-            own: by path, the text of the donor's value and the text of this rank's own value.
+            values: by path, the text of the donor's value and the text of this rank's own value.
             preset: variables that each rank sets itself; they are restored even if their value
                 is not the donor's.
         """
-        remaining = {path: texts for path, texts in own.items() if not is_fingerprint(texts[1])}
+        remaining = {path: texts for path, texts in values.items() if not is_fingerprint(texts[1])}
         restored: list[str] = []
         written: dict[int, str] = {}
         for path, container, key, text in [*_Search(self._namespace, {}, cpu_seconds=1.0).values()]:
-            expected, mine = remaining.pop(path, (text, text))
+            expected, own_text = remaining.pop(path, (text, text))
             is_expected = text == expected or path in preset
-            if text != mine and is_expected and _write(container, key, mine, written):
+            if text != own_text and is_expected and _write(container, key, own_text, written):
                 restored.append(path)
-        for path, (_, mine) in remaining.items():
+        for path, (_, own_text) in remaining.items():
             is_missing = path.isidentifier() and path not in self._namespace
-            if is_missing and _write(self._namespace, path, mine, written):
+            if is_missing and _write(self._namespace, path, own_text, written):
                 restored.append(path)
         return restored
 
-    def differing(self, own: Mapping[str, Sequence[str]]) -> list[str]:
+    def differing(self, values: Mapping[str, Sequence[str]]) -> list[str]:
         """Return the paths of the values that still differ from this rank's own ones.
 
         Args:
-            own: as for :meth:`restore`.
+            values: as for :meth:`restore`.
         """
         search = _Search(self._namespace, {}, cpu_seconds=1.0)
         now = {path: text for path, _, _, text in search.values()}
         differing = [
-            path for path, (theirs, mine) in own.items() if theirs and now.get(path) != mine
+            path
+            for path, (theirs, own_text) in values.items()
+            if theirs and now.get(path) != own_text
         ]
-        lost = [path for path in own if path.isidentifier() and path not in self._namespace]
+        lost = [path for path in values if path.isidentifier() and path not in self._namespace]
         return [path for path in differing if path in now] + lost
 
 
@@ -170,9 +172,9 @@ class _Search:
             if type(key) is not str or (form and key in _MODULE_ATTRIBUTES):
                 continue
             path = form.format(key) if form else key
-            known = self._memo.get(path)
-            if known is not None and known[0] is value and _has_items(value, known[1]):
-                text = known[2]
+            memo = self._memo.get(path)
+            if memo is not None and memo[0] is value and _has_items(value, memo[1]):
+                text = memo[2]
             else:
                 try:
                     text = self._new_text(form, path, value)

@@ -67,7 +67,7 @@ class Copy:
         """Return whether the copy has the state of exactly these objects."""
         living = {path: reference() for path, reference in self.objects.items()}
         return living.keys() == objects.keys() and all(
-            living[path] is each for path, each in objects.items()
+            living[path] is obj for path, obj in objects.items()
         )
 
 
@@ -141,11 +141,11 @@ class ShardCopies:
         if optimizers[:1] != [obj]:  # another optimizer decides when
             return
         self._announce(objects)
-        own: Packed = []
+        packed: Packed = []
         if not self._busy.locked():
-            own.append(pack(objects | companions(self._namespace)))
+            packed.append(pack(objects | companions(self._namespace)))
         copy = Copy.empty(step, objects)
-        copy.own = own
+        copy.own = packed
         self._pending = obj, copy, objects
 
     def _end_copy(self, obj: Optimizer) -> None:
@@ -203,7 +203,7 @@ class ShardCopies:
         Raises:
             RequestError: there is no such step.
         """
-        mine, is_new = self._rank, self._rank in new_ranks
+        own_rank, is_new = self._rank, self._rank in new_ranks
         first = next(each for each in objects.values() if isinstance(each, Optimizer))
         copies = {each.step: each for each in self._copies if each.has(objects)}
         gathered = gather_objects([[*copies], self._made.get(first, 0)])
@@ -217,12 +217,12 @@ class ShardCopies:
                 "checkpoint"
             )
         copy = copies.get(step) or Copy.empty(step, objects)
-        before, after = (mine - 1) % self._world_size, (mine + 1) % self._world_size
+        before, after = (own_rank - 1) % self._world_size, (own_rank + 1) % self._world_size
         # a new rank gets its own state from the next rank, and the state that it must hold
         sent = {before: copy.held} if before in new_ranks else {}
-        copy.own = send_and_receive(sent, after if is_new else mine, wait) or copy.own
+        copy.own = send_and_receive(sent, after if is_new else own_rank, wait) or copy.own
         sent = {after: copy.own} if after in new_ranks else {}
-        copy.held = send_and_receive(sent, before if is_new else mine, wait) or copy.held
+        copy.held = send_and_receive(sent, before if is_new else own_rank, wait) or copy.held
         late = late_companions(objects, self._namespace, self._bound_objects)
         for packed in copy.own:
             unpack(objects | companions(self._namespace) | late, packed)
@@ -282,14 +282,14 @@ def _wait_for_all(store: dist.Store, what: str, world_size: int) -> None:
     store.wait([f"all {what}"], TIMEOUT)
 
 
-def _pass_on(own: Packed, group: Any, rank: int, world_size: int) -> Packed:
+def _pass_on(packed: Packed, group: Any, rank: int, world_size: int) -> Packed:
     """Send packed states to the next rank, and return those of the rank before."""
     after, before = (rank + 1) % world_size, (rank - 1) % world_size
-    sizes = torch.tensor([each.numel() for each in own])
+    sizes = torch.tensor([each.numel() for each in packed])
     held_sizes = torch.empty_like(sizes)
     _transfer(group, [sizes], [held_sizes], after, before)
     held = [torch.empty(int(size), dtype=torch.uint8) for size in held_sizes]
-    _transfer(group, own, held, after, before)
+    _transfer(group, packed, held, after, before)
     return held
 
 

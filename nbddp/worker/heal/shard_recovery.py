@@ -53,8 +53,8 @@ def choose_sources(
     for made in sorted(whole.values(), key=lambda each: -sum(each.values())):
         holders = [rank for rank, counts in whole.items() if counts == made]
         sources = [
-            next((each for each in [rank, *holders] if each in holders and parts[each] == own), -1)
-            for rank, own in enumerate(parts)
+            next((each for each in [rank, *holders] if each in holders and parts[each] == p), -1)
+            for rank, p in enumerate(parts)
         ]
         if -1 not in sources:
             return sources
@@ -81,11 +81,11 @@ def copy_from_replicas(
     sources = choose_sources(parts, steps, new_ranks)
     if not sources:
         return False
-    mine = dist.get_rank()
-    targets = [rank for rank, source in enumerate(sources) if source == mine != rank]
+    own_rank = dist.get_rank()
+    targets = [rank for rank, source in enumerate(sources) if source == own_rank != rank]
     packed = [pack(objects)] if targets else []
-    for each in send_and_receive(dict.fromkeys(targets, packed), sources[mine], wait):
-        unpack(objects, each)
+    for part in send_and_receive(dict.fromkeys(targets, packed), sources[own_rank], wait):
+        unpack(objects, part)
     return True
 
 
@@ -112,6 +112,6 @@ def _receive(
     sizes: Sequence[int], dtype: torch.dtype, source: int, wait: Callable[[Any], None]
 ) -> Packed:
     received = [torch.empty(size, dtype=dtype) for size in sizes]
-    for each in received:
-        wait(dist.irecv(each, source))
+    for tensor in received:
+        wait(dist.irecv(tensor, source))
     return received

@@ -50,8 +50,8 @@ def dtensors_in(objects: Objects) -> Iterator[Any]:
 def parts_of(objects: Objects, rank: int) -> Parts:
     """Return which part of each sharded tensor a rank has; ranks with equal parts are replicas."""
     parts: Parts = []
-    for each in dtensors_in(objects):
-        placed = zip(_coordinate(each.device_mesh, rank), each.placements, strict=False)
+    for tensor in dtensors_in(objects):
+        placed = zip(_coordinate(tensor.device_mesh, rank), tensor.placements, strict=False)
         parts.append([at for at, placement in placed if not placement.is_replicate()])
     return parts
 
@@ -153,5 +153,5 @@ def _tensors_in(value: Any) -> Iterator[Any]:
     if isinstance(value, torch.Tensor):
         yield value
     elif type(value) in (dict, list, tuple):
-        for each in value.values() if type(value) is dict else value:
-            yield from _tensors_in(each)
+        for part in value.values() if type(value) is dict else value:
+            yield from _tensors_in(part)

@@ -79,9 +79,9 @@ class BoundObjects:
         """Add objects that were unpickled without their ``__init__`` or ``__setstate__``."""
         found = instances([kind for kind, _ in self._kinds])
         for kind, weak_list in self._kinds:
-            for each in found:
-                if issubclass(type(each), kind):
-                    weak_list.add(each)
+            for obj in found:
+                if issubclass(type(obj), kind):
+                    weak_list.add(obj)
 
 
 def _wraps(optimizer: Optimizer) -> bool:
@@ -104,10 +104,10 @@ def instances(kinds: Iterable[type]) -> list[Any]:
         return []
     for kind in classes:  # the list grows during the loop
         classes += type.__subclasses__(kind)
-    known = {id(kind) for kind in classes}
+    class_ids = {id(kind) for kind in classes}
     # every object refers to its type; a loop in Python is far slower
     referrers = gc.get_referrers(*classes)
-    return [each for each in referrers if id(type(each)) in known]
+    return [each for each in referrers if id(type(each)) in class_ids]
 
 
 def training_loaders() -> list[Any]:

@@ -200,12 +200,12 @@ def _borrowed(fd: int) -> Iterator[socket.socket]:
     An interrupt may strike here too, and the socket that it leaves behind closes its descriptor.
     The owner's stays open.
     """
-    own = _duplicate(fd)
-    connection = socket.socket(fileno=fd if own is None else own)
+    duplicate = _duplicate(fd)
+    connection = socket.socket(fileno=fd if duplicate is None else duplicate)
     try:
         yield connection
     finally:
-        if own is None:
+        if duplicate is None:
             connection.detach()
         else:
             connection.close()

@@ -68,9 +68,9 @@ class GlooUnblocker:
                 for number in self._pairs.get(address, range(world_size)):
                     with (
                         suppress(OSError),
-                        socket.create_connection(address[:2], CONNECT_TIMEOUT) as own,
+                        socket.create_connection(address[:2], CONNECT_TIMEOUT) as client,
                     ):
-                        own.sendall(struct.pack("@n", number))  # a ssize_t of this machine
+                        client.sendall(struct.pack("@n", number))  # a ssize_t of this machine
 
 
 # ---- groups that end
@@ -128,9 +128,9 @@ class GroupReleaser:
         in_use = [each.__dict__.get("process_group") for each in self._models]
         living = dist.distributed_c10d._world.pg_map
         self._groups = [
-            each
-            for each in self._groups
-            if each in living or each in in_use or not _has_connected(each)
+            group
+            for group in self._groups
+            if group in living or group in in_use or not _has_connected(group)
         ]
 
     def begin_cell(self) -> None:

@@ -69,8 +69,8 @@ def _abort_waits(library: ctypes.CDLL) -> int:
         lost = [each for each in found if _begins_with(memory, each, table)]
     finally:
         os.close(memory)
-    for each in lost:
-        abort(each)
+    for work in lost:
+        abort(work)
     return len(lost)
 
 

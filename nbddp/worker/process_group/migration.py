@@ -102,25 +102,25 @@ class Migration:
             Lines about objects that differed between the ranks, or were not moved. They are the
             same on every rank.
         """
-        mine = self._find()
-        has_any = bool(any(mine.values()) or self._not_moved)
-        signatures = {kind: [*map(signature, objects)] for kind, objects in mine.items()}
-        own = {"tries": may_migrate, "has any": has_any, "signatures": signatures}
-        gathered = self._gather(own)
+        found = self._find()
+        has_any = bool(any(found.values()) or self._not_moved)
+        signatures = {kind: [*map(signature, objects)] for kind, objects in found.items()}
+        report = {"tries": may_migrate, "has any": has_any, "signatures": signatures}
+        gathered = self._gather(report)
         if not any(each["has any"] for each in gathered):
             return []
         others, self._not_moved = self._not_moved, []
         if all(each["tries"] for each in gathered):
             # keep the objects that all ranks have, in the order of rank 0
-            for kind, objects in mine.items():
+            for kind, objects in found.items():
                 of_kind = [each["signatures"][kind] for each in gathered]
                 chosen = match_across_ranks(of_kind, dist.get_rank(self._group))
                 unmatched = [each for at, each in enumerate(objects) if at not in chosen]
                 self._not_moved += [(each, *_RANKS_DIFFER) for each in unmatched]
-                mine[kind] = [objects[index] for index in chosen]
-            self._move(mine)
+                found[kind] = [objects[index] for index in chosen]
+            self._move(found)
         else:
-            self._not_moved += [(each, "it failed before", _MAKE_AGAIN) for each in mine["models"]]
+            self._not_moved += [(each, "it failed before", _MAKE_AGAIN) for each in found["models"]]
         self._not_moved += others
         return self._report()
 
@@ -135,16 +135,16 @@ class Migration:
         An object that no name refers to may be garbage, which other ranks have freed already. Then
         run the garbage collector first: 0.07 s in a rank that has imported what DDP needs.
         """
-        mine = self._list_objects()
-        known = [each for objects in mine.values() for each in objects]
-        known += [each for each, *_ in self._not_moved]
-        if len(paths_of(known, self._namespace)) < len({*map(id, known)}):
-            del known
-            mine.clear()
+        listed = self._list_objects()
+        all_objects = [each for objects in listed.values() for each in objects]
+        all_objects += [each for each, *_ in self._not_moved]
+        if len(paths_of(all_objects, self._namespace)) < len({*map(id, all_objects)}):
+            del all_objects
+            listed.clear()
             self._not_moved.clear()
             gc.collect()
-            mine = self._list_objects()
-        return mine
+            listed = self._list_objects()
+        return listed
 
     def _list_objects(self) -> Objects:
         models = [each for each in self._bound_objects.models if self._is_movable(each)]
@@ -208,39 +208,39 @@ class Migration:
 
     # ---- moving objects
 
-    def _move(self, mine: Objects) -> None:
-        tried = [_attempt(_bind, model) for model in mine["models"]]
-        models = self._without_failures(mine["models"], [reason for _, reason in tried])
-        for optimizer in mine["sharded"]:  # each rank keeps its own shard of the state
+    def _move(self, objects: Objects) -> None:
+        tried = [_attempt(_bind, model) for model in objects["models"]]
+        models = self._without_failures(objects["models"], [reason for _, reason in tried])
+        for optimizer in objects["sharded"]:  # each rank keeps its own shard of the state
             optimizer.process_group = self._group
         trained = self._optimizers_of(models)
         for accumulation in accumulations(trained):
             accumulation._drop_accumulation()
-        for scaler in mine["scalers"]:  # it may have stopped between unscale_() and update()
+        for scaler in objects["scalers"]:  # it may have stopped between unscale_() and update()
             scaler._per_optimizer_states.clear()
-        owners = {*map(id, [*trained, *mine["sharded"]])}
-        owned = [each for each in mine["optimizers"] if id(each) in owners]
-        owned += [each for each in mine["schedules"] if id(each.optimizer) in owners]
+        owners = {*map(id, [*trained, *objects["sharded"]])}
+        owned = [each for each in objects["optimizers"] if id(each) in owners]
+        owned += [each for each in objects["schedules"] if id(each.optimizer) in owners]
         # with a state that was loaded, the next loop over a loader continues in the same epoch
         tried = [
-            _attempt(lambda obj: obj.load_state_dict(obj.state_dict()), each)
-            for each in mine["loaders"]
+            _attempt(lambda obj: obj.load_state_dict(obj.state_dict()), loader)
+            for loader in objects["loaders"]
         ]
-        loaders = self._without_failures(mine["loaders"], [reason for _, reason in tried])
-        self._make_equal([*models, *owned, *mine["scalers"], *loaders])
+        loaders = self._without_failures(objects["loaders"], [reason for _, reason in tried])
+        self._make_equal([*models, *owned, *objects["scalers"], *loaders])
 
     def _make_equal(self, objects: list[Any]) -> None:
         """Copy the models and states that differ between the ranks from one rank to the others."""
-        own = [_attempt(object_state.fingerprint, each)[0] for each in objects]
-        gathered = self._gather([own, self._is_inside_step])
+        fingerprints = [_attempt(object_state.fingerprint, each)[0] for each in objects]
+        gathered = self._gather([fingerprints, self._is_inside_step])
         prints = [numbers for numbers, _ in gathered]
         if not self._is_heal:
             texts = [json.dumps(each) for each in prints]
             self._source = choose_source(texts, [is_inside for _, is_inside in gathered])
         self._is_inside_step = gathered[self._source][1]
         differing = [
-            each
-            for each, of_ranks in zip(objects, zip(*prints, strict=True), strict=True)
+            obj
+            for obj, of_ranks in zip(objects, zip(*prints, strict=True), strict=True)
             if any(of_rank != of_ranks[0] for of_rank in of_ranks)
         ]
         if differing:
@@ -249,9 +249,9 @@ class Migration:
     def _copy_states(self, differing: list[Any]) -> None:
         models = [each for each in differing if isinstance(each, DistributedDataParallel)]
         objects = differing[len(models) :]
-        mine = [_attempt(object_state.describe_state, each) for each in objects]
+        described = [_attempt(object_state.describe_state, each) for each in objects]
         is_source = dist.get_rank(self._group) == self._source
-        gathered = self._gather(mine if is_source else [])[self._source]
+        gathered = self._gather(described if is_source else [])[self._source]
         make = object_state.state_from_description
         tried = [
             (None, reason) if reason else _attempt(make, obj, text, communication_device())
@@ -270,27 +270,25 @@ class Migration:
             else:
                 self._moved.append(obj)
 
-    def _without_failures(self, mine: list[Any], failures: list[str]) -> list[Any]:
+    def _without_failures(self, objects: list[Any], failures: list[str]) -> list[Any]:
         """Return the objects without a failure on any rank, and record the others as not moved."""
         all_ranks = self._gather(failures)
         succeeded = []
-        for index, each in enumerate(mine):
+        for index, obj in enumerate(objects):
             reasons = [failures[index] for failures in all_ranks if failures[index]]
             if reasons:
-                self._not_moved.append((each, reasons[0], _MAKE_AGAIN))
+                self._not_moved.append((obj, reasons[0], _MAKE_AGAIN))
             else:
-                succeeded.append(each)
+                succeeded.append(obj)
         return succeeded
 
     # ---- the report
 
     def _report(self) -> list[str]:
         names = paths_of([*self._moved, *(each for each, *_ in self._not_moved)], self._namespace)
-        left = [
-            each for each in self._not_moved if id(each[0]) in names or each[1:] != _RANKS_DIFFER
-        ]
-        own = [f"{_name(each, names)}: {reason}; {remedy}" for each, reason, remedy in left]
-        all_ranks = self._gather(own)
+        shown = [x for x in self._not_moved if id(x[0]) in names or x[1:] != _RANKS_DIFFER]
+        texts = [f"{_name(each, names)}: {reason}; {remedy}" for each, reason, remedy in shown]
+        all_ranks = self._gather(texts)
         lines = []
         if self._moved:
             moved = ", ".join(dict.fromkeys(_name(each, names) for each in self._moved))
@@ -399,9 +397,9 @@ def renew_torch(namespace: Mapping[str, Any]) -> None:
     """
     functional = sys.modules.get("torch.distributed.nn.functional")
     values = [] if functional is None else [*vars(functional).values()]
-    for each in [*values, *namespace.values()]:
-        if type(each) is FunctionType and each.__defaults__:
-            each.__defaults__ = tuple(map(_newest_default_group, each.__defaults__))
+    for value in [*values, *namespace.values()]:
+        if type(value) is FunctionType and value.__defaults__:
+            value.__defaults__ = tuple(map(_newest_default_group, value.__defaults__))
     if "torch.distributed.tensor" in sys.modules:
         with torch.enable_grad():
             device = "cuda" if torch.cuda.is_initialized() else "cpu"

@@ -49,11 +49,11 @@ def gather_objects(value: Any, group: Any = None) -> list[Any]:
 
 def _all_gather_bytes(data: bytes, sizes: Sequence[int], group: Any) -> list[bytes]:
     """Return the first ``sizes[rank]`` bytes of each rank's data, on every rank."""
-    mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(communication_device())
-    parts = [torch.empty_like(mine) for _ in sizes] if dist.get_rank(group) == 0 else None
-    dist.gather(mine, parts, group=group, group_dst=0)
+    sent = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(communication_device())
+    parts = [torch.empty_like(sent) for _ in sizes] if dist.get_rank(group) == 0 else None
+    dist.gather(sent, parts, group=group, group_dst=0)
     if parts is None:
-        gathered = torch.empty(sum(sizes), dtype=torch.uint8, device=mine.device)
+        gathered = torch.empty(sum(sizes), dtype=torch.uint8, device=sent.device)
     else:
         gathered = torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
     dist.broadcast(gathered, group=group, group_src=0)

@@ -114,20 +114,20 @@ def state_from_description(obj: Any, description: str, device: torch.device) -> 
     return _value_from_description(json.loads(description), state_of(obj), device)
 
 
-def _value_from_description(description: list[Any], own: Any, device: torch.device) -> Any:
-    if describe(own) == description:
-        return own
+def _value_from_description(description: list[Any], target: Any, device: torch.device) -> Any:
+    if describe(target) == description:
+        return target
     match description:
         case ["plain", value]:
             return value
         case ["dict", items]:
-            held = own if type(own) is dict else {}
+            held = target if type(target) is dict else {}
             return {
-                key: _value_from_description(each, held.get(key), device) for key, each in items
+                key: _value_from_description(part, held.get(key), device) for key, part in items
             }
         case ["list" | "tuple" as kind, items]:
-            own = own if type(own) in (list, tuple) else ()
-            pairs = zip_longest(items, own[: len(items)])
+            target = target if type(target) in (list, tuple) else ()
+            pairs = zip_longest(items, target[: len(items)])
             made = [_value_from_description(each, mine, device) for each, mine in pairs]
             return tuple(made) if kind == "tuple" else made
         case ["tensor", dtype, sizes, is_on_cpu]:
@@ -142,5 +142,5 @@ def tensors_in(state: Any) -> Iterator[torch.Tensor]:
     if _is_sendable(state):
         yield state
     elif type(state) in (dict, list, tuple):
-        for each in state.values() if type(state) is dict else state:
-            yield from tensors_in(each)
+        for part in state.values() if type(state) is dict else state:
+            yield from tensors_in(part)

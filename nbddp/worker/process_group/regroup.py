@@ -129,17 +129,17 @@ class Regrouper:
         spread = [*map(id, unfinished_steps.spread_optimizers(objects))]
         of_ddp = {id(each) for model in objects.models for each in model.parameters()}
         optimizers = [
-            each
-            for each in objects.optimizers
-            if id(each) in spread or of_ddp.isdisjoint(map(id, parameters_of(each)))
+            optimizer
+            for optimizer in objects.optimizers
+            if id(optimizer) in spread or of_ddp.isdisjoint(map(id, parameters_of(optimizer)))
         ]
         names = paths_of(optimizers, self._namespace)
         return {
-            names.get(id(each), with_article(type(each).__name__)): [
-                *counts.of(each),
-                id(each) in spread,
+            names.get(id(optimizer), with_article(type(optimizer).__name__)): [
+                *counts.of(optimizer),
+                id(optimizer) in spread,
             ]
-            for each in optimizers
+            for optimizer in optimizers
         }
 
     def _migrate(self, migrations: Sequence[Migration], subgroups: Subgroups | None) -> None:

@@ -100,9 +100,9 @@ class Rendezvous:
 
         They use nbddp's address, or each rank asks for its own position at a local address.
         """
-        mine = self._topology
-        is_shown = (address, port) == (mine.master_addr, mine.master_port)
-        is_own_rank = (rank, size) == (mine.rank, mine.world_size)
+        topology = self._topology
+        is_shown = (address, port) == (topology.master_addr, topology.master_port)
+        is_own_rank = (rank, size) == (topology.rank, topology.world_size)
         here = ("localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname())
         return self._are_all_here(size) and (is_shown or (is_own_rank and address in here))
 

@@ -109,17 +109,17 @@ class GroupReviver:
         groups = {name: pg for pg, name in list(world.pg_names.items()) if pg != world.default_pg}
         facts = {name: self._facts(group) for name, group in groups.items()}
         gathered = gather_objects([facts, report])
-        known = {name: fact for facts, _ in reversed(gathered) for name, fact in facts.items()}
+        merged = {name: fact for facts, _ in reversed(gathered) for name, fact in facts.items()}
         subgroups = Subgroups(
-            has_objects_anywhere=any(has for *_, has in known.values()),
+            has_objects_anywhere=any(has for *_, has in merged.values()),
             reports=[report for _, report in gathered],
-            ranks={name: (ranks, text) for name, (ranks, text, *_) in known.items()},
+            ranks={name: (ranks, text) for name, (ranks, text, *_) in merged.items()},
         )
-        mine = dist.get_rank()
-        names = sorted(name for name in known if name in groups or mine in known[name][0])
-        with self._forming(sum(len(known[name][0]) for name in names)):
+        own_rank = dist.get_rank()
+        names = sorted(name for name in merged if name in groups or own_rank in merged[name][0])
+        with self._forming(sum(len(merged[name][0]) for name in names)):
             for name in names:
-                ranks, text, seconds, _ = facts.get(name) or known[name]
+                ranks, text, seconds, _ = facts.get(name) or merged[name]
                 members = [gathered[rank][0].get(name) for rank in ranks if rank not in new_ranks]
                 is_whole = bool(members) and all(each and each[0] == ranks for each in members)
                 group = groups.get(name)
@@ -127,7 +127,7 @@ class GroupReviver:
                     world.pg_group_ranks.setdefault(group, {})
                     dist.destroy_process_group(group)
                     subgroups.dropped.append(group)
-                if not is_whole or (group is None and mine not in new_ranks):
+                if not is_whole or (group is None and own_rank not in new_ranks):
                     continue
                 group_timeout = max(timeout, timedelta(seconds=seconds))
                 if group is None:

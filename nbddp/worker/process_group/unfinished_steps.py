@@ -115,11 +115,11 @@ def spread_optimizers(bound_objects: BoundObjects) -> list[Optimizer]:
     """
     of_stages = {id(each) for stage in _stages() for each in stage.submod.parameters()}
     return [
-        each
-        for each in bound_objects.optimizers
-        if is_sharded(each)
-        or has_dtensors(each)
-        or any(id(each) in of_stages for group in each.param_groups for each in group["params"])
+        opt
+        for opt in bound_objects.optimizers
+        if is_sharded(opt)
+        or has_dtensors(opt)
+        or any(id(each) in of_stages for group in opt.param_groups for each in group["params"])
     ]
 
 
@@ -143,8 +143,8 @@ def reset(bound_objects: BoundObjects) -> list[tuple[Any, str]]:
     for schedule in _pipeline_objects("schedules", "_PipelineSchedule"):
         schedule._internal_losses.clear()
     optimizers = spread_optimizers(bound_objects)
-    for each in optimizers:
-        each.zero_grad(set_to_none=True)
+    for opt in optimizers:
+        opt.zero_grad(set_to_none=True)
     for accumulation in accumulations(optimizers):
         accumulation._drop_accumulation()
     for scaler in bound_objects.scalers if optimizers else ():
@@ -179,7 +179,7 @@ def _reset_fsdp() -> str:
         for state in states:
             _OF_STATE(state)
             for parameter in [
-                each for group in fsdp_groups_of(state) for each in _OF_GROUP(group)[2]
+                part for group in fsdp_groups_of(state) for part in _OF_GROUP(group)[2]
             ]:
                 _OF_PARAMETER(parameter)
     except AttributeError as error:
@@ -199,8 +199,8 @@ def _reset_state(state: Any) -> None:
     idle = type(state._training_state).IDLE
     state._training_state = idle
     state._state_ctx.post_backward_final_callback_queued = False
-    for each in (state, state._state_ctx, state._comm_ctx):
-        _forget_results(each)
+    for holder in (state, state._state_ctx, state._comm_ctx):
+        _forget_results(holder)
     for group in fsdp_groups_of(state):
         _forget_results(group)
         group._training_state = idle

@@ -124,8 +124,8 @@ class ArrivalRecorder:
         if of_cell:
             self._lost += self._count_lost(of_cell, new, before)
             self.has_collectives = True
-            for each in of_cell:
-                self._add(each)
+            for collective in of_cell:
+                self._add(collective)
         self._add_gpu_times(entries)
 
     def _count_lost(

@@ -159,12 +159,12 @@ def imported_module(frame: FrameType, is_cell_file: Callable[[str], bool]) -> st
 
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield frames, innermost first, including those of the main task of an event loop."""
-    for each in frames_from(frame):
-        is_loop = each.f_code.co_name == "run_until_complete"
-        task = _without_collection(_locals_of, each).get("future") if is_loop else None
+    for inner_frame in frames_from(frame):
+        is_loop = inner_frame.f_code.co_name == "run_until_complete"
+        task = _without_collection(_locals_of, inner_frame).get("future") if is_loop else None
         if isinstance(task, asyncio.Task):
             yield from reversed(list(_task_frames(task)))
-        yield each
+        yield inner_frame
 
 
 def _task_frames(task: asyncio.Task[Any]) -> Iterator[FrameType]:
@@ -260,10 +260,10 @@ def mark_event_wait(frame: FrameType) -> object:
     """
     call: FrameType | None = None
     inner: FrameType | None = None
-    for each in frames_from(frame):
-        if not _EVENT_WAITS.search(f"{each.f_code.co_filename}:{each.f_code.co_name}"):
+    for outer in frames_from(frame):
+        if not _EVENT_WAITS.search(f"{outer.f_code.co_filename}:{outer.f_code.co_name}"):
             break
-        call, inner = each, call
+        call, inner = outer, call
     if call is None:
         return None
     if (key := key_of_loop(call, inner)) is not None:
@@ -298,8 +298,8 @@ def _is_of_other_library(frame: FrameType, name: str) -> bool:
     """
     first, *attributes = name.split(".")
     value = frame.f_locals.get(first, frame.f_globals.get(first))
-    for each in attributes:
-        value = getattr(value, "__dict__", {}).get(each)
+    for part in attributes:
+        value = getattr(value, "__dict__", {}).get(part)
     if value is None:
         return False
     classes = [value] if isinstance(value, ModuleType) else type(value).__mro__
@@ -310,10 +310,10 @@ def _is_of_other_library(frame: FrameType, name: str) -> bool:
 def torch_frames(frame: FrameType | None) -> list[FrameType]:
     """Return the frames of torch.distributed at the end of a stack, from the innermost one."""
     found = []
-    for each in frames_from(frame):
-        filename = each.f_code.co_filename
+    for outer in frames_from(frame):
+        filename = outer.f_code.co_filename
         if _TORCH_DISTRIBUTED.search(filename):
-            found.append(each)
+            found.append(outer)
         # torch may call nbddp, whose frames are then in between
         elif not Path(filename).is_relative_to(_WORKER_FOLDER):
             break

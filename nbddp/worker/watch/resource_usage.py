@@ -65,15 +65,15 @@ def sample_process(state: str, cpu: float) -> ProcessSample:
     ended = os.times()
     seconds = ended.children_user + ended.children_system
     written, runnable = 0, set(_runnable_threads(os.getpid()))
-    for each in find_descendants(os.getpid()):
-        with suppress(psutil.Error), each.oneshot():  # the process may have ended
-            used = each.cpu_times()
+    for process in find_descendants(os.getpid()):
+        with suppress(psutil.Error), process.oneshot():  # the process may have ended
+            used = process.cpu_times()
             seconds += used.user + used.system + used.children_user + used.children_system
-            if each.status() == psutil.STATUS_DISK_SLEEP:
+            if process.status() == psutil.STATUS_DISK_SLEEP:
                 state = "D"
-            if hasattr(each, "io_counters"):
-                written += each.io_counters().write_chars
-            runnable.update(_runnable_threads(each.pid))
+            if hasattr(process, "io_counters"):
+                written += process.io_counters().write_chars
+            runnable.update(_runnable_threads(process.pid))
     return ProcessSample(
         state=state, cpu=cpu, children=seconds, written=written, runnable=frozenset(runnable)
     )

@@ -119,11 +119,11 @@ class Sampler:
         now = time.monotonic()
         due = now - now % period + period
         has_begun = False
-        while (left := due - time.monotonic()) > 0:
+        while (seconds := due - time.monotonic()) > 0:
             is_sampling = self._arrivals.has_collectives
             if is_sampling:
-                left = min(left, SAMPLE_PERIOD * rng.uniform(0.5, 1.5))
-            if self._cell_started.wait(left):
+                seconds = min(seconds, SAMPLE_PERIOD * rng.uniform(0.5, 1.5))
+            if self._cell_started.wait(seconds):
                 self._cell_started.clear()
                 due = due if has_begun else time.monotonic() + FIRST_SAMPLE
                 has_begun = True
