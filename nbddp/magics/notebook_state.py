@@ -27,7 +27,6 @@ from nbddp.lifecycle.retries import Retries
 from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.export_log import ExportLog, omitted_cell
 from nbddp.magics.notebook_names import describe_name
-from nbddp.magics.option_values import ALL_RANKS
 from nbddp.magics.presenter import NotebookDisplay, Presenter
 from nbddp.magics.publishing import LivePublishing
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
@@ -39,6 +38,7 @@ from nbddp.sigint import Future, run_in_thread, sigint_deferred, wait_for_all
 from nbddp.ui.frontend import is_restarting
 from nbddp.ui.report.trace import trace_report
 from nbddp.wire.group_spec import GroupSpec
+from nbddp.wire.options.option_values import ALL_RANKS
 from nbddp.wire.trace_messages import TraceSteps
 
 NOTHING_TO_REPLAY = "nothing to replay: no cell had succeeded since the ranks started"

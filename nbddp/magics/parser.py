@@ -17,7 +17,13 @@ from nbddp.archive.comparison import XAxis
 from nbddp.archive.scaling import MIN_ROUNDS
 from nbddp.charts.axes import AxisScale
 from nbddp.magics.magic_parser import MagicParser
-from nbddp.magics.option_values import (
+from nbddp.magics.presenter import SHOWN_STEPS, ViewChoice
+from nbddp.magics.publishing import METAVAR, installed_target
+from nbddp.publish.tracker import TRACKER_CLASSES
+from nbddp.train.faults.kinds import MEANINGS as FAULTS
+from nbddp.ui.report.run_list import SHOWN_RUNS
+from nbddp.wire.group_spec import BACKENDS
+from nbddp.wire.options.option_values import (
     count,
     gpus,
     name,
@@ -36,12 +42,6 @@ from nbddp.magics.option_values import (
     without_quotes,
     world_sizes,
 )
-from nbddp.magics.presenter import SHOWN_STEPS, ViewChoice
-from nbddp.magics.publishing import METAVAR, installed_target
-from nbddp.publish.tracker import TRACKER_CLASSES
-from nbddp.train.faults.kinds import MEANINGS as FAULTS
-from nbddp.ui.report.run_list import SHOWN_RUNS
-from nbddp.wire.group_spec import BACKENDS
 
 _TRACKER = f"{', '.join(TRACKER_CLASSES)}; with a project or folder: wandb:digits"
 MIN_SIMILARITY = 0.7  # of a misspelled word to the suggested one

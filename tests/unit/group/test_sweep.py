@@ -35,7 +35,6 @@ from nbddp.archive.sweep_grid import (
 )
 from nbddp.errors import ArgumentError
 from nbddp.group.sweep import Sweep, assigned_before_use
-from nbddp.magics.option_values import swept
 from nbddp.magics.parser import CELL, parse_line
 from nbddp.record.cell import CellRequest
 from nbddp.record.push_store import PushRecord
@@ -51,6 +50,7 @@ from nbddp.ui.report.sweep import (
 )
 from nbddp.wire.function_sources import dumps
 from nbddp.wire.group_spec import GroupSpec
+from nbddp.wire.options.option_values import swept
 
 
 def cell(line: str) -> Namespace:

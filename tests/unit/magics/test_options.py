@@ -18,7 +18,9 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.errors import RequestError
 from nbddp.magics.line_magic import HANDLERS
 from nbddp.magics.notebook_state import check_unchanged, requested_spec
-from nbddp.magics.option_values import (
+from nbddp.magics.parser import CELL, COMMANDS, command_parser, help_text, parse_line
+from nbddp.wire.group_spec import GroupSpec
+from nbddp.wire.options.option_values import (
     MAX_SECONDS,
     count,
     names,
@@ -28,8 +30,6 @@ from nbddp.magics.option_values import (
     step_range,
     variable,
 )
-from nbddp.magics.parser import CELL, COMMANDS, command_parser, help_text, parse_line
-from nbddp.wire.group_spec import GroupSpec
 
 
 def cell(line: str) -> Namespace:

@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nbddp.archive.sweep_grid import Swept
 from nbddp.topology import GPU_NAME
 from nbddp.wire.trace_messages import TraceSteps
 
@@ -135,7 +134,7 @@ picture_file = option_type(
 )
 
 
-def _swept(text: str) -> Swept:
+def _swept(text: str) -> tuple[str, tuple[Any, ...]]:
     """Read a name and its values as Python. If that fails, split at commas and read each part."""
     name, values = text.split("=", 1)
     read = _literal(f"[{values}]")

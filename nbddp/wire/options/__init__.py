@@ -1,0 +1,1 @@
+"""How an option is declared, and the options of cells."""
