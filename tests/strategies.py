@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import Message, MessageFromRank, MessageToRank
+from nbddp.wire.rank_start import Script
+from nbddp.wire.trace_messages import TraceSteps
 
 KINDS: tuple[type[Any], ...] = (*get_args(MessageToRank), *get_args(MessageFromRank))
 
@@ -33,6 +35,11 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     list[Any]: st.lists(_JSON, max_size=4),
     list[int]: st.lists(st.integers(), max_size=4),
     list[str]: st.lists(st.text(), max_size=4),
+    tuple[int, ...]: st.lists(st.integers(), max_size=4).map(tuple),
+    tuple[str, ...]: st.lists(st.text(), max_size=4).map(tuple),
+    Script | None: st.none()
+    | st.builds(Script, name=st.text(), path=st.text(), arguments=st.just(["a"]), folder=st.text()),
+    TraceSteps | None: st.none() | st.builds(TraceSteps, first=st.integers(), last=st.integers()),
     str: st.text(max_size=30),
     Collective | None: st.none()
     | st.builds(Collective, st.text(), st.integers(), st.text(), st.text()),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,6 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from nbddp.archive.scaling import MIN_ROUNDS
 from nbddp.archive.sweep_grid import sweep_points
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.export.script import Omitted
@@ -23,6 +21,7 @@ from nbddp.magics.magic_errors import reporting_errors
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.parser import CELL, parse_line
 from nbddp.magics.presenter import SHOWN_STEPS, NotebookDisplay
+from nbddp.magics.run_arguments import CellArguments
 from nbddp.record.cell import CellRequest
 from nbddp.ui.report.timeline import timeline_report
 from nbddp.wire.group_spec import GroupSpec
@@ -37,7 +36,7 @@ def run_cell(notebook: NotebookState, line: str, cell: str) -> None:
         first_line = 1 if args.auto else 2
         _check_syntax(notebook, cell, first_line)
         notebook.check_ranks(args)
-        values = notebook.notebook_values(args.push or ())
+        values = notebook.notebook_values(args.push)
         spec = replace(notebook.requested_spec(args), joins_group=not args.no_init)
         request = CellRequest(
             source=cell,
@@ -45,7 +44,7 @@ def run_cell(notebook: NotebookState, line: str, cell: str) -> None:
             first_line=first_line,
             execution_count=notebook.prompt_number,
             wants_value=bool(args.out),
-            output_name=args.out or "",
+            output_name=args.out,
             needs_group=not args.no_init,
             once=args.once,
         )
@@ -75,7 +74,7 @@ def _check_syntax(notebook: NotebookState, cell: str, first_line: int) -> None:
         raise UsageError(describe_syntax_error(error)) from None
 
 
-def _show_timeline(notebook: NotebookState, args: Namespace) -> None:
+def _show_timeline(notebook: NotebookState, args: CellArguments) -> None:
     """Show which rank waited for which, if requested; useful above all for a cell that hung."""
     if args.timeline:
         timeline = notebook.group.timeline(SHOWN_STEPS)
@@ -87,7 +86,7 @@ def _show_timeline(notebook: NotebookState, args: Namespace) -> None:
 def _run_trials(
     notebook: NotebookState,
     request: CellRequest,
-    args: Namespace,
+    args: CellArguments,
     spec: GroupSpec,
     values: Mapping[str, Any],
 ) -> None:
@@ -107,10 +106,9 @@ def _run_trials(
     )
     study: Sweep | ScalingStudy
     if args.scale:
-        rounds = args.rounds or MIN_ROUNDS
-        study = ScalingStudy(runner, args.scale, rounds=rounds, is_weak=args.weak)
+        study = ScalingStudy(runner, args.scale, rounds=args.rounds, is_weak=args.weak)
     else:
-        trials = sweep_points(args.sweep or (), args.repeat or 0)
+        trials = sweep_points(args.sweep, args.repeat)
         study = Sweep(runner, trials, start_over=args.start_over)
     group.session.prepare(spec)
     cell = f"cell [{notebook.prompt_number}]"

@@ -132,11 +132,13 @@ class Completion:
             found = self._complete_command(parser, words, word) if parser else []
         return [each for each in found if each.text.startswith(word)], word
 
-    def _complete_command(self, parser: MagicParser, words: list[str], word: str) -> list[Match]:
+    def _complete_command(
+        self, parser: MagicParser[Any], words: list[str], word: str
+    ) -> list[Match]:
         options = parser._option_string_actions.items()
         takes_value = {name: each for name, each in options if each.nargs != 0}
         if words and words[-1] in takes_value:
-            return self._possible_values(takes_value[words[-1]], word)
+            return self._possible_values(parser, takes_value[words[-1]], word)
         free = [
             each
             for before, each in zip(["", *words], words, strict=False)
@@ -150,15 +152,15 @@ class Completion:
             return []  # only the script knows its arguments
         values = []
         if following is not None and not word.startswith("-"):
-            values = self._possible_values(following, word)
+            values = self._possible_values(parser, following, word)
         return values or [Match(each, "option") for each in parser.options() if each not in words]
 
-    def _possible_values(self, action: Action, word: str) -> list[Match]:
+    def _possible_values(self, parser: MagicParser[Any], action: Action, word: str) -> list[Match]:
         """Return the possible values of an option or argument, if they can be listed."""
         if action.choices is not None:
             return [Match(str(each), "value") for each in action.choices]
-        match action.dest:
-            case "rank" | "donor":
+        match parser.complete[action.dest]:
+            case "rank":
                 return [Match(str(rank), "rank") for rank in self._group.life.all_ranks]
             case "ranks":
                 begin, comma, _ = word.rpartition(",")
@@ -166,7 +168,7 @@ class Completion:
                 return [Match(f"{begin}{comma}{rank}", "rank") for rank in sorted(ranks, key=int)]
             case "run":
                 return [Match(each.name, "run") for each in runs_below(Path.cwd())]
-            case "tracker" | "publish":
+            case "tracker":
                 return [Match(each, "tracker") for each in TRACKER_CLASSES]
             case "command":
                 return [Match(each, "command") for each in COMMANDS]

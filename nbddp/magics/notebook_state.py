@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,12 @@ from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
 from nbddp.group.trace import collect_trace
 from nbddp.lifecycle.refusals import with_way_out
-from nbddp.lifecycle.retries import Retries
 from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.export_log import ExportLog, omitted_cell
 from nbddp.magics.notebook_names import describe_name
 from nbddp.magics.presenter import NotebookDisplay, Presenter
 from nbddp.magics.publishing import LivePublishing
+from nbddp.magics.run_arguments import GroupArguments, RunArguments
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.run_folder import folder_name
@@ -37,12 +36,11 @@ from nbddp.record.verdict import Verdict
 from nbddp.sigint import Future, run_in_thread, sigint_deferred, wait_for_all
 from nbddp.ui.frontend import is_restarting
 from nbddp.ui.report.trace import trace_report
-from nbddp.wire.group_spec import GroupSpec
+from nbddp.wire.group_spec import GroupSpec, StartOptions
 from nbddp.wire.options.option_values import ALL_RANKS
 from nbddp.wire.trace_messages import TraceSteps
 
 NOTHING_TO_REPLAY = "nothing to replay: no cell had succeeded since the ranks started"
-_START_OPTIONS = ("nproc", "backend", "gpus", "timeout", "env", "threads", "name", "grace")
 
 
 Outcome = tuple[CellResult, Trace | None]
@@ -90,15 +88,15 @@ class NotebookState:
         """
         return int(self.shell.displayhook.prompt_count)
 
-    def requested_spec(self, args: Namespace) -> GroupSpec:
+    def requested_spec(self, args: GroupArguments) -> GroupSpec:
         """Return the spec of the group with the options of the line.
 
         Raises:
             RequestError: the spec needs more nodes than have joined.
         """
-        spec, nodes = requested_spec(args, self.group.spec), self.group.nodes
-        is_new = not self.group.is_live or getattr(args, "fresh", True)
-        if nodes is None or args.nproc is not None or not is_new:
+        spec, nodes = args.spec(self.group.spec), self.group.nodes
+        is_new = not self.group.is_live or not isinstance(args, RunArguments) or args.fresh
+        if nodes is None or "nproc" in args.start or not is_new:
             return spec
         return nodes.fit(spec)
 
@@ -141,7 +139,7 @@ class NotebookState:
         self.presenter.hide_heal_button()
 
     @contextmanager
-    def started_for_cell(self, spec: GroupSpec, args: Namespace) -> Iterator[None]:
+    def started_for_cell(self, spec: GroupSpec, args: RunArguments) -> Iterator[None]:
         """Ensure that the ranks run; until the block ends, show in the cell that they start.
 
         Args:
@@ -152,10 +150,10 @@ class NotebookState:
         text = f"{'restarting' if is_live else 'starting'} {plural(spec.nproc, 'rank')} ..."
         is_quiet = args.quiet or (is_live and not args.fresh)
         with self.presenter.showing_start(text, self.group.session, quiet=is_quiet):
-            self.ensure_started(spec, fresh=args.fresh, new_run=args.name is not None)
+            self.ensure_started(spec, fresh=args.fresh, new_run="name" in args.start)
             yield
 
-    def run_script(self, request: CellRequest, args: Namespace) -> None:
+    def run_script(self, request: CellRequest, args: RunArguments) -> None:
         """Run a script on its own ranks. Its options do not apply to later scripts or cells.
 
         Raises:
@@ -166,23 +164,23 @@ class NotebookState:
         number = spec.nproc if args.ranks is None else len(args.ranks)
         text = f"starting {plural(number, 'rank')} ..."
         with self.presenter.showing_start(text, session, quiet=args.quiet):
-            spec = replace(spec, ranks=args.ranks, name=args.name or "")
+            spec = replace(spec, ranks=args.ranks, name=args.start.get("name", ""))
             self.group.scripts.start(spec, request.script)
             self.run(request, args, session)
 
-    def check_ranks(self, args: Namespace) -> None:
+    def check_ranks(self, args: RunArguments) -> None:
         """Check that the named ranks exist.
 
         Raises:
             RequestError: a rank does not exist.
         """
-        known = args.nproc or len(self.group.life.ranks) or self.group.spec.nproc
-        for rank in (*(args.ranks or ()), *(each for each in args.break_ranks or () if each >= 0)):
-            if rank >= known:
-                raise RequestError(unknown_rank(rank, known))
+        world_size = args.start.get("nproc") or len(self.group.life.ranks) or self.group.spec.nproc
+        for rank in (*(args.ranks or ()), *args.break_ranks):
+            if rank >= world_size:
+                raise RequestError(unknown_rank(rank, world_size))
 
     def run(
-        self, request: CellRequest, args: Namespace, session: Session | None = None
+        self, request: CellRequest, args: RunArguments, session: Session | None = None
     ) -> CellResult | None:
         """Run a cell or a script with its options; return None if it runs in the background.
 
@@ -193,7 +191,7 @@ class NotebookState:
         """
         session = session or self.group.session
         recovery = Recovery(session, NotebookDisplay(self.presenter, quiet=args.quiet))
-        request, retries = self._apply_options(request, args, session)
+        request, retries = self._apply_options(request, args, session), args.retries
 
         def follow(handle: CellHandle | None = None) -> Outcome:
             result = recovery.run(request, retries, handle)
@@ -217,14 +215,14 @@ class NotebookState:
         return None
 
     def run_trial(
-        self, session: Session, request: CellRequest, args: Namespace, display: NotebookDisplay
+        self, session: Session, request: CellRequest, args: RunArguments, display: NotebookDisplay
     ) -> CellResult:
         """Run a cell on the ranks of a trial and show it.
 
         A failure does not raise, as more trials may follow.
         """
-        request, retries = self._apply_options(request, args, session)
-        result = Recovery(session, display).run(request, retries)
+        request = self._apply_options(request, args, session)
+        result = Recovery(session, display).run(request, args.retries)
         self.last_succeeded = result.is_ok
         self._print_failure(result)
         return result
@@ -235,21 +233,15 @@ class NotebookState:
             self.presenter.print_line(result.verdict.report())
 
     def _apply_options(
-        self, request: CellRequest, args: Namespace, session: Session
-    ) -> tuple[CellRequest, Retries]:
-        stopped = session.life.all_ranks if args.break_ranks == ALL_RANKS else args.break_ranks
-        traced = args.trace or self.next_trace
-        request = replace(
-            request,
-            break_ranks=tuple(stopped or ()),
-            trace=traced,
-            reports_trainers=not args.no_trainer_metrics,
-            shard_copies=vars(args).get("shard_copies", 0),  # scripts have no heals of shards
-        )
+        self, request: CellRequest, args: RunArguments, session: Session
+    ) -> CellRequest:
+        options = args.for_ranks()
+        if args.break_ranks == ALL_RANKS:
+            options["break_ranks"] = tuple(session.life.all_ranks)
+        request = replace(request, **options | {"trace": args.trace or self.next_trace})
         self.last_request, self.last_succeeded = request, False
-        self.publishing.follow(session, args.publish or ())
-        retries = Retries(heals=args.heal, restarts=args.max_restarts, is_elastic=args.elastic)
-        return request, retries
+        self.publishing.follow(session, args.publish)
+        return request
 
     def _finish_cell(
         self, result: CellResult, session: Session, request: CellRequest
@@ -408,21 +400,13 @@ def _try_action(act: Callable[[], str]) -> str:
         return "interrupted"
 
 
-def requested_spec(args: Namespace, base: GroupSpec) -> GroupSpec:
-    """Return ``base`` with the options of the line."""
-    changes = {name: value for name in _START_OPTIONS if (value := getattr(args, name)) is not None}
-    if "env" in changes:
-        changes["env"] = dict(base.env) | dict(changes["env"])
-    return replace(base, **changes)
-
-
 def check_unchanged(asked: GroupSpec, current: GroupSpec, *, gone: Sequence[int] = ()) -> None:
     """Refuse options that take effect only when ranks start, and name ranks that have died.
 
     Raises:
         RequestError: an option differs; the message says which, and how to restart.
     """
-    names = [name for name in _START_OPTIONS if name != "name"]
+    names = [item.name for item in fields(StartOptions) if item.name != "name"]
     changed = [name for name in names if getattr(asked, name) != getattr(current, name)]
     if changed:
         values = {name: getattr(current, name) for name in changed}

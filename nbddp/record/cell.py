@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -16,8 +16,7 @@ from nbddp.record.push_store import PushRecord
 from nbddp.record.verdict import ProcessExit, RankFailure, Verdict, failure_of, find_first_cause
 from nbddp.sigint import SIGNAL_CHECK_INTERVAL
 from nbddp.wire.messages import DEBUGGER, CellEnded, InputReply, JsonDict, RunCell
-from nbddp.wire.rank_start import Script
-from nbddp.wire.trace_messages import TraceSteps
+from nbddp.wire.options.cell_spec import CellSpec
 
 MAX_PENDING_TEXT = 64 << 10  # characters of output kept between two cells
 
@@ -30,47 +29,23 @@ class Purpose(Enum):
     RETRY = "retry"  # it failed, and continues its work
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellRequest:
+class CellRequest(CellSpec):
     """A cell to run, with its options.
 
     Attributes:
-        source: Python code, with IPython syntax if you like.
         ranks: the ranks to run it on; None for all ranks.
-        first_line: the line in the notebook cell at which ``source`` starts, for tracebacks.
-        execution_count: the number in the prompt of the notebook cell.
-        wants_value: whether the ranks send back the pickled value of the last expression.
-        output_name: the variable of the notebook that gets these values; empty for none.
-        needs_group: true creates the default process group if there is none, false destroys it,
-            None changes nothing.
+        output_name: the variable of the notebook that gets the values of the last expression; empty
+            for none.
         once: never repeat this cell in a recovery or a replay.
         purpose: why the cell runs.
-        script: a script to run instead of the source.
-        break_ranks: the ranks that stop at ``breakpoint()``; empty for the first rank that
-            reaches one.
-        answers: input to use before the user is asked.
         recorded_input: the user's input in the run that succeeded, by rank, for a replay.
-        trace: the steps that torch's profiler traces, if any.
-        reports_trainers: whether other people's trainers report their metrics.
-        shard_copies: optimizer steps between two copies of each rank's shards; 0 for no copies.
     """
 
-    source: str
     ranks: tuple[int, ...] | None = None
-    first_line: int = 1
-    execution_count: int = 1
-    wants_value: bool = False
     output_name: str = ""
-    needs_group: bool | None = True
     once: bool = False
     purpose: Purpose = Purpose.USER
-    script: Script | None = None
-    break_ranks: tuple[int, ...] = ()
-    answers: tuple[str, ...] = ()
     recorded_input: tuple[tuple[int, InputReply], ...] = field(default=(), repr=False)
-    trace: TraceSteps | None = None
-    reports_trainers: bool = True
-    shard_copies: int = 0
 
     @property
     def is_again(self) -> bool:
@@ -214,22 +189,13 @@ class CellHandle:
 
     def run_message(self) -> RunCell:
         """Return the message that runs this cell on a rank."""
+        shared = {item.name: getattr(self.request, item.name) for item in fields(CellSpec)}
         return RunCell(
             cell=self.number,
-            source=self.request.source,
-            first_line=self.request.first_line,
-            execution_count=self.request.execution_count,
-            wants_value=self.request.wants_value,
+            ranks=self.ranks,
             is_again=self.request.is_again,
             is_replay=self.request.is_replay,
-            needs_group=self.request.needs_group,
-            ranks=list(self.ranks),
-            script=asdict(self.request.script) if self.request.script else {},
-            break_ranks=list(self.request.break_ranks),
-            answers=list(self.request.answers),
-            trace=asdict(self.request.trace) if self.request.trace else {},
-            reports_trainers=self.request.reports_trainers,
-            shard_copies=self.request.shard_copies,
+            **shared,
         )
 
     def start_event(self, logs: Mapping[str, int]) -> run_events.CellStarted:

@@ -8,14 +8,17 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any
 
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.formatting import unknown_rank
 from nbddp.topology import cores_here
-from nbddp.wire.rank_start import DEFAULT_TIMEOUT
+from nbddp.wire.frozen import Frozen
+from nbddp.wire.options import option_values as values
+from nbddp.wire.options.option import option
+from nbddp.wire.options.option_values import positive_int, seconds, variable
 
 MAX_NPROC = 128
 BACKENDS = ("auto", "gloo", "nccl")
@@ -48,20 +51,62 @@ def check_variables(env: Mapping[str, str], *, is_local: bool) -> None:
                 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSpec:
+class StartOptions(Frozen):
+    """The options with which ranks start: of ``%%ddp``, and of all that starts ranks.
+
+    Parser, help, Tab completion, ``GroupSpec`` and ``RankStart`` have each of them from here.
+    """
+
+    nproc: int = option(
+        "--nproc --nproc-per-node N",
+        "ranks on this machine (default: as before, or {default})",
+        2,
+        positive_int,
+    )
+    backend: str = option(
+        "--backend",
+        "collectives: {default} is nccl if every rank has a GPU, else gloo",
+        "auto",
+        choices=BACKENDS,
+    )
+    gpus: tuple[int | str, ...] | None = option(
+        "--gpus 0,1",
+        "GPUs that the ranks may use: numbers, UUIDs or MIG devices",
+        None,
+        values.gpus,
+    )
+    name: str = option("--name NAME", "part of the name of the run's folder", "")
+    timeout: float = option(  # the default is torch's own
+        "--timeout SECONDS",
+        "a collective fails after this time (default: {default:g})",
+        1800.0,
+        seconds,
+    )
+    env: Mapping[str, str] = option(
+        "--env K=V",
+        "environment variable for the ranks; may be repeated",
+        {},
+        variable,
+        repeat=dict,
+    )
+    grace: float = option(
+        "--grace SECONDS",
+        "after it, an ignored interrupt or stop is a kill (default: {default:g})",
+        5.0,
+        seconds,
+    )
+    threads: int = option(
+        "--threads N",
+        "threads per rank for torch's operators (default: cores / ranks)",
+        0,
+        positive_int,
+    )
+
+
+class GroupSpec(StartOptions):
     """How to start a worker group.
 
     Attributes:
-        nproc: ranks on this machine, 1 to 128.
-        backend: ``auto`` (NCCL if there is a GPU for each rank, else Gloo), ``gloo`` or ``nccl``.
-        gpus: the GPUs that the ranks see: numbers, UUIDs or names of MIG devices, as in
-            ``CUDA_VISIBLE_DEVICES``; None for all. Each rank sees one MIG device, as CUDA uses one.
-        timeout: seconds after which a collective times out.
-        env: environment variables, which override the kernel's.
-        threads: threads per rank for torch's operators; 0 for cores / ranks.
-        name: part of the run folder's name.
-        grace: seconds between an interrupt or SIGTERM and SIGKILL.
         joins_group: whether the ranks form a process group at the start.
         ranks: start only these ranks; None for all.
         more: additional facts for the run's record.
@@ -70,14 +115,6 @@ class GroupSpec:
         ArgumentError: a value is invalid.
     """
 
-    nproc: int = 2
-    backend: str = "auto"
-    gpus: tuple[int | str, ...] | None = None
-    timeout: float = DEFAULT_TIMEOUT
-    env: Mapping[str, str] = field(default_factory=dict)
-    threads: int = 0
-    name: str = ""
-    grace: float = 5.0
     joins_group: bool = True
     ranks: tuple[int, ...] | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -88,9 +125,9 @@ class GroupSpec:
         if self.backend not in BACKENDS:
             known = ", ".join(BACKENDS)
             raise ArgumentError(f"backend must be one of {known}, got {self.backend!r}")
-        for name, seconds in (("timeout", self.timeout), ("grace", self.grace)):
-            if not seconds > 0:  # also refuses NaN
-                raise ArgumentError(f"{name} must be above 0 seconds, got {seconds:g}")
+        for name, limit in (("timeout", self.timeout), ("grace", self.grace)):
+            if not limit > 0:  # also refuses NaN
+                raise ArgumentError(f"{name} must be above 0 seconds, got {limit:g}")
         if self.threads < 0:
             raise ArgumentError(f"threads must be at least 1, got {self.threads}")
         for name in self.env:
@@ -134,6 +171,7 @@ class GroupSpec:
                 env.pop(name, None)
         if self.gpus is not None:
             shown = [str(gpu) for gpu in self.gpus]
+            # CUDA uses one MIG device in a process
             if shown and all(name.startswith("MIG-") for name in shown):
                 shown = [shown[rank % len(shown)]]
             env["CUDA_VISIBLE_DEVICES"] = ",".join(shown)

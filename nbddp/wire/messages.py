@@ -8,57 +8,45 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import asdict, field, fields, is_dataclass
 from typing import Any, get_args
 
 from nbddp.errors import WireError
 from nbddp.formatting import plural
 from nbddp.wire.collective import Collective
 from nbddp.wire.frozen import Frozen
+from nbddp.wire.options.cell_spec import CellSpec
+from nbddp.wire.rank_start import Script
 from nbddp.wire.request_messages import Answer, Request
 from nbddp.wire.timing_messages import CollectiveArrivals
+from nbddp.wire.trace_messages import TraceSteps
 
 JsonDict = dict[str, Any]
+_JSON_KINDS: Mapping[str, type[Any]] = {"script": Script, "trace": TraceSteps}
 
 
-class RunCell(Frozen):
+class RunCell(CellSpec):
     """Run a cell, or a script.
 
     Attributes:
         cell: number of the cell.
-        source: source code of the cell.
-        first_line: the notebook line on which the source begins.
-        execution_count: number of the prompt.
-        wants_value: whether to send back the value of the last expression.
         is_again: whether the cell runs again after a restart, instead of at the user's request.
         is_replay: whether it had succeeded, and runs again only for its variables.
-        needs_group: whether the cell needs the process group; see ``CellRequest``.
         ranks: the ranks that run the cell.
-        script: a :class:`~nbddp.wire.rank_start.Script` as a dict, to run instead of the source.
-        break_ranks: the ranks that ``breakpoint()`` stops; if empty, it stops the first to reach
-            one.
-        answers: replies to input requests; the user is asked when none is left.
-        trace: a :class:`~nbddp.wire.trace_messages.TraceSteps` as a dict; empty if nothing is
-            traced.
-        reports_trainers: whether other people's trainers report their metrics.
-        shard_copies: optimizer steps between two copies of each rank's shards; 0 for no copies.
     """
 
     cell: int
-    source: str
-    first_line: int = 1
-    execution_count: int = 1
-    wants_value: bool = False
     is_again: bool = False
     is_replay: bool = False
-    needs_group: bool | None = True
-    ranks: list[int] = field(default_factory=list)
-    script: JsonDict = field(default_factory=dict)
-    break_ranks: list[int] = field(default_factory=list)
-    answers: list[str] = field(default_factory=list)
-    trace: JsonDict = field(default_factory=dict)
-    reports_trainers: bool = True
-    shard_copies: int = 0
+    ranks: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:  # JSON has lists and dicts
+        for item in fields(self):
+            value, kind = getattr(self, item.name), _JSON_KINDS.get(item.name)
+            if isinstance(value, list):
+                object.__setattr__(self, item.name, tuple(value))
+            elif isinstance(value, dict) and kind is not None:
+                object.__setattr__(self, item.name, kind(**value))
 
 
 class Regroup(Frozen):
@@ -419,11 +407,13 @@ def encode(message: Message) -> bytes:
     >>> decode(encode(Shutdown()))
     Shutdown()
     """
-    return json.dumps(_plain(message), default=_plain_number).encode()
+    return json.dumps(_plain(message), default=_plain_value).encode()
 
 
-def _plain_number(value: Any) -> Any:
-    """Return the value of a number of NumPy, such as the seed of the user's sampler."""
+def _plain_value(value: Any) -> Any:
+    """Return the fields of a dataclass, or the value of a number of NumPy, such as a seed."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
     if not hasattr(value, "item"):
         raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
     return value.item()

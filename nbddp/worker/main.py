@@ -425,7 +425,7 @@ class Rank:
         self._metric_sink.begin_cell(is_recorded=not command.is_replay)
         log_and_track.begin_cell()
         arming.begin_cell(is_again=command.is_again)
-        reporting.begin_cell(is_enabled=command.reports_trainers)
+        reporting.begin_cell(is_enabled=not command.no_trainer_metrics)
         self._outbox.begin_cell()
         copies = f"a{self._start.attempt}/copies/{command.cell}"
         self._shard_copies.begin_cell(copies, command.shard_copies)

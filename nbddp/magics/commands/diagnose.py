@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from dataclasses import replace
 
 from nbddp.checks.checker import checklist, explain, find_rule
 from nbddp.checks.registry import Finding
 from nbddp.errors import FindingsError, RequestError
 from nbddp.group.checking import check_cell, check_script
+from nbddp.magics.command_arguments import CheckArguments, TraceArguments
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.ui.report.findings import findings_report, findings_title
 from nbddp.ui.report.render import render_text
@@ -18,7 +18,7 @@ NO_CELL = "no cell has run yet: `%ddp check FILE` checks a script, `--explain` s
 NO_TRACE = "no trace is requested: `%ddp trace --steps 10:15` traces these steps of the next cell"
 
 
-def check(notebook: NotebookState, args: Namespace) -> None:
+def check(notebook: NotebookState, args: CheckArguments) -> None:
     """Check the last cell or a script, and show the findings.
 
     Raises:
@@ -54,7 +54,7 @@ def _find_mistakes(notebook: NotebookState, script: str | None) -> tuple[list[Fi
     return findings, f"cell [{number}]"
 
 
-def set_trace_steps(notebook: NotebookState, args: Namespace) -> str:
+def set_trace_steps(notebook: NotebookState, args: TraceArguments) -> str:
     """Set or cancel the steps to trace; return a sentence about it."""
     if args.off:
         before, notebook.next_trace = notebook.next_trace, None

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import shlex
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 from nbddp.errors import RequestError, as_request_error
 from nbddp.export.script import ExportedScript, write_script
 from nbddp.export.slurm import script_job
+from nbddp.magics.command_arguments import ExportArguments
 from nbddp.magics.notebook_state import NotebookState
 
 _PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 
 
-def export(notebook: NotebookState, args: Namespace) -> str:
+def export(notebook: NotebookState, args: ExportArguments) -> str:
     """Write the script and the files that it needs.
 
     Returns:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
 from nbddp.errors import RequestError, as_request_error
 from nbddp.export.slurm import nodes_job
 from nbddp.group.node_pool import LOOPBACK, NodesSpec
+from nbddp.magics.command_arguments import NodesArguments
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.nodes.stale_files import find_left_join_file
 from nbddp.private_files import open_new_file
@@ -31,7 +31,7 @@ ALREADY_LISTENING = (
 )
 
 
-def manage_nodes(notebook: NotebookState, args: Namespace) -> str:
+def manage_nodes(notebook: NotebookState, args: NodesArguments) -> str:
     """Carry out the options of ``%ddp nodes``; return the text for the user.
 
     Raises:
@@ -67,7 +67,7 @@ def manage_nodes(notebook: NotebookState, args: Namespace) -> str:
     return message or nodes.table()
 
 
-def _listen(notebook: NotebookState, args: Namespace) -> str:
+def _listen(notebook: NotebookState, args: NodesArguments) -> str:
     """Open the listener if the options describe one, or if another option needs one."""
     is_new = args.nnodes or any(getattr(args, name) for name in _SPEC_OPTIONS)
     needs_one = notebook.group.nodes is None and (args.local or args.slurm)
@@ -79,15 +79,15 @@ def _listen(notebook: NotebookState, args: Namespace) -> str:
     return notebook.group.open_nodes(spec).instructions()
 
 
-def _nodes_spec(args: Namespace) -> NodesSpec:
+def _nodes_spec(args: NodesArguments) -> NodesSpec:
     nnodes = args.nnodes or (args.local or 1, args.local or 1)
     given = {name: value for name in _SPEC_OPTIONS if (value := getattr(args, name))}
     return NodesSpec(min_nodes=nnodes[0], max_nodes=nnodes[1], **given)
 
 
-def _rejoin(notebook: NotebookState, args: Namespace) -> str:
+def _rejoin(notebook: NotebookState, args: NodesArguments) -> str:
     if notebook.group.nodes is not None:
         raise RequestError(ALREADY_LISTENING)
-    join = find_left_join_file(args.rejoin)
+    join = find_left_join_file(args.rejoin or "")
     spec = replace(_nodes_spec(args), host=join.address, port=join.port)
     return notebook.group.rejoin(spec, join, args.wait or REJOIN_TIMEOUT)

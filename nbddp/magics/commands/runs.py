@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
 
 from nbddp.archive.comparison import XAxis, compare, metric_filter, no_such_metric
@@ -13,6 +12,7 @@ from nbddp.archive.summary import describe_run_end, read_note
 from nbddp.charts.axes import AxisScale
 from nbddp.errors import RequestError, as_request_error
 from nbddp.formatting import plural
+from nbddp.magics.command_arguments import CompareArguments, RunsArguments, ShowArguments
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.sigint import import_interruptibly
 from nbddp.ui.report.comparison import comparison_report
@@ -20,7 +20,7 @@ from nbddp.ui.report.run_list import run_list_report
 from nbddp.ui.report.stored_run import run_report
 
 
-def manage_runs(notebook: NotebookState, args: Namespace) -> None:
+def manage_runs(notebook: NotebookState, args: RunsArguments) -> None:
     """List the runs. With ``rm`` or ``note`` as the first word, remove runs or write a note.
 
     Raises:
@@ -43,7 +43,7 @@ def manage_runs(notebook: NotebookState, args: Namespace) -> None:
         notebook.presenter.show(run_list_report(listing, most=args.number))
 
 
-def _write_or_read_note(path: Path, words: list[str], args: Namespace) -> str:
+def _write_or_read_note(path: Path, words: list[str], args: RunsArguments) -> str:
     """Write a note if there is one; return the note of the run."""
     note = " ".join(words).strip()
     if words and bool(note) == args.off:
@@ -73,7 +73,7 @@ def _folder_named(name: str, base: Path) -> Path | None:
     return path if is_one else None
 
 
-def show_run(notebook: NotebookState, args: Namespace) -> None:
+def show_run(notebook: NotebookState, args: ShowArguments) -> None:
     """Show a run, or one of its cells.
 
     Raises:
@@ -93,7 +93,7 @@ def show_run(notebook: NotebookState, args: Namespace) -> None:
     notebook.presenter.show(run_report(run, cell, ending=ending, metrics=metrics, scale=scale))
 
 
-def compare_runs(notebook: NotebookState, args: Namespace) -> None:
+def compare_runs(notebook: NotebookState, args: CompareArguments) -> None:
     """Compare runs, or save their charts.
 
     Raises:

@@ -93,7 +93,7 @@ class RankShell(InteractiveShell):
         with suppress(OSError):  # no memory
             self._reserve = self._reserve or mmap.mmap(-1, RESERVE_BYTES)
         if command.script:
-            result = self._run_script(Script(**command.script))
+            result = self._run_script(command.script)
         else:
             result = super().run_cell(command.source, store_history=True)
         if result.success and self._nested_errors:

@@ -311,7 +311,7 @@ def begin_profile(command: RunCell) -> CellProfiler | None:
         return None
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else its log appears in the cell's output
     importlib.import_module("torch._inductor.config")  # else the profiler imports it at its start
-    profiler = CellProfiler(TraceSteps(**command.trace), command.cell)
+    profiler = CellProfiler(command.trace, command.cell)
     profiler.begin_cell()
     return profiler
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from argparse import ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +36,7 @@ from nbddp.archive.sweep_grid import (
 from nbddp.errors import ArgumentError
 from nbddp.group.sweep import Sweep, assigned_before_use
 from nbddp.magics.parser import CELL, parse_line
+from nbddp.magics.run_arguments import CellArguments
 from nbddp.record.cell import CellRequest
 from nbddp.record.push_store import PushRecord
 from nbddp.ui.report.render import render_html, render_text
@@ -53,7 +54,7 @@ from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.options.option_values import swept
 
 
-def cell(line: str) -> Namespace:
+def cell(line: str) -> CellArguments:
     return parse_line(CELL, line)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from argparse import ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -17,9 +17,10 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
 from nbddp.magics.line_magic import HANDLERS
-from nbddp.magics.notebook_state import check_unchanged, requested_spec
+from nbddp.magics.notebook_state import check_unchanged
 from nbddp.magics.parser import CELL, COMMANDS, command_parser, help_text, parse_line
-from nbddp.wire.group_spec import GroupSpec
+from nbddp.magics.run_arguments import CellArguments
+from nbddp.wire.group_spec import GroupSpec, StartOptions
 from nbddp.wire.options.option_values import (
     MAX_SECONDS,
     count,
@@ -30,46 +31,78 @@ from nbddp.wire.options.option_values import (
     step_range,
     variable,
 )
+from nbddp.wire.trace_messages import TraceSteps
 
 
-def cell(line: str) -> Namespace:
+def cell(line: str) -> CellArguments:
     return parse_line(CELL, line)
 
 
-def command(line: str) -> Namespace:
+def command(line: str) -> Any:
     name, _, options = line.partition(" ")
     return parse_line(COMMANDS[name], options)
 
 
-def accepted(line: str) -> dict[str, Any]:
-    unchanged = vars(cell(""))
-    return {name: value for name, value in vars(cell(line)).items() if value != unchanged[name]}
+def given_in(arguments: object) -> dict[str, Any]:
+    """Return the options and arguments of a line that differ from their defaults."""
+    found = dict(vars(arguments))
+    default = {item.name: item.default for item in fields(arguments)}  # type: ignore[arg-type]
+    return found.pop("start", {}) | {
+        name: value for name, value in found.items() if value != default.get(name)
+    }
 
 
 # ---- accepted
 
 
-OPTIONS = (
-    *("", "--nproc 4", "--nproc=4", "--nproc 4  # as many as yesterday"),
-    *("--backend auto", "--backend nccl", "--trace 0", "--timeout 2.5", f"--grace {MAX_SECONDS}"),
-    *("--gpus 0-2,5", "--gpus GPU-8f2a-11,GPU-77", "--gpus MIG-GPU-8f2a/1/0"),
-    *("--ranks 0,2", "--name 'my first'", "--out losses", "--scale 1,2,4", "--scale 2-4"),
-    *("--env A=1 --env B=x=y", "--env A=", "--env 'A=two words'", "--push a,b", "--push 'a, b'"),
-    *("--fresh", "--no-init", "--no-wait", "--quiet", "--auto"),
-)
-COMMAND_LINES = (
-    *("kill 1", "logs 1", "logs 1 --lines 5", "push a b", "push a --ranks 0-1", "pull x"),
-    *("pull 'x + 1' --rank 1", "auto on", "trace", "stop"),
-)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "": {},
+    "--nproc 4": {"nproc": 4},
+    "--nproc=4": {"nproc": 4},
+    "--nproc 4  # as many as yesterday": {"nproc": 4},
+    "--backend auto": {"backend": "auto"},
+    "--backend nccl": {"backend": "nccl"},
+    "--trace 0": {"trace": TraceSteps(first=0, last=0)},
+    "--timeout 2.5": {"timeout": 2.5},
+    f"--grace {MAX_SECONDS}": {"grace": MAX_SECONDS},
+    "--gpus 0-2,5": {"gpus": (0, 1, 2, 5)},
+    "--gpus GPU-8f2a-11,GPU-77": {"gpus": ("GPU-8f2a-11", "GPU-77")},
+    "--gpus MIG-GPU-8f2a/1/0": {"gpus": ("MIG-GPU-8f2a/1/0",)},
+    "--ranks 0,2": {"ranks": (0, 2)},
+    "--name 'my first'": {"name": "my first"},
+    "--out losses": {"out": "losses"},
+    "--scale 1,2,4": {"scale": (1, 2, 4)},
+    "--scale 2-4": {"scale": (2, 3, 4)},
+    "--env A=1 --env B=x=y": {"env": {"A": "1", "B": "x=y"}},
+    "--env A=": {"env": {"A": ""}},
+    "--env 'A=two words'": {"env": {"A": "two words"}},
+    "--push a,b": {"push": ("a", "b")},
+    "--push 'a, b'": {"push": ("a", "b")},
+    "--fresh": {"fresh": True},
+    "--no-init": {"no_init": True},
+    "--no-wait": {"no_wait": True},
+    "--quiet": {"quiet": True},
+    "--auto": {"auto": True},
+}
+COMMAND_LINES: dict[str, dict[str, Any]] = {
+    "kill 1": {"rank": 1},
+    "logs 1": {"rank": 1},
+    "logs 1 --lines 5": {"rank": 1, "lines": 5},
+    "push a b": {"names": ["a", "b"]},
+    "push a --ranks 0-1": {"names": ["a"], "ranks": (0, 1)},
+    "pull x": {"expression": "x", "line": "x"},
+    "pull 'x + 1' --rank 1": {"expression": "x + 1", "rank": 1, "line": "'x + 1' --rank 1"},
+    "auto on": {"switch": "on"},
+    "trace": {},
+    "stop": {},
+}
 
 
-def test_options_and_arguments_set_their_values(snapshot: SnapshotAssertion) -> None:
-    assert set(vars(cell("")).values()) == {None, False}
-    assert {line: str(accepted(line)) for line in OPTIONS} == snapshot(name="of cells")
-    parsed = {f"%ddp {line}": str(vars(command(line))) for line in COMMAND_LINES}
-    assert parsed == snapshot(name="of commands")
+def test_options_and_arguments_set_their_values() -> None:
+    assert {line: given_in(cell(line)) for line in OPTIONS} == OPTIONS
+    assert {line: given_in(command(line)) for line in COMMAND_LINES} == COMMAND_LINES
     args = command("run --name -1 --quiet train.py --lr -1 --trace -1:3 -- -2")
-    assert (args.name, args.script, args.trace) == ("-1", "train.py", None)
+    assert (args.start, args.script, args.trace) == ({"name": "-1"}, "train.py", None)
     assert args.script_args == ["--lr", "-1", "--trace", "-1:3", "--", "-2"]
 
 
@@ -81,11 +114,11 @@ def test_all_words_after_a_script_are_its_arguments_up_to_a_comment(
     words: list[str], comment: str
 ) -> None:
     args = command(f"run --nproc 2 s.py --n 4 {shlex.join(words)}{comment}")
-    assert (args.nproc, args.script, args.script_args) == (2, "s.py", ["--n", "4", *words])
+    assert (args.start["nproc"], args.script, args.script_args) == (2, "s.py", ["--n", "4", *words])
 
 
 def test_a_comment_begins_outside_of_quotes() -> None:
-    assert cell("--name 'a # b' --env 'MSG=a # b' # c").env == [("MSG", "a # b")]
+    assert cell("--name 'a # b' --env 'MSG=a # b' # c").start["env"] == {"MSG": "a # b"}
     assert command("runs note 'best # 1'").run == ["note", "best # 1"]
     assert command("pull losses --rank 0 # don't").expression == "losses"
     assert command(r"pull 'it\'s # 1'").expression == r"'it\'s # 1'"
@@ -121,7 +154,8 @@ def test_a_wrong_option_is_refused_with_the_allowed_values(snapshot: SnapshotAss
 @pytest.mark.parametrize("unknown", ["--nosuch 3", "surplus"])
 def test_the_error_for_an_unknown_option_lists_all_options(unknown: str) -> None:
     reason, _, listed = refusal(UsageError, cell, unknown).partition("the options are: ")
-    options = {f"--{name.replace('_', '-')}" for name in vars(cell(""))} - {"--auto"}
+    names = {item.name for kind in (StartOptions, CellArguments) for item in fields(kind)}
+    options = {f"--{name.replace('_', '-')}" for name in names - {"start", "auto"}}
     assert reason.startswith(f"unrecognized arguments: {unknown}; ")
     assert set(listed.split(", ")) == options
 
@@ -181,11 +215,11 @@ def test_option_types_accept_a_text_or_name_it(kind: Callable[[str], Any], text:
 def test_options_extend_a_spec_and_equal_ones_need_no_new_start() -> None:
     env = {"A": "1", "B": "1"}
     base = GroupSpec(nproc=3, backend="gloo", gpus=(1,), env=env, threads=2, name="x")
-    assert requested_spec(cell(""), base) == base
-    asked = requested_spec(cell("--env B=2 --env C=3"), base)
+    assert cell("").spec(base) == base
+    asked = cell("--env B=2 --env C=3").spec(base)
     assert asked == replace(base, env={"A": "1", "B": "2", "C": "3"})
     current = GroupSpec(nproc=4, env={"A": "1"}, name="first")
-    asked = requested_spec(cell("--nproc 4 --env A=1 --name second"), current)
+    asked = cell("--nproc 4 --env A=1 --name second").spec(current)
     check_unchanged(replace(asked, joins_group=False), current)
 
 
@@ -199,10 +233,10 @@ def test_options_of_a_new_start_are_refused_with_its_command(snapshot: SnapshotA
     current = GroupSpec(nproc=4, backend="gloo", threads=1, name="a")
     reasons = {}
     for line in CHANGES:
-        asked = requested_spec(cell(line), current)
+        asked = cell(line).spec(current)
         reasons[line] = refusal(RequestError, check_unchanged, asked, current)
         offered = reasons[line].split("`%ddp restart ")[1].split("`")[0]
-        assert requested_spec(command(f"restart {offered}"), current) == asked
+        assert command(f"restart {offered}").spec(current) == asked
     assert reasons == snapshot
     said_of_none = refusal(RequestError, check_unchanged, GroupSpec(threads=9), GroupSpec())
     assert said_of_none.startswith("the ranks run without --threads; ")

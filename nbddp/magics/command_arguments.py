@@ -1,0 +1,345 @@
+"""The commands of ``%ddp``, with their options and arguments."""
+
+from __future__ import annotations
+
+from argparse import REMAINDER
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from nbddp.archive.comparison import XAxis
+from nbddp.charts.axes import AxisScale
+from nbddp.group.node_pool import LOOPBACK
+from nbddp.magics.presenter import SHOWN_STEPS, ViewChoice
+from nbddp.magics.publishing import METAVAR, installed_target
+from nbddp.magics.run_arguments import TRACKER, GroupArguments, RunArguments
+from nbddp.nodes.join_file import ORPHAN_TIMEOUT
+from nbddp.publish.tracker import Target
+from nbddp.train.faults.kinds import FACTOR
+from nbddp.train.faults.kinds import MEANINGS as FAULTS
+from nbddp.ui.report.run_list import SHOWN_RUNS
+from nbddp.wire.frozen import Frozen
+from nbddp.wire.options.option import argument, flag, option
+from nbddp.wire.options.option_values import (
+    count,
+    node_range,
+    numbers,
+    picture_file,
+    port_number,
+    positive_int,
+    seconds,
+    step_range,
+)
+from nbddp.wire.trace_messages import TraceSteps
+
+_RUN_NAME = "a name, a part of one, or a path (default: the run of this notebook, else the newest)"
+_SCALE = "y axis (default: {default}, log for values of many magnitudes)"
+_SCALES = [each.value for each in AxisScale]
+_KINDS = ", ".join(f"{kind} ({meaning})" for kind, meaning in FAULTS.items())
+
+
+class Command(Frozen):
+    """A command: its docstring is the help, its fields are the options and arguments.
+
+    Attributes:
+        example: the command with its required arguments.
+        kinds: all commands, in the order of the help.
+    """
+
+    example: ClassVar[str]
+    kinds: ClassVar[list[type[Command]]] = []
+
+    def __init_subclass__(cls, example: str) -> None:
+        super().__init_subclass__()
+        cls.example = example
+        Command.kinds.append(cls)
+
+
+class LineArguments(Frozen):
+    """Control the ranks that run the %%ddp cells."""
+
+
+class StatusArguments(Command, example="status"):
+    """Show what the group and every rank are doing."""
+
+
+class StartArguments(GroupArguments, Command, example="start"):
+    """Start the ranks before the first cell does."""
+
+
+class RestartArguments(GroupArguments, Command, example="restart"):
+    """Replace all ranks, even in a running cell, by new ones without variables."""
+
+    replay: bool = flag("--replay", "then run the successful cells again")
+
+
+class ScriptArguments(RunArguments, Command, example="run train.py --lr 0.1"):
+    """Run a script as torchrun does, with a panel and interrupts."""
+
+    module: bool = flag("-m --module", "the script is the name of a module")
+    keep: bool = flag(
+        "--keep", "run the script on the ranks of the cells; its variables stay there"
+    )
+    script: str = argument("script", "a Python file, as for torchrun")
+    script_args: list[str] = argument("script_args", "arguments of the script", nargs=REMAINDER)
+    line: str = ""  # as the user wrote it
+
+
+# ---- the group
+
+
+class ExportArguments(Command, example="export train.py"):
+    """Write the successful cells since the start of the ranks as a script."""
+
+    file: str = argument("file", "name of the script, such as train.py")
+    slurm: bool = flag("--slurm", "also write an sbatch file")
+    force: bool = flag("--force", "replace existing files")
+
+
+class StopArguments(Command, example="stop"):
+    """End all ranks."""
+
+
+class InterruptArguments(Command, example="interrupt"):
+    """Interrupt the cell that runs (started with --no-wait); variables are kept."""
+
+
+class KillArguments(Command, example="kill 1"):
+    """Kill one rank, to see what happens."""
+
+    rank: int = argument("rank", "the rank to kill, with SIGKILL", count, complete="rank")
+
+
+class HealArguments(Command, example="heal"):
+    """Replace the ranks that died; the other ranks keep all their variables."""
+
+    rank: tuple[int, ...] = option(
+        "--rank R", "ranks to replace (default: all that died)", (), numbers, complete="rank"
+    )
+    donor: int | None = option(
+        "--from R", "copy the variables of this rank", None, count, complete="rank"
+    )
+    rerun: bool = flag("--rerun", "then run the cells again, on all ranks, that make trainers")
+
+
+class NodesArguments(Command, example="nodes"):
+    """Run ranks on other machines: listen for nodes, and list them."""
+
+    nnodes: tuple[int, int] | None = option(
+        "--nnodes N", "how many, or MIN:MAX (default: 1)", None, node_range
+    )
+    nproc_per_node: int = option(
+        "--nproc-per-node N", "ranks on each (default: 1)", 0, positive_int
+    )
+    host: str = option(
+        "--host ADDRESS", f"address of this machine at which nodes join (default: {LOOPBACK})", ""
+    )
+    port: int = option("--port N", "the port there (default: any)", 0, port_number)
+    local: int = option("--local N", "start N nodes on this machine, as a test", 0, positive_int)
+    wait: float = option(
+        "--wait SECONDS", "wait for the nodes that a cell or --local needs, or fail", 0.0, seconds
+    )
+    slurm: bool = flag("--slurm", "write an sbatch file that starts the nodes")
+    leave: str = option("--leave NODE", "remove this node", "")
+    orphan_timeout: float = option(
+        "--orphan-timeout SECONDS",
+        f"how long nodes wait for a lost notebook (default: {ORPHAN_TIMEOUT:g})",
+        0.0,
+        seconds,
+    )
+    rejoin: str | None = option(
+        "--rejoin JOIN",
+        "take back the ranks of the last lost notebook, or of this join file",
+        None,
+        nargs="?",
+        const="",
+    )
+
+
+# ---- faults, failures and slow cells
+
+
+class FaultArguments(Command, example="fault kill --rank 1 --step 30"):
+    """Cause a failure at a step that nbddp.log or the loader reports."""
+
+    kind: str = argument(
+        "kind", f"{_KINDS}; off (disarms all faults)", choices=(*FAULTS, "off"), metavar="KIND"
+    )
+    rank: int | None = option(
+        "--rank R", "the rank on which it happens", None, count, complete="rank"
+    )
+    step: int | None = option("--step N", "the step at which it happens, once", None, count)
+    factor: float = option(
+        "--factor FACTOR", "how much slower (kind slow; default: {default:g})", FACTOR, float
+    )
+    line: str = ""  # as the user wrote it
+
+
+class DebugArguments(Command, example="debug"):
+    """Open a debugger in the frames of the last failure."""
+
+    rank: int | None = option(
+        "--rank R", "on this rank (default: the first cause)", None, count, complete="rank"
+    )
+    command: Sequence[str] = option(
+        "-c --command COMMAND", "debugger command to run first; may be repeated", (), repeat=list
+    )
+
+
+class CheckArguments(Command, example="check"):
+    """Look for mistakes in the last cell, or in a script."""
+
+    script: str | None = option(
+        "script", "a script (default: the last cell)", None, nargs="?", metavar="FILE"
+    )
+    strict: bool = flag("--strict", "raise an error if there are findings")
+    explain: str | None = option(
+        "--explain ND101", "show a rule, or the checklist", None, nargs="?", const=""
+    )
+
+
+class TimelineArguments(Command, example="timeline"):
+    """Show which rank waited for which in the last cell, along the time."""
+
+    last: int = option(
+        "--last N",
+        "the last N steps, or collectives (default: {default})",
+        SHOWN_STEPS,
+        positive_int,
+    )
+
+
+class TraceArguments(Command, example="trace"):
+    """Trace steps of the next cell or script with torch's profiler."""
+
+    steps: TraceSteps | None = option(
+        "--steps A:B", "first and last step, or a single step", None, step_range
+    )
+    memory: bool = flag("--memory", "with torch's memory events", needs=("steps",))
+    off: bool = flag(
+        "--off",
+        "cancel the trace",
+        excludes=dict.fromkeys(("steps", "memory"), "--off cancels the trace"),
+    )
+
+
+class LogsArguments(Command, example="logs 1"):
+    """Show the last lines of a rank, also those of C code and child processes."""
+
+    rank: int = argument("rank", "the rank whose log is shown", count, complete="rank")
+    lines: int = option("-n --lines LINES", "how many lines (default: {default})", 50, positive_int)
+
+
+# ---- runs on disk
+
+
+class ShowArguments(Command, example="show"):
+    """Show a run from its folder: cells, charts, failures, last lines."""
+
+    run: str | None = option("run", _RUN_NAME, None, nargs="?", complete="run")
+    cell: int | None = option("--cell N", "one of its cells", None, positive_int)
+    metrics: str = option(
+        "--metrics NAME,...", "the charts of these: names, or patterns like val/*", ""
+    )
+    scale: str = option("--scale", _SCALE, "auto", choices=_SCALES)
+
+
+class RunsArguments(Command, example="runs"):
+    """List the runs of this folder, newest first; remove some, or write a note."""
+
+    run: Sequence[str] = option(
+        "run",
+        "lr=0.1, loss<0.5, a part of a name; rm NAME; note NAME",
+        (),
+        nargs="*",
+        metavar="WORD",
+        complete="run",
+    )
+    sort: str = option("--sort NAME", "by a setting, a metric or a column", "")
+    down: bool = flag("--down", "from the highest to the lowest")
+    number: int = option(
+        "-n --number NUMBER", "how many (default: {default})", SHOWN_RUNS, positive_int
+    )
+    off: bool = flag("--off", "with note: remove it")
+
+
+class CompareArguments(Command, example="compare first second"):
+    """Compare runs: their settings, curves and last values."""
+
+    run: list[str] = argument(
+        "run", "names, parts of names, or paths; 2 to 8", nargs="+", metavar="RUN", complete="run"
+    )
+    metrics: str = option("--metrics NAME,...", "only these, or patterns like val/*", "")
+    over: str = option(
+        "--over",
+        "x axis of the curves (default: {default})",
+        "step",
+        choices=[each.value for each in XAxis],
+    )
+    smooth: bool = flag("--smooth", "smooth lines in front of the faint raw ones")
+    scale: str = option("--scale", _SCALE, "auto", choices=_SCALES)
+    save: Path | None = option(
+        "--save FILE", "save the charts as .pdf, .png or .svg", None, picture_file
+    )
+
+
+class PublishArguments(Command, example="publish wandb:digits"):
+    """Send a run to a tracker: one run there for all ranks."""
+
+    tracker: Target = argument(
+        "tracker", TRACKER, installed_target, metavar=METAVAR, complete="tracker"
+    )
+    run: str | None = option("run", _RUN_NAME, None, nargs="?", metavar="RUN", complete="run")
+    again: bool = flag("--again", "even if it is there already: as another run")
+
+
+# ---- the notebook
+
+
+class PushArguments(Command, example="push model config"):
+    """Copy variables of the notebook to the ranks."""
+
+    names: list[str] = argument("names", "variables of the notebook", nargs="+")
+    ranks: tuple[int, ...] | None = option(
+        "--ranks 0,2", "to these ranks only", None, numbers, complete="ranks"
+    )
+
+
+class PullArguments(Command, example="pull losses --rank 0"):
+    """Fetch a value from the ranks; a name is also set in the notebook."""
+
+    expression: str = argument("expression", "a name, or any expression", complete="expression")
+    rank: int | None = option(
+        "--rank R", "of one rank (default: a list of all ranks)", None, count, complete="rank"
+    )
+    line: str = ""  # as the user wrote it
+
+
+class WaitArguments(Command, example="wait"):
+    """Wait for the running cell, also one with --no-wait; raise its failure."""
+
+
+class AutoArguments(Command, example="auto on"):
+    """Send every later cell to the ranks; %%local keeps one in the kernel."""
+
+    switch: str = argument(
+        "switch", "on: cells without %%ddp run on the ranks, too", choices=("on", "off")
+    )
+
+
+class ViewArguments(Command, example="view text"):
+    """Show later cells as a live panel or as plain text."""
+
+    choice: str = argument(
+        "choice",
+        "auto: a panel on a page that draws widgets, else text",
+        choices=[each.value for each in ViewChoice],
+    )
+
+
+class HelpArguments(Command, example="help"):
+    """Show the commands, or more about one."""
+
+    command: str | None = option(
+        "command", "show the options of this command", None, nargs="?", complete="command"
+    )
