@@ -299,9 +299,15 @@ class Executor:
         state, spec, link = self._state, self._started_spec, self._state.runtime.link
         launcher, folder = state.launcher, self._open_folder()
         fired = {"NBDDP_STRUCK": ";".join(sorted(state.fired_faults))}
+        joins_group = spec.joins_group and state.life.heal is None
+        shared = replace(spec, joins_group=joins_group, more={})  # the rest is for the record
         return [
             RankStart(
                 topology=place,
+                spec=replace(
+                    shared,
+                    threads=spec.threads or max(1, launcher.cores(place) // place.local_world_size),
+                ),
                 store_port=link.port,
                 store_prefix=link.prefix,
                 attempt=state.life.attempt,
@@ -312,10 +318,6 @@ class Executor:
                 env=spec.environment(place.rank, launcher.base_env) | fired,
                 sys_path=list(sys.path),
                 cwd=str(spec.cwd()),
-                backend=spec.backend,
-                timeout=spec.timeout,
-                threads=spec.threads or max(1, launcher.cores(place) // place.local_world_size),
-                joins_group=spec.joins_group and state.life.heal is None,
                 incarnation=state.life.incarnation(place.rank),
                 run_id=folder.name,
                 colors=self._colors,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nbddp.archive.scaling import MIN_ROUNDS
 from nbddp.archive.sweep_grid import sweep_points
 from nbddp.controller.rank_requests import check_ranks
 from nbddp.errors import ArgumentError
@@ -27,7 +28,8 @@ from nbddp.record.heal.heal_report import Healed
 from nbddp.record.trace import Trace
 from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.runs_api import Run
-from nbddp.wire.group_spec import GroupSpec
+from nbddp.wire.group_spec import GroupSpec, StartOptions
+from nbddp.wire.options.cell_spec import CellOptions
 from nbddp.wire.trace_messages import TraceSteps
 
 
@@ -58,15 +60,15 @@ class WorkerGroup:
 
     def __init__(
         self,
-        nproc: int = 2,
+        nproc: int = StartOptions.nproc,
         *,
-        backend: str = "auto",
-        gpus: Sequence[int | str] | None = None,
-        timeout: float = 1800.0,
+        backend: str = StartOptions.backend,
+        gpus: Sequence[int | str] | None = StartOptions.gpus,
+        timeout: float = StartOptions.timeout,
         env: Mapping[str, str] | None = None,
-        threads: int = 0,
-        name: str = "",
-        grace: float = 5.0,
+        threads: int = StartOptions.threads,
+        name: str = StartOptions.name,
+        grace: float = StartOptions.grace,
         init: bool = True,
     ) -> None:
         spec = GroupSpec(
@@ -145,7 +147,7 @@ class WorkerGroup:
         max_restarts: int = 0,
         heal: int = 0,
         elastic: bool = False,
-        shard_copies: int = 0,
+        shard_copies: int = CellOptions.shard_copies,
     ) -> CellResult:
         """Run source on the ranks, print their output, and wait for the end.
 
@@ -274,7 +276,7 @@ class WorkerGroup:
         source: str,
         sizes: Sequence[int],
         *,
-        rounds: int = 3,
+        rounds: int = MIN_ROUNDS,
         weak: bool = False,
         fresh: bool = False,
         quiet: bool = False,

@@ -306,7 +306,7 @@ class SpawnedRank(LocalRank, SpawnProcess):
 def _spawn(start: RankStart, name: str) -> RankHandle:
     restore_main_spec()
     process = SpawnedRank(target=run_rank_process, args=(start,), name=name)
-    threads = str(start.threads)
+    threads = str(start.spec.threads)
     pools = {name: start.env.get(name, threads) for name in POOL_VARIABLES}
     with sigint_blocked(), _hidden_main():
         start_detached_resource_tracker()

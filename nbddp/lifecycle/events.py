@@ -8,9 +8,8 @@ from __future__ import annotations
 from enum import Enum
 
 from nbddp.wire.frozen import Frozen
+from nbddp.wire.group_spec import StartOptions
 from nbddp.wire.messages import Regroup, Shutdown
-
-GRACE = 5.0  # seconds between SIGTERM or an interrupt, and SIGKILL
 
 
 class Deadline(Enum):
@@ -52,7 +51,7 @@ class StartAsked(Event):
 
     world_size: int
     joins_group: bool = True
-    grace: float = GRACE
+    grace: float = StartOptions.grace
     ranks: tuple[int, ...] | None = None
 
 

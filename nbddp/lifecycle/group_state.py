@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from nbddp.lifecycle.events import GRACE, Deadline, DeadlinePassed, SetDeadline, StartAsked
+from nbddp.lifecycle.events import Deadline, DeadlinePassed, SetDeadline, StartAsked
+from nbddp.wire.group_spec import StartOptions
 
 
 class GroupState(Enum):
@@ -132,7 +133,7 @@ class Life:
     heal: HealLife | None = None
     cell: CellLife | None = None
     next_start: StartAsked | None = None
-    grace: float = GRACE
+    grace: float = StartOptions.grace
     pending_notices: tuple[str, ...] = ()  # about nodes, for the next cell
     is_rejoin: bool = False  # of an earlier notebook's ranks: a late rank does not fail the others
 

@@ -74,7 +74,7 @@ class SurvivingGroup:
             raise RequestError("no rank has rejoined: `%ddp nodes` lists the nodes that have")
         newest = max(survivors, key=lambda each: each.attempt)
         start, world_size = newest.start, newest.topology.world_size
-        options = {name: start[name] for name in ("backend", "timeout", "joins_group")}
+        options = {name: start["spec"][name] for name in ("backend", "timeout", "joins_group")}
         env = {name: text for name, text in start["env"].items() if name != "NBDDP_STRUCK"}
         return cls(
             ranks={

@@ -209,8 +209,8 @@ class RemoteLauncher(Launcher):
         """
         assignment = self.assignment_of(start.topology.rank)
         self.listener.set_store_port(start.store_port)
-        start = replace(start, backend=self._backend(start.backend))
-        return self.listener.launch(assignment.node, start)
+        spec = replace(start.spec, backend=self._backend(start.spec.backend))
+        return self.listener.launch(assignment.node, replace(start, spec=spec))
 
     def _spare_for(self, assignment: NodeAssignment, taken: Sequence[Node]) -> Node:
         for node in self.listener.available_nodes:

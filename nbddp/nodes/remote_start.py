@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from nbddp.topology import Topology
+from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.rank_start import RankStart
 
 # set by the node, so they are not sent
@@ -50,6 +51,7 @@ def build_start(
         **arguments
         | {
             "topology": Topology(**facts["topology"]),
+            "spec": GroupSpec(**facts["spec"]),
             "secret": base64.b64decode(facts["secret"]),
             "store_port": store_port,
             "kernel_pid": os.getpid(),

@@ -10,8 +10,8 @@ import signal
 from dataclasses import dataclass, field
 
 from nbddp.topology import Topology
+from nbddp.wire.group_spec import GroupSpec
 
-DEFAULT_TIMEOUT = 1800.0  # seconds for a collective: torch's own
 RANKS_QUEUE = "up"  # all ranks write messages to this queue
 URGENT_QUEUE = "news"  # for messages that must not wait behind output
 
@@ -33,6 +33,7 @@ class RankStart:
 
     Attributes:
         topology: the rank's position in the world.
+        spec: the options of the group, with the number of threads of this rank.
         store_port: port of the message store on this machine.
         store_prefix: prefix of all keys of this worker group in the store; empty for the group that
             serves the store.
@@ -45,10 +46,6 @@ class RankStart:
         env: the whole environment.
         sys_path: the whole import path.
         cwd: working directory.
-        backend: ``auto``, ``gloo`` or ``nccl``.
-        timeout: of collectives, in seconds.
-        threads: number of threads for torch's operators.
-        joins_group: whether to form a process group at the start.
         run_id: name of the run.
         colors: IPython's color theme, for tracebacks and the debugger.
         can_rejoin: whether another notebook can take over the rank after this one has gone, so that
@@ -58,6 +55,7 @@ class RankStart:
     """
 
     topology: Topology
+    spec: GroupSpec = field(repr=False)  # its variables may be secret
     store_port: int
     attempt: int
     secret: bytes = field(repr=False)
@@ -66,10 +64,6 @@ class RankStart:
     env: dict[str, str] = field(repr=False)
     sys_path: list[str]
     cwd: str
-    backend: str = "auto"
-    timeout: float = DEFAULT_TIMEOUT
-    threads: int = 1
-    joins_group: bool = True
     run_id: str = "nbddp"
     run_attempt: int = 1
     colors: str = ""

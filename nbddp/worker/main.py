@@ -136,7 +136,7 @@ def apply_environment(start: RankStart) -> None:
     os.environ.update(start.topology.to_env(attempt=start.run_attempt, run_id=start.run_id))
     if not start.env.get("GLOO_DEVICE_TRANSPORT"):  # Gloo refuses an empty one
         os.environ.pop("GLOO_DEVICE_TRANSPORT", None)
-    os.environ["OMP_NUM_THREADS"] = str(start.threads)
+    os.environ["OMP_NUM_THREADS"] = str(start.spec.threads)
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(BUFFER_SIZE))
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     is_here = start.topology.master_addr == "127.0.0.1"
@@ -147,8 +147,8 @@ def apply_environment(start: RankStart) -> None:
     dist.set_debug_level_from_env()  # torch read TORCH_DISTRIBUTED_DEBUG before the fork
     os.chdir(start.cwd)
     sys.path[:] = start.sys_path
-    torch.set_num_threads(start.threads)
-    set_pool_threads(start.threads)
+    torch.set_num_threads(start.spec.threads)
+    set_pool_threads(start.spec.threads)
     time.tzset()  # the C library read TZ before the fork
 
 
@@ -178,8 +178,8 @@ class Rank:
             clients.groups,
             clients.connections,
             start.topology,
-            backend=start.backend,
-            timeout=timedelta(seconds=start.timeout),
+            backend=start.spec.backend,
+            timeout=timedelta(seconds=start.spec.timeout),
             attempt=start.attempt,
         )
         if self._group.device.type == "cpu":  # else Accelerate ignores a group without a GPU
@@ -235,11 +235,11 @@ class Rank:
         polls.install_hooks()
         self._stdin.install()
         self._debuggers.install()
-        if start.joins_group:
+        if start.spec.joins_group:
             self._group.init(0)
             self._group.apply_user_timeout()
         ranks_here = start.topology.local_world_size
-        self._notify_user(describe_shared_gpus(start.backend, ranks_here))
+        self._notify_user(describe_shared_gpus(start.spec.backend, ranks_here))
         self._notify_user(describe_missing_gpus())
         serve = self._serve_control_queue
         threading.Thread(target=serve, name="nbddp-control", daemon=True).start()

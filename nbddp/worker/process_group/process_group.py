@@ -17,8 +17,8 @@ from nbddp.errors import RequestError
 from nbddp.formatting import plural
 from nbddp.topology import Topology, visible_gpus
 from nbddp.train import this_rank
+from nbddp.wire.group_spec import StartOptions
 from nbddp.wire.messages import RunCell
-from nbddp.wire.rank_start import DEFAULT_TIMEOUT
 from nbddp.worker.process_group import gloo, lost_sends, nccl, rendezvous, revival, unfinished_steps
 from nbddp.worker.process_group.bound_objects import BoundObjects
 from nbddp.worker.process_group.connections import Connections, check_free_descriptors
@@ -363,7 +363,7 @@ class ProcessGroup:
             # a wait keeps the timeout that it has started with, so set it before the cell
             self._set_timeout(INPUT_TIMEOUT if may_request_input else self._timeout)
             self._has_input_timeout = may_request_input
-        if command.script and self._timeout.total_seconds() != DEFAULT_TIMEOUT:
+        if command.script and self._timeout.total_seconds() != StartOptions.timeout:
             module: Any = dist.distributed_c10d
             module.default_pg_timeout = module.default_pg_nccl_timeout = self._timeout
         self._rendezvous.begin_cell(command.cell, running=len(command.ranks))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
-import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +15,6 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp import ArgumentError, RequestError, WorkerGroup
 from nbddp.group.rank_group import RankGroup
-from nbddp.lifecycle.events import StartAsked
-from nbddp.magics.parser import CELL
-from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.messages import Shutdown
 
 
@@ -42,17 +37,6 @@ def test_the_worker_group_has_exactly_its_documented_public_names() -> None:
         *("alive", "close", "folder", "heal", "interrupt", "is_live", "kill", "pull", "push"),
         *("restart", "run", "run_script", "scale", "start", "stop", "sweep", "timeline", "trace"),
     ]
-
-
-def test_scripts_magics_and_the_lifecycle_have_the_same_defaults() -> None:
-    spec, parameters = GroupSpec(), inspect.signature(WorkerGroup).parameters
-    for name in ("nproc", "backend", "timeout", "threads", "name", "grace"):
-        assert parameters[name].default == getattr(spec, name), name
-    assert StartAsked(world_size=2).grace == spec.grace
-    usage = " ".join(CELL.format_help().split())
-    for name in ("timeout", "grace"):
-        [default] = re.findall(rf"--{name} SECONDS [^(]*\(default: (\d+)\)", usage)
-        assert float(default) == getattr(spec, name), name
 
 
 def test_a_group_has_its_living_ranks_and_its_run_folder(group: WorkerGroup) -> None:

@@ -33,7 +33,9 @@ from nbddp.lifecycle.group_state import GroupState as State
 from nbddp.lifecycle.group_state import RankState
 from nbddp.lifecycle.heal_steps import CANCEL_TIMEOUT
 from nbddp.lifecycle.transitions import START_TIMEOUT, advance
+from nbddp.wire.group_spec import StartOptions
 
+GRACE_SECONDS = StartOptions.grace
 GIVEN = ev.NamespaceSent(attempt=1, generation=1)
 NO_NAMES = replace(GIVEN, reason="rank 0: no room")
 MEET = ev.RequestJoin(ranks=(0, 1), generation=1)
@@ -108,7 +110,12 @@ TABLE = {
     "the donor dies": ((HEALING, died(0)), IN_VAIN),
     "a stop during a heal": (
         (HEALING, STOP),
-        (State.STOPPING, leave(0), terminate(1), deadline_set(Deadline.STOP, ev.GRACE, **IN_HEAL)),
+        (
+            State.STOPPING,
+            leave(0),
+            terminate(1),
+            deadline_set(Deadline.STOP, GRACE_SECONDS, **IN_HEAL),
+        ),
     ),
     "ranks are taken back": (
         (OFF, BACK),

@@ -57,8 +57,10 @@ from nbddp.lifecycle.transitions import (
     STUCK_AFTER,
     advance,
 )
+from nbddp.wire.group_spec import StartOptions
 from nbddp.wire.messages import Regroup
 
+GRACE_SECONDS = StartOptions.grace
 RESTART = ev.RestartAsked(start=START)
 PEERS, STUCK, GRACE, CLEANUP = map(
     passed, (Deadline.PEERS, Deadline.STUCK, Deadline.GRACE, Deadline.CLEANUP)
@@ -80,7 +82,7 @@ DONE = ev.CellFinished(cell=1)
 OVER = (State.IDLE, DONE)
 STOPPED = (State.OFF, ev.GroupStopped())
 REMARK = (State.INTERRUPTING, ev.Notify)
-AGAIN = deadline_set(Deadline.GRACE, ev.GRACE)
+AGAIN = deadline_set(Deadline.GRACE, GRACE_SECONDS)
 SET_STUCK = deadline_set(Deadline.STUCK, STUCK_AFTER)
 
 
@@ -96,7 +98,7 @@ def killed(*ranks: int) -> tuple[Any, ...]:
     return *REMARK, kill(*ranks)
 
 
-def limits(grace: float = ev.GRACE) -> tuple[ev.SetDeadline, ...]:
+def limits(grace: float = GRACE_SECONDS) -> tuple[ev.SetDeadline, ...]:
     """Return the deadlines that an interrupt of a cell sets."""
     return deadline_set(Deadline.GRACE, grace), deadline_set(Deadline.CLEANUP, INTERRUPT_TIMEOUT)
 
@@ -134,7 +136,12 @@ STARTS = {
     ),
     "an interrupt of a start": (
         (STARTING, ready(0), INTERRUPT),
-        (State.STOPPING, leave(0), terminate(1), deadline_set(Deadline.STOP, ev.GRACE, cell=0)),
+        (
+            State.STOPPING,
+            leave(0),
+            terminate(1),
+            deadline_set(Deadline.STOP, GRACE_SECONDS, cell=0),
+        ),
     ),
 }
 CELLS = {
@@ -192,7 +199,7 @@ INTERRUPTS = {
     ),
     "they end a short step": (
         (INTERRUPTING, step_awaited(0, 1.0)),
-        (State.INTERRUPTING, deadline_set(Deadline.GRACE, ev.GRACE + 1.0)),
+        (State.INTERRUPTING, deadline_set(Deadline.GRACE, GRACE_SECONDS + 1.0)),
     ),
     "no remark before its limit": (
         (INTERRUPTING, step_awaited(0, 1.0), STUCK),

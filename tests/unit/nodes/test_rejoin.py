@@ -162,7 +162,7 @@ def test_a_rejoin_that_cannot_record_the_run_leaves_nodes_and_ranks_to_the_next_
     (folder / ".nbddp" / "runs" / "left" / "events.jsonl").mkdir(parents=True)
     start: dict[str, Any] = {"run_id": "left", "cwd": str(folder), "log_path": "rank-0.log"}
     start |= {"topology": Topology.local(1)[0], "attempt": 2, "store_port": 1, "kernel_pid": 1}
-    facts = start_facts(RankStart(**start, secret=b"", env={}, sys_path=[]))
+    facts = start_facts(RankStart(**start, spec=GroupSpec(), secret=b"", env={}, sys_path=[]))
     rank = {"number": 1, "pid": 1, "start": facts}
     pipes: list[int] = []
     for _ in range(2):

@@ -160,8 +160,8 @@ def test_every_rank_gets_its_topology_and_log_path_and_the_same_other_start_fact
     assert [start.log_path for start in told] == [f"{folder}/rank{rank}.log" for rank in range(3)]
     for start in told:
         assert (start.topology.world_size, start.topology.master_port) == (3, 4243)
-        assert (start.attempt, start.secret, start.backend) == (1, b"secret", "gloo")
-        assert (start.timeout, start.joins_group, start.colors) == (9.0, False, "linux")
+        assert (start.attempt, start.secret, start.spec.backend) == (1, b"secret", "gloo")
+        assert (start.spec.timeout, start.spec.joins_group, start.colors) == (9.0, False, "linux")
         assert (start.kernel_pid, start.run_id) == (os.getpid(), folder.name)
         assert (start.store_port, start.sys_path) == (4242, sys.path)
         assert (start.env["A"], start.cwd) == ("1", str(Path.cwd()))
