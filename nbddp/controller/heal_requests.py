@@ -10,7 +10,7 @@ from nbddp.controller.rank_processes import FailedRanks, try_each
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.group_state import HealLife
 from nbddp.record import run_events
-from nbddp.record.heal.heal_report import MAX_SHOWN_PLACES, MAX_SHOWN_VALUES, Healed
+from nbddp.record.heal.heal_report import MAX_SHOWN_PLACES, MAX_SHOWN_VALUES, Healed, HealFacts
 from nbddp.record.heal.rank_values import OwnValues
 from nbddp.record.replay_log import cell_that_assigned, root_name
 from nbddp.sigint import Future
@@ -178,20 +178,10 @@ class HealRequests:
         )
 
     def _record(self, healed: Healed) -> None:
-        self._state.event_log.record(
-            run_events.RanksHealed(
-                ranks=healed.ranks,
-                donor=healed.donor,
-                names=healed.names,
-                left=dict(healed.left),
-                more=dict(healed.more),
-                places=healed.places[:MAX_SHOWN_PLACES],
-                more_places=max(0, len(healed.places) - MAX_SHOWN_PLACES),
-                own=healed.own[:MAX_SHOWN_VALUES],
-                unknown=healed.unknown[:MAX_SHOWN_VALUES],
-                bytes=healed.size,
-                fork=round(healed.fork, 3),
-                carry=round(healed.carry, 3),
-                meet=round(healed.meet, 3),
-            )
-        )
+        facts = {name: getattr(healed, name) for name in HealFacts.__dataclass_fields__}
+        limits = {"places": MAX_SHOWN_PLACES, "own": MAX_SHOWN_VALUES, "unknown": MAX_SHOWN_VALUES}
+        facts |= {name: facts[name][:most] for name, most in limits.items()}
+        facts |= {name: round(facts[name], 3) for name in ("fork", "carry", "meet")}
+        more = max(0, len(healed.places) - MAX_SHOWN_PLACES)
+        event = run_events.RanksHealed(bytes=healed.size, more_places=more, **facts)
+        self._state.event_log.record(event)

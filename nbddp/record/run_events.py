@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from nbddp.formatting import format_bytes, format_ranks, format_seconds, list_some, plural
 from nbddp.lifecycle.retries import RecoveryCost
+from nbddp.record.heal.heal_report import HealFacts
 from nbddp.record.run_folder import iso_time
 from nbddp.wire.frozen import Frozen
 
@@ -310,22 +311,14 @@ class Resumed(RunEvent, RecoveryCost, kind="resumed"):
         run_facts["seconds_lost"] = round(run_facts["seconds_lost"] + self.seconds, 3)
 
 
-class RanksHealed(RunEvent, kind="healed"):
-    """Dead ranks were replaced; see :class:`~nbddp.record.heal.heal_report.Healed`."""
+class RanksHealed(RunEvent, HealFacts, kind="healed"):
+    """Dead ranks were replaced.
 
-    ranks: Sequence[int]
-    donor: int
-    names: int
-    left: Mapping[str, str]
-    more: Mapping[str, int]
-    places: Sequence[str]
-    more_places: int
-    own: Sequence[str]
-    unknown: Sequence[str]
+    ``more_places``: number of places that the file lacks; ``bytes``: number of carried bytes.
+    """
+
     bytes: int
-    fork: float
-    carry: float
-    meet: float
+    more_places: int
 
     def describe(self) -> str:
         names = list_some([*self.left], MAX_NOT_CARRIED, more=sum(self.more.values()))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from nbddp.formatting import format_bytes, format_number_ranges, format_ranks, list_some, plural
+from nbddp.wire.frozen import Frozen
 from nbddp.wire.request_messages import KEEPS_RANK, ON_ALL_RANKS
 
 MAX_SHOWN_PLACES = 20  # paths in the report
 MAX_SHOWN_VALUES = 100  # values in the report
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Healed:
-    """The result of a heal.
+class HealFacts(Frozen):
+    """The facts of a heal, for its report and its event.
 
     Attributes:
         ranks: the replaced ranks.
@@ -25,8 +24,6 @@ class Healed:
         places: paths at which a replacement put its own rank number instead of the donor's.
         own: values that replacements got from the dead ranks, not from the donor.
         unknown: values from the donor although those of the dead ranks differ or may differ.
-        cells: prompt number of the cell that made a name in ``left``, if known.
-        size: number of carried bytes.
         fork: seconds until the replacements were started.
         carry: seconds to pickle the variables.
         meet: seconds until all ranks had joined the new process group.
@@ -38,13 +35,23 @@ class Healed:
     left: Mapping[str, str]
     more: Mapping[str, int]
     places: tuple[str, ...]
-    cells: Mapping[str, int]
-    size: int
+    own: tuple[str, ...]
+    unknown: tuple[str, ...]
     fork: float
     carry: float
     meet: float
-    own: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
+
+
+class Healed(HealFacts):
+    """The result of a heal.
+
+    Attributes:
+        cells: prompt number of the cell that made a name in ``left``, if known.
+        size: number of carried bytes.
+    """
+
+    cells: Mapping[str, int]
+    size: int
 
     @property
     def seconds(self) -> float:
