@@ -35,6 +35,7 @@ class RunEvent(Frozen):
         line: its text, with facts in braces; empty if the views show it in another way.
         mood: its colour in a list of events: ``bad``, ``warn``, or empty.
         defaults: the default of each fact; MISSING for a fact without a default.
+        required: the facts without a default.
         time: when it happened, in ``time.time()``.
         other_facts: what the file of a later version knows about an event of this kind.
     """
@@ -43,6 +44,7 @@ class RunEvent(Frozen):
     line: ClassVar[str]
     mood: ClassVar[str]
     defaults: ClassVar[dict[str, Any]]
+    required: ClassVar[set[str]]
     time: float = field(default_factory=lambda: time.time())
     other_facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -50,6 +52,7 @@ class RunEvent(Frozen):
         super().__init_subclass__()
         cls.kind, cls.line, cls.mood = kind, line, mood
         cls.defaults = {f.name: f.default for f in fields(cls) if f.name not in _NOT_FACTS}
+        cls.required = {name for name, default in cls.defaults.items() if default is MISSING}
         if kind:
             EVENT_CLASSES[kind] = cls
 
@@ -77,10 +80,9 @@ def event_of(kind: str, facts: Mapping[str, Any], at: float) -> RunEvent:
         KeyError: an event of the notebook lacks a fact.
     """
     event_class = EVENT_CLASSES.get(kind, OtherEvent)
-    needed = (name for name, default in event_class.defaults.items() if default is MISSING)
-    missing = [name for name in needed if name not in facts]
+    missing = event_class.required - facts.keys()
     if missing and not issubclass(event_class, ReportedEvent):
-        raise KeyError(missing[0])
+        raise KeyError(min(missing))
     if missing:  # a rank may report anything
         event_class = OtherEvent
     values = {name: fact for name, fact in facts.items() if name in event_class.defaults}
