@@ -45,6 +45,15 @@ def format_seconds(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def cut_text(text: str, most: int, end: str = "…") -> str:
+    """Return the first characters of a text that has more than ``most``, with an end mark.
+
+    >>> cut_text("abcdef", 6), cut_text("abcdef", 5), cut_text("abcdef", 5, " ...")
+    ('abcdef', 'abcd…', 'a ...')
+    """
+    return text if len(text) <= most else text[: most - len(end)] + end
+
+
 def with_article(noun: str) -> str:
     """Put "a" or "an" before a noun.
 

@@ -280,7 +280,7 @@ def _cells(events: Sequence[run_events.RunEvent]) -> tuple[StoredCell, ...]:
     return tuple(_cell(event, ended.get(_cell_id(event))) for event in started)
 
 
-def _cell_id(event: run_events.CellStarted | run_events.CellEnded) -> int:
+def _cell_id(event: run_events.CellEvent) -> int:
     """Return the id of an event's cell; older records have only the prompt number."""
     return event.number if event.id is None else event.id
 

@@ -12,7 +12,7 @@ from nbddp.controller.rank_requests import resolve_ranks
 from nbddp.controller.session import Session
 from nbddp.errors import NbddpError
 from nbddp.group.push_pull import pull
-from nbddp.record.run_events import CellEnded, CellStarted, RankExited
+from nbddp.record.run_events import CellEnded, CellEvent, CellStarted, RankExited
 from nbddp.record.waiting.collective_timeline import (
     DdpOverlap,
     Timeline,
@@ -26,7 +26,7 @@ DDP_TIMING_EXPRESSION = (
     ".read_ddp_timing(globals())"
 )
 
-CellEvent = TypeVar("CellEvent", CellStarted, CellEnded)
+T = TypeVar("T", bound=CellEvent)
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def timeline_of(session: Session, last: int | None = None) -> Timeline:
     return replace(timeline, overlaps=_collect_overlaps(session, history.began))
 
 
-def find_event(session: Session, event_class: type[CellEvent], cell: int) -> CellEvent | None:
+def find_event(session: Session, event_class: type[T], cell: int) -> T | None:
     """Return the start or end event of a cell; None if it was not recorded."""
     events = (each for each in session.event_log.since(0.0) if isinstance(each, event_class))
     return next((event for event in events if event.id == cell), None)

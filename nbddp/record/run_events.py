@@ -11,7 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, field, fields
 from typing import Any, ClassVar
 
-from nbddp.formatting import format_bytes, format_ranks, format_seconds, list_some, plural
+from nbddp.formatting import (
+    cut_text,
+    format_bytes,
+    format_ranks,
+    format_seconds,
+    list_some,
+    plural,
+)
 from nbddp.lifecycle.retries import RecoveryCost
 from nbddp.record.heal.heal_report import HealFacts
 from nbddp.record.run_folder import iso_time
@@ -179,46 +186,51 @@ class GroupStopped(AttemptEvent, kind="stopped"):
 # ---- cells
 
 
-class CellStarted(RunEvent, kind="cell"):
-    """A cell was sent to its ranks.
+class CellEvent(RunEvent):
+    """The start or the end of a cell.
 
     Attributes:
         number: the number in the prompt of the notebook.
-        id: the number in the group. Older records have none, and no ``began`` and ``logs``.
-        began: when it began: before this event, because ranks may report at once.
-        logs: the bytes in the log of each rank at the start.
-        again: whether nbddp ran the cell again, in a recovery or a replay.
-        replay: whether this was a replay.
+        id: the number in the group. Older records have neither ``id`` nor ``logs``.
+        logs: the bytes in the log of each rank.
     """
 
     number: int
     id: int | None = None
+    logs: Mapping[str, int] | None = None
+
+
+class CellStarted(CellEvent, kind="cell"):
+    """A cell was sent to its ranks.
+
+    Attributes:
+        began: when it began: before this event, because ranks may report at once. Older records
+            have none.
+        again: whether nbddp ran the cell again, in a recovery or a replay.
+        replay: whether this was a replay.
+    """
+
     ranks: Sequence[int]
     source: str
     began: float | None = None
     again: bool = False
     replay: bool = False
-    logs: Mapping[str, int] | None = None
 
 
-class CellEnded(RunEvent, kind="cell ended"):
+class CellEnded(CellEvent, kind="cell ended"):
     """A cell ended on all its ranks.
 
     Attributes:
-        number, id, logs: as in CellStarted, but at the end.
         outcome: ``ok``, or the reason of the end in one line.
         report: the full report of a failure.
         failures: ``ranks``, ``what`` and ``consequence`` of each failure. Older records have none.
         interrupted: whether the user ended the cell.
     """
 
-    number: int
-    id: int | None = None
     outcome: str
     report: str = ""
     failures: Sequence[Mapping[str, Any]] = ()
     interrupted: bool = False
-    logs: Mapping[str, int] | None = None
 
     def apply(self, run_facts: dict[str, Any]) -> None:
         run_facts.update({"outcome": self.outcome, "interrupted": self.interrupted})
@@ -379,16 +391,13 @@ class Configured(ReportedEvent, kind="config"):
     values: Mapping[str, Any]
 
     def describe(self) -> str:
-        texts = [f"{name} {_cut(str(value))}" for name, value in self.values.items()]
+        shown = {name: cut_text(str(value), MAX_SETTING) for name, value in self.values.items()}
+        texts = [f"{name} {text}" for name, text in shown.items()]
         return f"config: {list_some(texts, MAX_SETTINGS)}"
 
     def apply(self, run_facts: dict[str, Any]) -> None:
         before, new = run_facts["config"], self.values
         run_facts["config"] = {**before, **new} if self.rank == 0 else {**new, **before}
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_SETTING else f"{text[: MAX_SETTING - 1]}…"
 
 
 class FaultFired(ReportedEvent, kind="fault", line="fault: {fault}", mood="warn"):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from nbddp.errors import CellFailedError, CellInterruptedError
-from nbddp.formatting import describe_exit, format_line, format_ranks, ranks_by_text
+from nbddp.formatting import cut_text, describe_exit, format_line, format_ranks, ranks_by_text
 from nbddp.wire.messages import CellEnded, Failure
 
 MAX_HEADLINE = 240  # characters of an error's text; the traceback has the full text
@@ -183,7 +183,7 @@ class RankFailure:
             return f"{what}{inside}{where}"
         first_line = self.failure.text.strip().partition("\n")[0]
         text, because = (
-            _shorten(_ADDRESS.sub("", _CPP_SOURCE.sub("", line, count=1)))
+            cut_text(_ADDRESS.sub("", _CPP_SOURCE.sub("", line, count=1)), MAX_HEADLINE, " ...")
             for line in (first_line, self.failure.because)
         )
         text = re.sub(r"(?<!\.)\.$", "", text) if because or inside or where else text
@@ -416,10 +416,6 @@ def _exit_details(process_exit: ProcessExit, rank_name: str) -> list[str]:
         lines += [f"  last output of {rank_name}:"]
         lines += [f"  | {line}" for line in process_exit.final_output.splitlines()]
     return lines
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= MAX_HEADLINE else text[: MAX_HEADLINE - 4] + " ..."
 
 
 def failure_of(

@@ -9,7 +9,7 @@ from nbddp.archive.find import MAX_SHOWN_NAMES, short_names
 from nbddp.archive.run_list import Listing
 from nbddp.archive.summary import Summary
 from nbddp.charts.sparkline import block_characters, sparkline
-from nbddp.formatting import format_bytes, format_seconds, list_some, plural
+from nbddp.formatting import cut_text, format_bytes, format_seconds, list_some, plural
 from nbddp.record.metrics import Pairs
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Cell, Dot, Mood, Report, Table, note
@@ -96,7 +96,7 @@ def format_value(value: Any) -> str:
         return ""
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     text = " ".join(text.split())
-    return text if len(text) <= MAX_SETTING_LENGTH else f"{text[: MAX_SETTING_LENGTH - 1]}…"
+    return cut_text(text, MAX_SETTING_LENGTH)
 
 
 def describe_pace(run: Summary) -> str:

@@ -33,7 +33,7 @@ import pexpect  # type: ignore[import-untyped]
 from IPython.core import interactiveshell
 from IPython.core.magics import packaging
 
-from nbddp.formatting import format_few
+from nbddp.formatting import cut_text, format_few
 from nbddp.topology import Topology
 from nbddp.worker.cell.shell import RankShell
 from nbddp.worker.lazy_preload import inherited_modules
@@ -165,8 +165,8 @@ class PackageCommands:
             outcome = self._next_step(started_at)
         else:
             return value
-        shown = command.replace(sys.executable, "python").strip().partition("\n")[0]
-        shown = shown if len(shown) <= MAX_COMMAND else shown[: MAX_COMMAND - 4] + " ..."
+        line = command.replace(sys.executable, "python").strip().partition("\n")[0]
+        shown = cut_text(line, MAX_COMMAND, " ...")
         print(  # noqa: T201 - for the user, with the command's own output
             f"nbddp: rank {self._topology.rank} ran `{shown}` for all ranks of its node: {outcome}"
         )
