@@ -287,6 +287,7 @@ WHAT: dict[str, tuple[str, Any]] = {
     "--ranks 1": ("ranks", (1,)),
     "--break-ranks 1": ("break_ranks", (1,)),
     "--trace 2:4": ("trace", TraceSteps(first=2, last=4)),
+    "--no-trainer-metrics": ("no_trainer_metrics", True),
 }
 
 

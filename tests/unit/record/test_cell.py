@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -13,7 +14,9 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.notices import ControllerMessage
-from nbddp.wire.messages import CellEnded, Failure
+from nbddp.wire.messages import CellEnded, Failure, decode, encode
+from nbddp.wire.options.cell_spec import CellOptions
+from nbddp.wire.trace_messages import TraceSteps
 
 
 def handle_for(*ranks: int) -> CellHandle:
@@ -51,6 +54,16 @@ def test_the_result_of_a_cell_raises_its_first_cause_if_there_is_one() -> None:
     assert not result.is_ok
     with pytest.raises(CellFailedError, match=r"rank 1: ValueError: no"):
         result.raise_for_failure()
+
+
+def test_ranks_get_all_options_that_they_obey() -> None:
+    steps = TraceSteps(first=2, last=4)
+    options: dict[str, Any] = {"break_ranks": (1,), "trace": steps, "shard_copies": 3}
+    options |= {"no_trainer_metrics": True}
+    assert options.keys() == {item.name for item in fields(CellOptions)}
+    request = CellRequest(source="x", **options)
+    received = decode(encode(CellHandle(7, request, (0, 1), Mock()).run_message()))
+    assert {name: getattr(received, name) for name in options} == options
 
 
 def test_values_are_fetched_once_and_cached() -> None:
