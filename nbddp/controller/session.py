@@ -357,7 +357,8 @@ class Session:
         def forward(*_: object) -> None:
             nonlocal ignored
             forwarded.count += 1
-            ignored += self.life.state in (GroupState.OFF, GroupState.IDLE, GroupState.BROKEN)
+            if self.life.state in (GroupState.OFF, GroupState.IDLE, GroupState.BROKEN):
+                ignored += 1
             self.interrupt()
             if ignored > 1:
                 raise KeyboardInterrupt

@@ -66,7 +66,8 @@ class JsonLinesReader:
             and row.keys() >= self._needed
             and isinstance(row["time"], float | int)
         )
-        self.unreadable += not is_whole
+        if not is_whole:
+            self.unreadable += 1
         return is_whole
 
 

@@ -359,7 +359,8 @@ def _deaths_that_cost_names(make_group: MakeRanks, switch: str) -> int:
     group, chance, lost = make_group(4, env={SWITCH: switch}), random.Random(5), 0
     for death in range(1, DEATHS_IN_SOAK + 1):
         group.failure_of(REDUCES.replace("DELAY", str(chance.uniform(0.01, 0.3))), quiet=True)
-        lost += len(group.alive) < 3
+        if len(group.alive) < 3:
+            lost += 1
         sys.stderr.write(f"{SWITCH}={switch}: {lost} of {death} deaths cost names\n")
         group.heal() if group.alive else group.restart()
     return lost

@@ -138,8 +138,9 @@ class RankTrack:
         for at, place in reversed(self.samples):
             if at < began:
                 break
-            counts[place] += at <= ended
-        return +counts
+            if at <= ended:
+                counts[place] += 1
+        return counts
 
     def loading_seconds(self, began: float, ended: float) -> float:
         """Return the seconds of this time in which the rank waited for data."""

@@ -28,7 +28,8 @@ def install_hooks() -> None:
 def _count(original: Callable[..., Any], *args: Any, **options: Any) -> Any:
     global _successes
     result = original(*args, **options)  # a queue raises Empty or Full if the wait expires
-    _successes += result is not False  # the others return False
+    if result is not False:  # the others return False
+        _successes += 1
     return result
 
 

@@ -152,7 +152,8 @@ def count_pipes() -> int:
     count = 0
     for name in os.listdir("/dev/fd"):  # noqa: PTH208 - names, not paths
         with suppress(OSError):  # the descriptor of the folder itself
-            count += stat.S_ISFIFO(os.fstat(int(name)).st_mode)
+            if stat.S_ISFIFO(os.fstat(int(name)).st_mode):
+                count += 1
     return count
 
 
