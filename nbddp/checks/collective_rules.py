@@ -224,8 +224,8 @@ def _other_ranks_match(
             if other.branch != condition.branch:
                 return True
         elif other.code != condition.code and other.node not in around:
-            around_each = source.ancestors(other.node)
-            if condition.node not in around_each:
+            around_other = source.ancestors(other.node)
+            if condition.node not in around_other:
                 return True
     return False
 
