@@ -43,6 +43,7 @@ def test_button_ends_the_cell_and_leaves_a_record(
     assert text.startswith(outcome)
     causes = text.partition("rank\tstate")[0]
     assert ("rank 1 was killed by you" in causes) == (button == "Kill")
+    assert not re.search(r"\brank 1\b.*SIGKILL", causes)
     assert "SIGTERM" not in causes  # the user ended them: no failure
     training.run(3)
     training.await_text(3, next_cell)
