@@ -11,7 +11,22 @@ from nbddp.errors import RequestError, as_request_error
 from nbddp.export.script import PulledValue
 from nbddp.group.find_script import find_script
 from nbddp.lifecycle.refusals import way_out
-from nbddp.magics import command_arguments as of
+from nbddp.magics.command_arguments import (
+    AutoArguments,
+    FaultArguments,
+    HealArguments,
+    InterruptArguments,
+    KillArguments,
+    LogsArguments,
+    PullArguments,
+    PushArguments,
+    RestartArguments,
+    ScriptArguments,
+    StartArguments,
+    StatusArguments,
+    StopArguments,
+    ViewArguments,
+)
 from nbddp.magics.commands.diagnose import check, set_trace_steps
 from nbddp.magics.commands.export import export
 from nbddp.magics.commands.nodes import manage_nodes
@@ -64,7 +79,7 @@ def run_command(notebook: NotebookState, line: str) -> Any:
             notebook.show_messages()
 
 
-def _status(notebook: NotebookState, _args: of.StatusArguments) -> None:
+def _status(notebook: NotebookState, _args: StatusArguments) -> None:
     scripts = notebook.group.scripts
     notebook.presenter.show_status(scripts.active_session)
     if armed := notebook.group.session.armed_now:
@@ -73,12 +88,12 @@ def _status(notebook: NotebookState, _args: of.StatusArguments) -> None:
         notebook.presenter.print_line(SCRIPT_RANKS_KEPT)
 
 
-def _start(notebook: NotebookState, args: of.StartArguments) -> None:
+def _start(notebook: NotebookState, args: StartArguments) -> None:
     notebook.ensure_started(replace(notebook.requested_spec(args), joins_group=True), fresh=False)
     notebook.presenter.show_status(notebook.group.session)
 
 
-def _restart(notebook: NotebookState, args: of.RestartArguments) -> None:
+def _restart(notebook: NotebookState, args: RestartArguments) -> None:
     spec, new_run = notebook.requested_spec(args), "name" in args.start
     if args.replay:
         notebook.restart_and_replay(spec, new_run=new_run)
@@ -87,7 +102,7 @@ def _restart(notebook: NotebookState, args: of.RestartArguments) -> None:
     notebook.presenter.show_status(notebook.group.session)
 
 
-def _run(notebook: NotebookState, args: of.ScriptArguments) -> None:
+def _run(notebook: NotebookState, args: ScriptArguments) -> None:
     notebook.check_ranks(args)
     script = find_script(args.script, args.script_args, is_module=args.module, keeps=args.keep)
     request = CellRequest(
@@ -105,13 +120,13 @@ def _run(notebook: NotebookState, args: of.ScriptArguments) -> None:
         notebook.run(request, args)
 
 
-def _interrupt(notebook: NotebookState, _args: of.InterruptArguments) -> None:
+def _interrupt(notebook: NotebookState, _args: InterruptArguments) -> None:
     if not notebook.group.scripts.active_session.life.state.is_interruptible:
         raise RequestError("no cell is running")
     notebook.group.interrupt()
 
 
-def _heal(notebook: NotebookState, args: of.HealArguments) -> None:
+def _heal(notebook: NotebookState, args: HealArguments) -> None:
     if notebook.group.scripts.dead_ranks and not notebook.group.life.gone:
         notebook.presenter.print_line(f"nbddp: {SCRIPT_RANKS_DIED}")
         return
@@ -125,7 +140,7 @@ def _heal(notebook: NotebookState, args: of.HealArguments) -> None:
         notebook.rerun_after_heal()
 
 
-def _logs(notebook: NotebookState, args: of.LogsArguments) -> None:
+def _logs(notebook: NotebookState, args: LogsArguments) -> None:
     folder = notebook.last_run or notebook.group.scripts.last_session.event_log.path
     name = log_name(args.rank)
     if folder is None or (folder.exists() and not (folder / name).exists()):
@@ -135,12 +150,12 @@ def _logs(notebook: NotebookState, args: of.LogsArguments) -> None:
     notebook.presenter.print_line(text)
 
 
-def _push(notebook: NotebookState, args: of.PushArguments) -> None:
+def _push(notebook: NotebookState, args: PushArguments) -> None:
     names = [name for word in args.names for name in word.split(",") if name]
     notebook.group.push(notebook.notebook_values(names or args.names), ranks=args.ranks)
 
 
-def _pull(notebook: NotebookState, args: of.PullArguments) -> Any:
+def _pull(notebook: NotebookState, args: PullArguments) -> Any:
     expression = args.expression
     try:
         ast.parse(expression, mode="eval")
@@ -156,21 +171,21 @@ def _pull(notebook: NotebookState, args: of.PullArguments) -> Any:
     return None if args.line.endswith(";") else value  # as IPython does for a statement
 
 
-def _stop(notebook: NotebookState, _args: of.StopArguments) -> None:
+def _stop(notebook: NotebookState, _args: StopArguments) -> None:
     sessions = notebook.group.session, notebook.group.scripts.active_session
     is_live = any(session.life.state.is_live for session in sessions)
     notebook.group.stop()
     notebook.presenter.print_line(f"nbddp: {STOPPED if is_live else NOTHING_TO_STOP}")
 
 
-def _kill(notebook: NotebookState, args: of.KillArguments) -> None:
+def _kill(notebook: NotebookState, args: KillArguments) -> None:
     notebook.group.kill(args.rank)
     session = notebook.group.scripts.active_session
     advice = f"; {way_out(session.life)}" if session is notebook.group.session else ""
     notebook.presenter.print_line(f"nbddp: rank {args.rank} was killed{advice}")
 
 
-def _fault(notebook: NotebookState, args: of.FaultArguments) -> None:
+def _fault(notebook: NotebookState, args: FaultArguments) -> None:
     session, call = notebook.group.session, "clear()"
     ranks = tuple(session.life.alive) or None
     if args.kind != "off":
@@ -183,12 +198,12 @@ def _fault(notebook: NotebookState, args: of.FaultArguments) -> None:
     notebook.presenter.print_line(f"nbddp: {describe_armed(session.armed_now)}")
 
 
-def _auto(notebook: NotebookState, args: of.AutoArguments) -> None:
+def _auto(notebook: NotebookState, args: AutoArguments) -> None:
     notebook.auto.is_on = args.switch == "on"
     notebook.presenter.print_line(f"nbddp: {AUTO_ON if notebook.auto.is_on else AUTO_OFF}")
 
 
-def _view(notebook: NotebookState, args: of.ViewArguments) -> None:
+def _view(notebook: NotebookState, args: ViewArguments) -> None:
     notebook.presenter.choice = ViewChoice(args.choice)
 
 

@@ -14,7 +14,11 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from nbddp.magics import command_arguments as of
+from nbddp.magics.command_arguments import (
+    Command,
+    LineArguments,
+    PullArguments,
+)
 from nbddp.magics.magic_parser import MagicParser, T
 from nbddp.magics.run_arguments import CellArguments
 from nbddp.wire.frozen import Frozen
@@ -24,13 +28,13 @@ MIN_SIMILARITY = 0.7  # of a misspelled word to the suggested one
 
 CELL = MagicParser(CellArguments, prog="%%ddp")
 LINE = MagicParser(
-    of.LineArguments,
+    LineArguments,
     prog="%ddp",
     epilog="`%ddp help COMMAND` shows its options, `%%ddp?` those of a cell.",
 )
 COMMANDS: dict[str, MagicParser[Any]] = {}
 _PARSERS = LINE.add_subparsers(title="commands", metavar="COMMAND ARGUMENTS")
-for kind in of.Command.kinds:
+for kind in Command.kinds:
     command, _, arguments = kind.example.partition(" ")
     COMMANDS[command] = _PARSERS.add_parser(
         command,
@@ -85,7 +89,7 @@ def parse_line(parser: MagicParser[T], line: str) -> T:
     Raises:
         UsageError: the line is wrong; the message says in one line what to write instead.
     """
-    if parser.kind is of.PullArguments:
+    if parser.kind is PullArguments:
         parsed = _parse_pull(parser, _without_comment(line, escaped_quotes="'\""))
     else:
         parsed = _parse_words(parser, _split(line))
