@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from fakes import FakeHandle, FakeLauncher, ManualEventThread, SilentLink, manual_runtime, ready
+from fakes import (
+    FakeHandle,
+    FakeLauncher,
+    ManualEventThread,
+    SilentLink,
+    manual_runtime,
+    ready,
+    request_start,
+)
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from life_history import History
@@ -221,7 +229,7 @@ class AnyOrder(RuleBasedStateMachine):
     ) -> None:
         spec = GroupSpec(nproc=world_size, joins_group=joins_group)
         if self.state is GroupState.OFF or is_refused:
-            self.make_request("start", self.session._request_start, spec, start_event(spec))
+            self.make_request("start", request_start, self.session, spec, start_event(spec))
         else:
             self.make_request("restart", self.session.request_restart, spec)
 

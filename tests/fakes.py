@@ -19,9 +19,11 @@ from typing import Any
 from nbddp.controller.session import Session
 from nbddp.controller.threads import EventThread, Runtime
 from nbddp.launch.local_launcher import Launcher, RankHandle
+from nbddp.lifecycle.events import Event
 from nbddp.sigint import Future
 from nbddp.wire import messages as msg
 from nbddp.wire.envelope import Envelope
+from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.rank_start import RankStart
 from nbddp.wire.request_messages import Answer, Complete, Inspect, Pull, Push
 
@@ -309,6 +311,12 @@ def manual_runtime(link: FakeLink) -> Runtime:
 
 def with_threads(link: FakeLink) -> Runtime:
     return Runtime(link, EventThread("nbddp-session"), EventThread("nbddp-launch"))
+
+
+def request_start(session: Session, spec: GroupSpec, event: Event, **more: Any) -> Future[None]:
+    """Start ranks, and do not wait."""
+    session._open(spec)
+    return session._submit_start(spec, event, **more)
 
 
 def fake_session(launcher: FakeLauncher, link: FakeLink, *, colors: str = "") -> Session:

@@ -52,7 +52,7 @@ class ActorState:
         replay_log: the cells and pushes of this attempt.
         start_error: the first error of a start that failed.
         carry_out: carries out an action of the lifecycle.
-        numbers: the numbers of requests to ranks.
+        numbers: the numbers of requests to ranks. Any thread may take the next one.
         cleanup: done when all that dead ranks left behind is killed; None if no rank has died.
 
     Args:

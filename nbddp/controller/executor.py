@@ -111,9 +111,9 @@ class Executor:
                 state.router.notify(text)
                 if isinstance(action, ev.RejoinRanks):  # it may be the only rank
                     state.keep_start_error(StartError(text))
-        self.abandon(rank)
+        self._abandon(rank)
 
-    def abandon(self, rank: int) -> None:
+    def _abandon(self, rank: int) -> None:
         """Kill a rank that cannot be reached. If its exit will not be seen, count it as exited."""
         state = self._state
         if not state.ranks.abandon(rank):
@@ -218,7 +218,7 @@ class Executor:
         state.keep_start_error(start_error("the ranks", error))
         state.router.notify(f"killed all ranks: cannot read their messages ({short_error(error)})")
         for rank in state.life.alive:
-            self.abandon(rank)
+            self._abandon(rank)
 
     # ---- start
 

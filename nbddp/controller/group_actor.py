@@ -7,7 +7,6 @@ for callers on other threads; the parts of the actor (``executor``, ``message_ha
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from nbddp.controller.threads import Runtime
     from nbddp.nodes.rejoin import SurvivingGroup
     from nbddp.wire.group_spec import GroupSpec
-
-logger = logging.getLogger(__name__)
 
 
 class GroupActor:

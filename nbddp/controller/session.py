@@ -71,7 +71,7 @@ class Session:
     """One worker group of a kernel, through all its attempts; any thread may call any method.
 
     Attributes:
-        actor: the state; only its own thread may change it.
+        actor: owns the state of the group; only the session's thread may change it.
         last_healed: the result of the last heal.
         describe_name: says how to get a name that the ranks do not have from the notebook.
         reported_findings: the findings below cells so far: attempt, rule and text of each.
@@ -265,7 +265,8 @@ class Session:
         """
         event = survivors.rejoin_event() if survivors else start_event(spec)
         with self._stop_on_interrupt():
-            wait_for_result(self._request_start(spec, event, survivors=survivors))
+            self._open(spec)
+            wait_for_result(self._submit_start(spec, event, survivors=survivors))
 
     def restart(self, spec: GroupSpec | None = None, *, is_recovery: bool = False) -> None:
         """End the group, even during a cell, and start it again as the next attempt.
@@ -287,7 +288,8 @@ class Session:
         else:
             spec = replace(spec, nproc=self.launcher.world_size(spec.nproc))
         event = ev.RestartAsked(start=start_event(spec))
-        return self._request_start(spec, event, is_recovery=is_recovery)
+        self._open(spec)
+        return self._submit_start(spec, event, is_recovery=is_recovery)
 
     def check_gpus(self, spec: GroupSpec) -> None:
         """Refuse NCCL without a GPU on this machine; a rank on a node checks that by itself.
@@ -310,17 +312,10 @@ class Session:
         check_variables(env, is_local=self.launcher.is_local)
         wait_for_result(run_in_thread("nbddp-prepare", partial(self.launcher.prepare, env)))
 
-    def _request_start(
-        self,
-        spec: GroupSpec,
-        event: ev.Event,
-        *,
-        is_recovery: bool = False,
-        survivors: SurvivingGroup | None = None,
-    ) -> Future[None]:
+    def _open(self, spec: GroupSpec) -> None:
+        """Start the processes that ranks of this spec need, and open the link to the ranks."""
         self.prepare(spec)
         self._ensure_runtime()
-        return self._submit_start(spec, event, is_recovery=is_recovery, survivors=survivors)
 
     @contextmanager
     def _stop_on_interrupt(self) -> Iterator[None]:

@@ -13,7 +13,15 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from fakes import FakeHandle, FakeLauncher, ManualEventThread, SilentLink, manual_runtime, ready
+from fakes import (
+    FakeHandle,
+    FakeLauncher,
+    ManualEventThread,
+    SilentLink,
+    manual_runtime,
+    ready,
+    request_start,
+)
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
@@ -71,7 +79,7 @@ class Driver:
                 busy[0].run_next()
 
     def ask_start(self) -> Future[None]:
-        return self.session._request_start(TWO, start_event(TWO))
+        return request_start(self.session, TWO, start_event(TWO))
 
     def ask_rank(self, rank: int) -> Future[Answer]:
         request = self.session.numbered(Complete(code="", cursor=0))
@@ -205,8 +213,8 @@ class LeftRanks:
         self.group.folder.mkdir()
 
     def take_back(self) -> Future[None]:
-        started = self.driver.session._request_start(
-            TWO, self.group.rejoin_event(), survivors=self.group
+        started = request_start(
+            self.driver.session, TWO, self.group.rejoin_event(), survivors=self.group
         )
         self.driver.handle_all_events()
         return started

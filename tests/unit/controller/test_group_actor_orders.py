@@ -13,7 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from any_order import HELLO, INJECTED, RANK, WORLD, AnyOrder, InjectedError, Rank
-from fakes import FakeHandle
+from fakes import FakeHandle, request_start
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
@@ -124,7 +124,7 @@ class AnyOrderWithFaults(AnyOrder):
             options={},
         )
         spec, event = GroupSpec(nproc=world_size), group.rejoin_event()
-        start = partial(self.session._request_start, survivors=group)
+        start = partial(request_start, self.session, survivors=group)
         self.make_request("start", start, spec, event)
         if self.session.actor.state.ranks.handles:
             self.ranks.update({(attempt, each.rank): each for each in survivors})
