@@ -117,6 +117,6 @@ def stand_still(notebook: Notebook) -> None:
         with suppress(psutil.NoSuchProcess):  # the forkserver has short-lived children
             process.suspend()
     time.sleep(limit("rank_silent_after") + limit("hang_after"))
-    for process in processes:
+    for process in reversed(processes):  # the kernel last: it would see its children stopped
         with suppress(psutil.NoSuchProcess):
             process.resume()

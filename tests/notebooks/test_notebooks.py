@@ -10,6 +10,7 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+import torch
 from lessons import NOTEBOOKS, check_lesson, errors_of, execute, text_of
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
@@ -52,6 +53,7 @@ def memory_of(pid: int) -> int:
 @pytest.mark.full
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(sys.platform != "linux", reason="PSS is Linux's own measure")
+@pytest.mark.skipif(torch.version.cuda is not None, reason="Binder has torch's build for CPUs")
 def test_the_quickstart_with_four_ranks_stays_under_a_gigabyte(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
