@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from processes import is_helper, marked, own_children, wait_until
 from xdist.scheduler import LoadFileScheduling
 
+pytest_plugins = ["rank_fixtures", "kit_fixtures"]
 pytest.register_assert_rewrite("lessons")
 # nbformat loads it through jsonschema, for addresses that no notebook has: it takes three seconds
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
@@ -35,7 +36,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's `&` and no
 
 TESTS = Path(__file__).parent
 STARTS_PROCESSES = ("multiproc", "notebook", "browser")
-BY_FOLDER = {"multiproc": "multiproc", "multiproc/ecosystem": "ecosystem"}
+BY_FOLDER = ("multiproc", "ecosystem")
 NOT_UNIT = {*STARTS_PROCESSES, "process", "full", "soak", "ecosystem", "gpu"}
 
 
@@ -50,8 +51,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     first = [TESTS / "notebooks" / "test_notebooks.py", TESTS / "browser"]
     items.sort(key=lambda item: not any(item.path.is_relative_to(path) for path in first))
     for item in items:
-        for folder, name in BY_FOLDER.items():
-            if item.path.is_relative_to(TESTS / folder):
+        for name in BY_FOLDER:
+            if name in item.path.parts:
                 item.add_marker(name)
         for mark in item.iter_markers("gate_runs"):
             if not any(part in item.callspec.id for part in mark.args):  # type: ignore[attr-defined]

@@ -9,9 +9,9 @@ from pathlib import Path
 import IPython
 import pytest
 from limits import limit, limits_source
-from multiproc.conftest import FORGET_OPTIONS
 from notebook import Notebook
 from processes import wait_until
+from rank_fixtures import FORGET_OPTIONS
 
 SHARES_KERNEL = True
 
