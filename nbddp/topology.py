@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 
 from nbddp.errors import ArgumentError
 
 # not "torchrun": it may not be in the PATH of a kernel that a kernelspec started
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-
-GPU_NAME = re.compile(r"(GPU|MIG)-[\w/-]+")  # as nvidia-smi -L shows them
 
 _NUMBERS = {
     "rank": "RANK",
@@ -136,18 +132,6 @@ class Topology:
             "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_RUN_ID": run_id,
         }
-
-
-def visible_gpus(names: str) -> list[str]:
-    """Return the numbers, UUIDs and MIG devices in a value of ``CUDA_VISIBLE_DEVICES``.
-
-    CUDA ignores the first other name and all after it. SLURM writes ``NoDevFiles`` for no GPU.
-
-    >>> visible_gpus("0, GPU-8f2a,-1,2"), visible_gpus("NoDevFiles")
-    (['0', 'GPU-8f2a'], [])
-    """
-    parts = (name.strip() for name in names.split(","))
-    return list(takewhile(lambda name: name.isdecimal() or GPU_NAME.fullmatch(name), parts))
 
 
 def cores_here() -> int:

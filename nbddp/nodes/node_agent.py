@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 import nbddp
+from nbddp.accelerator import count_gpus
 from nbddp.child_processes import cpu_time
 from nbddp.launch.local_launcher import LocalLauncher, RankHandle
 from nbddp.nodes.handshake import node_context
@@ -38,7 +39,7 @@ from nbddp.nodes.node_connection import (
 )
 from nbddp.nodes.remote_start import build_start, interface_of
 from nbddp.nodes.stale_files import LockedPath, remove_stale_in
-from nbddp.topology import cores_here, visible_gpus
+from nbddp.topology import cores_here
 from nbddp.wire.rank_start import RankStart
 
 HEARTBEAT_PERIOD = 1.0  # seconds between two heartbeats
@@ -379,15 +380,6 @@ class NodeAgent:
             await asyncio.sleep(0.01)
         for handle in self._handles.values():
             handle.kill()
-
-
-def count_gpus() -> int:
-    """Count the NVIDIA GPUs that this node's ranks will see, without the driver or CUDA."""
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if shown is not None:
-        return len(visible_gpus(shown))
-    folder = Path("/proc/driver/nvidia/gpus")
-    return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
 def node_facts(nproc: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nbddp.topology import GPU_NAME
+from nbddp.accelerator import GPU_NAME
 from nbddp.wire.trace_messages import TraceSteps
 
 MAX_SECONDS = 365 * 86400

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nbddp.accelerator import visible_gpus
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
-from nbddp.topology import Topology, visible_gpus
+from nbddp.topology import Topology
 from nbddp.train import this_rank
 from nbddp.wire.group_spec import StartOptions
 from nbddp.wire.messages import RunCell
