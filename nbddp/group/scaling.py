@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nbddp.accelerator import is_device_backend
 from nbddp.archive.scaling import (
     MIN_ROUNDS,
     Repetition,
@@ -125,7 +126,7 @@ class ScalingStudy:
         if steady is not None:
             pace, steps = steady
             measured |= _time_shares(session, pace, steps)
-            if facts.get("backend_used") == "nccl":
+            if is_device_backend(str(facts.get("backend_used"))):
                 measured["waiting"] = None  # NCCL: the timeline has the times of enqueueing
         ranks = session.snapshot().ranks
         return Repetition(

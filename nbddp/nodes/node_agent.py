@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 import nbddp
-from nbddp.accelerator import count_gpus
+from nbddp.accelerator import count_devices
 from nbddp.child_processes import cpu_time
 from nbddp.launch.local_launcher import LocalLauncher, RankHandle
 from nbddp.nodes.handshake import node_context
@@ -384,11 +384,13 @@ class NodeAgent:
 
 def node_facts(nproc: int) -> dict[str, Any]:
     """Return the facts that the listener needs about this node."""
+    kind, gpus = count_devices()
     return {
         "host": socket.gethostname(),
         "nproc": nproc,
         "cores": cores_here(),
-        "gpus": count_gpus(),
+        "gpus": gpus,
+        "gpu_backend": kind.backend,
         "pid": os.getpid(),
         "python": platform.python_version(),
         "versions": {"nbddp": nbddp.__version__, "torch": version("torch")},

@@ -226,8 +226,10 @@ class RemoteLauncher(Launcher):
         """Choose here: each node would choose by its own GPUs, but all ranks must agree."""
         if asked != "auto":
             return asked
-        has_gpus = all(int(each.node.facts["gpus"]) >= each.nproc for each in self.assignments)
-        return "nccl" if has_gpus else "gloo"
+        if not all(int(each.node.facts["gpus"]) >= each.nproc for each in self.assignments):
+            return "gloo"
+        backends = {str(each.node.facts["gpu_backend"]) for each in self.assignments}
+        return backends.pop() if len(backends) == 1 else "gloo"
 
     def share(self) -> RemoteLauncher:
         """Return a launcher for a second worker group on the same nodes."""

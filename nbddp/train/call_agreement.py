@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 import torch.distributed as dist
 
+from nbddp import accelerator
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.train import this_rank
 
@@ -117,11 +118,12 @@ def broadcast_outcome(outcome: CallOutcome) -> CallOutcome:
 
 def communication_device(group: Group = None) -> torch.device:
     """Return the device of the tensors that the process group can send; NCCL needs a GPU."""
-    uses_gpus = dist.is_initialized() and dist.get_backend(group) == "nccl"
-    return this_rank.device() if uses_gpus else torch.device("cpu")
+    if dist.is_initialized() and accelerator.is_device_backend(dist.get_backend(group)):
+        return this_rank.device()
+    return torch.device("cpu")
 
 
 def using_communication_device(group: Group = None) -> AbstractContextManager[Any]:
     """Set the current GPU, which torch uses to send objects; a script may not have set it."""
     device = communication_device(group)
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    return nullcontext() if device.type == "cpu" else accelerator.current().module.device(device)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from nbddp import accelerator
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.train import state_providers, this_rank
 from nbddp.train.state_providers import StateProvider
@@ -67,10 +68,11 @@ def precision(
     device = this_rank.device()
     if kind == "fp16" and device.type == "cpu":
         raise RequestError("precision: fp16 needs a GPU, and this rank is on a CPU; take 'bf16'")
-    is_bf16 = kind == "bf16" and device.type == "cuda"
+    is_bf16 = kind == "bf16" and device.type != "cpu"
+    module = accelerator.current().module
     # slow on a GPU for which torch only emulates bf16
-    if is_bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
-        name = torch.cuda.get_device_name(device)
+    if is_bf16 and not module.is_bf16_supported(including_emulation=False):
+        name = module.get_device_name(device)
         raise RequestError(f"precision: {name} cannot compute in bf16; take 'fp16'")
     return Precision(kind, device.type, accumulate=accumulate, max_norm=max_norm)
 

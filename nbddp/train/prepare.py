@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from nbddp import accelerator
 from nbddp.errors import ArgumentError
 from nbddp.train import this_rank
 from nbddp.train.checkpoint.sharded import fsdp_classes, has_dtensors
@@ -117,7 +118,7 @@ def _wrap(model: nn.Module, *, sync_batch_norm: bool, options: dict[str, Any]) -
         return model
     if sync_batch_norm and this_rank.world_size() > 1:
         model = _sync_batch_norm(model, options.get("process_group"))
-    device_ids = [device.index] if device.type == "cuda" and not spans_devices else None
+    device_ids = [device.index] if device.type != "cpu" and not spans_devices else None
     return DistributedDataParallel(model, **{"device_ids": device_ids, **options})
 
 
@@ -125,7 +126,7 @@ def _sync_batch_norm(model: nn.Module, process_group: Any) -> nn.Module:
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     if not any(isinstance(each, kinds) for each in model.modules()):
         return model
-    if all(each.device.type == "cuda" for each in model.parameters()):
+    if all(each.device.type == accelerator.current().device_type for each in model.parameters()):
         convert: Callable[..., nn.Module] = nn.SyncBatchNorm.convert_sync_batchnorm
         return convert(model, process_group)
     if this_rank.rank() == 0:

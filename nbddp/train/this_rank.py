@@ -18,6 +18,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from nbddp import accelerator
+
 _KIT = str(Path(__file__).parent)
 
 
@@ -36,10 +38,11 @@ def device() -> torch.device:
 
     ``LOCAL_RANK`` selects the GPU. Ranks share GPUs if there are fewer GPUs than ranks.
     """
-    gpus = torch.cuda.device_count()
+    gpus = accelerator.device_count()
     if not gpus:
         return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % gpus)
+    index = int(os.environ.get("LOCAL_RANK", "0")) % gpus
+    return torch.device(accelerator.current().device_type, index)
 
 
 @contextmanager

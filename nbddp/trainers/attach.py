@@ -92,7 +92,7 @@ def _let_ranks_share_a_gpu(module: Any) -> None:
             # AcceleratorState copies the values of PartialState whenever it is constructed
             states = module.PartialState(), getattr(this, "state", this)
             local_rank, gpu = states[0].local_process_index, states[0].device
-            if gpu.type != "cuda" or gpu.index == local_rank:
+            if gpu.index in (None, local_rank):
                 return method(this, *args, **options)
             for state in states:
                 state.local_process_index = gpu.index

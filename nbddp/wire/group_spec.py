@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import importlib
 import os
 import re
 import socket
@@ -12,6 +11,7 @@ from dataclasses import field, fields
 from pathlib import Path
 from typing import Any
 
+from nbddp import accelerator
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.formatting import unknown_rank
 from nbddp.topology import cores_here
@@ -21,7 +21,7 @@ from nbddp.wire.options.option import option
 from nbddp.wire.options.option_values import positive_int, seconds, variable
 
 MAX_NPROC = 128
-BACKENDS = ("auto", "gloo", "nccl")
+BACKENDS = ("auto", "gloo", *(kind.backend for kind in accelerator.ACCELERATORS))
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -149,14 +149,14 @@ class GroupSpec(StartOptions):
                 raise ArgumentError(unknown_rank(rank, self.nproc))
 
     def check_gpus(self) -> None:
-        """Refuse NCCL without a GPU. This asks the driver, without a CUDA context.
+        """Refuse a backend that needs a GPU if there is none. This creates no CUDA context.
 
         Raises:
             RequestError: there is no GPU.
         """
-        if self.backend == "nccl" and not importlib.import_module("torch").cuda.device_count():
+        if not accelerator.has_devices_for(self.backend):
             raise RequestError(
-                "backend nccl needs a GPU, and this machine has none: use --backend gloo"
+                f"backend {self.backend} needs a GPU, and this machine has none: use --backend gloo"
             )
 
     def threads_per_rank(self) -> int:
@@ -170,11 +170,7 @@ class GroupSpec(StartOptions):
             for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):  # cursor in logs: ipykernel 7.4
                 env.pop(name, None)
         if self.gpus is not None:
-            shown = [str(gpu) for gpu in self.gpus]
-            # CUDA uses one MIG device in a process
-            if shown and all(name.startswith("MIG-") for name in shown):
-                shown = [shown[rank % len(shown)]]
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(shown)
+            env |= accelerator.select_devices(self.gpus, rank)
         return env | dict(self.env)
 
     def cwd(self) -> Path:

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer as TorchOptimizer
 from torch.utils import data
 
+from nbddp import accelerator
 from nbddp.checks import facts
 from nbddp.checks.facts import NamedObject, RankFacts
 from nbddp.topology import cores_here
@@ -78,7 +79,7 @@ def collect_facts(
         aliases={},
         host=socket.gethostname(),
         cores=cores_here(),
-        gpus=torch.cuda.device_count(),
+        gpus=accelerator.device_count(),
         **_own_gpu(),
         threads=torch.get_num_threads(),
     )
@@ -123,11 +124,12 @@ def _kind_of_value(value: Any) -> str:
 
 def _own_gpu() -> dict[str, Any]:
     """Return the facts about the rank's own GPU, if it has used one."""
-    if not torch.cuda.is_initialized():
+    module = accelerator.current().module
+    if not module.is_initialized():
         return {}
     return {
-        "gpu_bytes": torch.cuda.max_memory_allocated(this_rank.device()),
-        "has_bf16": torch.cuda.is_bf16_supported(including_emulation=False),
+        "gpu_bytes": module.max_memory_allocated(this_rank.device()),
+        "has_bf16": module.is_bf16_supported(including_emulation=False),
     }
 
 
@@ -260,17 +262,20 @@ def _two_numbers(parameter: nn.Parameter) -> torch.Tensor:
 def _is_busy(parameters: list[nn.Parameter]) -> bool:
     """Return whether a GPU is still computing: reading from it could wait for other ranks."""
     devices = {each.device for each in parameters if each.device.type != "cpu"}
+    kind = accelerator.current()
     return any(
-        device.type != "cuda" or not torch.cuda.current_stream(device).query() for device in devices
+        device.type != kind.device_type or not kind.module.current_stream(device).query()
+        for device in devices
     )
 
 
 def _gpu_uuid(parameters: list[nn.Parameter]) -> str:
     """Return the UUID of the GPU if all parameters are on one GPU; else ""."""
-    devices = {each.device for each in parameters if each.device.type == "cuda"}
+    kind = accelerator.current()
+    devices = {each.device for each in parameters if each.device.type == kind.device_type}
     if len(devices) != 1:
         return ""
-    return str(torch.cuda.get_device_properties(devices.pop()).uuid)
+    return str(kind.module.get_device_properties(devices.pop()).uuid)
 
 
 def _optimizer_facts(optimizer: TorchOptimizer, names: Names) -> facts.OptimizerFacts:

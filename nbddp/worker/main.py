@@ -23,6 +23,7 @@ import torch.distributed as dist
 from IPython.core.interactiveshell import ExecutionResult
 
 import nbddp
+from nbddp import accelerator
 from nbddp.topology import cores_here
 from nbddp.train import log_and_track
 from nbddp.train.faults import arming
@@ -51,7 +52,7 @@ from nbddp.worker.main_process import become_main_process, leave_resource_tracke
 from nbddp.worker.output.log_writer import LogWriter
 from nbddp.worker.output.metric_sink import MetricSink
 from nbddp.worker.output.outbox import Outbox, build_notice
-from nbddp.worker.process_group.nccl import configure_nccl, has_lost_cuda
+from nbddp.worker.process_group.nccl import configure_nccl
 from nbddp.worker.process_group.process_group import (
     ProcessGroup,
     describe_missing_gpus,
@@ -290,7 +291,7 @@ class Rank:
                     self._regrouper.regroup(command)
                 case command if isinstance(command, Request):
                     self._request_handler.answer(command)
-        if self._group.backend == "nccl":
+        if self._group.backend != "gloo":
             self._group.destroy()  # NCCL warns if its communicators still exist at exit
 
     def exit(self, *, code: int = 0) -> NoReturn:
@@ -393,7 +394,7 @@ class Rank:
         error = result.error_before_exec or result.error_in_exec or self._group.lost_result()
         if exit_code(error) == 0:
             error = None  # a script may end with sys.exit()
-        if error is not None and has_lost_cuda():
+        if error is not None and accelerator.has_lost_context():
             sys.stderr.write(self._shell.format_error(error))
             self.exit(code=1)  # a new process can use the GPU again
         self._group.record_failure(error)

@@ -130,6 +130,19 @@ def test_a_rank_that_fails_an_assert_on_the_gpu_is_healed(make_group: MakeRanks)
     assert sums_on_gpu(group) == [2.0, 2.0]
 
 
+def test_a_checkpoint_restores_the_random_numbers_of_the_gpu(
+    make_group: MakeRanks, tmp_path: Path
+) -> None:
+    group = make_group(2, backend="nccl")
+    save = "saved.save(1, model=model, optimizer=optimizer, asynchronous=True)\nsaved.wait()"
+    group.run(f"{TRAIN}saved = nbddp.Checkpoint({str(tmp_path / 'saved')!r})\n{save}")
+    draw = "numbers = torch.rand(4, device=device).tolist()"
+    group.run(draw)
+    numbers = group.pull("numbers")
+    group.run(f"saved.resume(model=model, optimizer=optimizer)\n{draw}")
+    assert group.pull("numbers") == numbers
+
+
 TOUCHED = """
 import torch
 from nbddp import WorkerGroup

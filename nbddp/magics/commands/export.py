@@ -36,7 +36,7 @@ def export(notebook: NotebookState, args: ExportArguments) -> str:
     if args.slurm:
         job = path.with_suffix(".sbatch")
         command = shlex.quote(str(path))
-        has_gpus = any(each.device.startswith("cuda") for each in group.session.snapshot().ranks)
+        has_gpus = any(each.device not in ("", "cpu") for each in group.session.snapshot().ranks)
         nprocs = [each.nproc for each in group.nodes.launcher.assignments] if group.nodes else []
         nnodes, nproc = (len(nprocs), max(nprocs)) if nprocs else (2, group.spec.nproc)
         text = script_job(path.stem, command, nnodes=nnodes, nproc=nproc, has_gpus=has_gpus)

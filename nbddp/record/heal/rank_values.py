@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
+from nbddp.accelerator import ACCELERATORS
 from nbddp.record.heal.assignments import Device, evaluate_assignments
 from nbddp.record.replay_log import SET_IN_EACH_RANK
 from nbddp.topology import Topology
@@ -192,9 +194,12 @@ def _rules(path: str) -> list[Rule]:
     return _device_rules if _DEVICE.fullmatch(name) else []
 
 
+def _own_device(device_type: str, make: Callable[[str], str], topology: Topology) -> object:
+    return make(f"{device_type}:{topology.local_rank}")
+
+
 _device_rules: list[Rule] = [
-    lambda topology: f"cuda:{topology.local_rank}",
-    lambda topology: Device(f"cuda:{topology.local_rank}"),
+    partial(_own_device, kind.device_type, make) for kind in ACCELERATORS for make in (str, Device)
 ]
 
 

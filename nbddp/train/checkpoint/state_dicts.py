@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from nbddp import accelerator
 from nbddp.errors import CheckpointError
 from nbddp.train import this_rank
 
@@ -95,17 +96,18 @@ class StagingBuffers:
         """Copy a tensor; call :meth:`synchronize` before you read the copies."""
         if tensor.is_sparse:
             return tensor.to("cpu", copy=True)
+        is_on_gpu = tensor.device.type == accelerator.current().device_type
         copy = self._copies.get(path)
         if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
-            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_on_gpu)
             self._copies[path] = copy
-        self._has_gpu |= tensor.is_cuda
+        self._has_gpu |= is_on_gpu
         return copy.copy_(tensor, non_blocking=True)
 
     def synchronize(self) -> None:
         """Wait for pending copies from a GPU."""
         if self._has_gpu:
-            torch.cuda.current_stream().synchronize()
+            accelerator.current().module.current_stream().synchronize()
 
 
 # ---- random numbers
@@ -114,8 +116,9 @@ class StagingBuffers:
 def random_state() -> dict[str, Any]:
     """Return the states of the generators of torch, the GPU, Python and NumPy."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if this_rank.device().type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(this_rank.device())
+    device = this_rank.device()
+    if device.type != "cpu":
+        state[device.type] = accelerator.current().module.get_rng_state(device)
     numpy_state: Any = np.random.get_state()
     name, keys, *rest = numpy_state
     state["numpy"] = (name, keys.tolist(), *rest)
@@ -126,6 +129,7 @@ def restore_random(state: Mapping[str, Any]) -> None:
     """Restore the states of the generators that exist in this process."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
-    if "cuda" in state and this_rank.device().type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], this_rank.device())
+    device = this_rank.device()
+    if device.type in state:  # a state has no "cpu"
+        accelerator.current().module.set_rng_state(state[device.type], device)
     np.random.set_state(state["numpy"])

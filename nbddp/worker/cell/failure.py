@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import nbddp
+from nbddp import accelerator
 from nbddp.formatting import format_bytes, format_few, format_line, plural
 from nbddp.wire.function_sources import shown_file
 from nbddp.wire.messages import Failure
@@ -414,10 +415,12 @@ def describe_out_of_memory(error: BaseException, scopes: Iterable[Names]) -> str
         error: the error that ended the cell.
         scopes: the variables of the cells, and those of each function in the traceback.
     """
-    if not isinstance(error, torch.OutOfMemoryError) or not torch.cuda.is_initialized():
+    kind = accelerator.current()
+    if not isinstance(error, torch.OutOfMemoryError) or not kind.module.is_initialized():
         return ""
     match = _GPU.search(str(error))  # the number in this process
-    device = torch.device("cuda", int(match[1]) if match else torch.cuda.current_device())
+    index = int(match[1]) if match else kind.module.current_device()
+    device = torch.device(kind.device_type, index)
     try:
         return "\n".join(_describe_gpu(device, largest_tensors(scopes, device)))
     except Exception as inner:  # noqa: BLE001 - a user's module may raise anything
@@ -425,11 +428,12 @@ def describe_out_of_memory(error: BaseException, scopes: Iterable[Names]) -> str
 
 
 def _describe_gpu(device: torch.device, largest: list[Named]) -> Iterator[str]:
-    free, total = torch.cuda.mem_get_info(device)
-    held, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    module = accelerator.current().module
+    free, total = module.mem_get_info(device)
+    held, reserved = module.memory_allocated(device), module.memory_reserved(device)
     others = max(0, total - free - reserved)
     capacity = f"has {format_bytes(total)}; {format_bytes(free)} free"
-    yield f"  {device}, {torch.cuda.get_device_name(device)}, {capacity}"
+    yield f"  {device}, {module.get_device_name(device)}, {capacity}"
     unused = format_bytes(reserved - held)
     yield f"    this rank: {format_bytes(held)} in tensors, {unused} reserved but unallocated"
     yield f"    everything else (CUDA, other ranks, other processes): {format_bytes(others)}"

@@ -24,6 +24,7 @@ from torch.nn.modules.module import Module, register_module_forward_pre_hook
 from torch.optim import Optimizer, optimizer
 from torch.utils.hooks import RemovableHandle
 
+from nbddp import accelerator
 from nbddp.wire.rank_start import last_step_key
 from nbddp.worker.watch.flight_recorder import newest_collective
 from nbddp.worker.watch.main_thread import frames_from
@@ -147,8 +148,7 @@ class LastStep:
             return
         self._remove_forward_hook()
         if self.is_awaited:
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()  # new groups would abort collectives that the step uses
+            accelerator.synchronize()  # new groups would abort collectives that the step uses
             self.raise_interrupt(self.text)
 
     def _remove_forward_hook(self) -> None:

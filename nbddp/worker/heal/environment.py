@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from nbddp import accelerator
+
 Pair = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 
@@ -65,8 +67,9 @@ def _apply_accelerate_state(captured: dict[str, Any]) -> None:
         "process_index": int(os.environ["RANK"]),
         "local_process_index": int(os.environ["LOCAL_RANK"]),
     }
-    if captured["device"].type == "cuda":
-        of_rank["device"] = torch.device("cuda", torch.cuda.current_device())
+    kind = accelerator.current()
+    if captured["device"].type == kind.device_type:
+        of_rank["device"] = torch.device(kind.device_type, kind.module.current_device())
     state: Any = importlib.import_module("accelerate.state")
     state.PartialState._shared_state.update(captured | of_rank)
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
+from nbddp import accelerator
 from nbddp.train import state_providers
 from nbddp.train.state_providers import StateProvider
 from nbddp.worker.heal.spread_state import Objects
@@ -24,10 +25,10 @@ class RandomState:
         """Return the states as numbers and tensors."""
         numpy_state: Any = np.random.get_state(legacy=False)
         key = torch.from_numpy(numpy_state["state"]["key"].astype("int64"))
-        cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+        module = accelerator.current().module
         return {
             "torch": torch.get_rng_state(),
-            "cuda": cuda,
+            "device": module.get_rng_state() if module.is_initialized() else None,
             "numpy": {**numpy_state, "state": {**numpy_state["state"], "key": key}},
             "python": random.getstate(),
         }
@@ -35,8 +36,8 @@ class RandomState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set the states."""
         torch.set_rng_state(state["torch"])
-        if state["cuda"] is not None:
-            torch.cuda.set_rng_state(state["cuda"])
+        if state["device"] is not None:
+            accelerator.current().module.set_rng_state(state["device"])
         inner = state["numpy"]["state"]
         inner = {**inner, "key": inner["key"].numpy().astype("uint32")}
         np.random.set_state({**state["numpy"], "state": inner})

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from nbddp import accelerator
 from nbddp.formatting import format_ranks, plural, with_article
 from nbddp.train.call_agreement import communication_device
 from nbddp.worker.process_group import object_state
@@ -402,7 +403,8 @@ def renew_torch(namespace: Mapping[str, Any]) -> None:
             value.__defaults__ = tuple(map(_newest_default_group, value.__defaults__))
     if "torch.distributed.tensor" in sys.modules:
         with torch.enable_grad():
-            device = "cuda" if torch.cuda.is_initialized() else "cpu"
+            kind = accelerator.current()
+            device = kind.device_type if kind.module.is_initialized() else "cpu"
             one = torch.ones(1, device=device, requires_grad=True)
             _ClearMeshCaches.apply(one).backward()
 

@@ -103,18 +103,3 @@ def _error_of(backend: Any) -> str:
         return str(backend.get_error().name)
     except (AttributeError, RuntimeError):  # Gloo before torch 2.15, alone or in DETAIL's wrapper
         return "SUCCESS"
-
-
-def has_lost_cuda() -> bool:
-    """Return whether an error on the GPU has ended this process's use of CUDA.
-
-    After such an error, such as a failed assert in a kernel, all calls of CUDA in this process
-    fail. A call that the capture of a CUDA graph does not allow fails, too, but ends nothing.
-    """
-    if not torch.cuda.is_initialized():
-        return False
-    try:
-        torch.cuda.current_stream().query()
-    except RuntimeError as error:
-        return "captur" not in str(error)  # "not permitted when stream is capturing"
-    return False

@@ -10,10 +10,9 @@ from datetime import timedelta
 from traceback import walk_tb
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from nbddp.accelerator import visible_gpus
+from nbddp import accelerator
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
 from nbddp.topology import Topology
@@ -221,7 +220,7 @@ class ProcessGroup:
             rank=self._topology.rank,
             world_size=self._topology.world_size,
             timeout=self._connect_timeout,
-            device_id=self.device if self.backend == "nccl" else None,
+            device_id=self.device if self.backend != "gloo" else None,
         )
 
     def apply_user_timeout(self) -> None:
@@ -272,7 +271,7 @@ class ProcessGroup:
             # an interrupt came before torch made the new group the default group
             module._update_default_pg(next(iter(module._world.pg_map)))
         if dist.is_initialized():
-            if self.backend == "nccl":
+            if self.backend != "gloo":
                 nccl.abort_groups()  # to destroy them would wait for collectives that may never end
             else:
                 self._releaser.destroy()  # threads that wait in a broken group may need time to end
@@ -319,7 +318,7 @@ class ProcessGroup:
         was_broken, self.is_broken = self.is_broken, True
         self._store.invalidate()
         self.record_wait()
-        if self.backend == "nccl" and dist.is_initialized():
+        if self.backend != "gloo" and dist.is_initialized():
             nccl.abort_groups()
         self._unblocker.connect_to_self(self._topology.world_size)
         self._connections.shut_down(others_too=others_too)
@@ -388,27 +387,28 @@ def _was_in_backward(error: BaseException | None) -> bool:
 
 
 def choose_backend(requested: str, local_world_size: int) -> str:
-    """Return NCCL if there is a GPU for every rank of this machine, else Gloo.
+    """Return the GPUs' backend if there is a GPU for every rank of this machine, else Gloo.
 
     Two ranks that share an H100 take 6 ms for a small step over Gloo and 16 ms over NCCL, four take
     9 ms and 61 ms: the kernels of NCCL wait on the GPU, and the other ranks wait for them.
 
     Raises:
-        RequestError: NCCL was requested, and this machine has no GPU.
+        RequestError: the requested backend needs a GPU, and this machine has none.
     """
-    gpus = torch.cuda.device_count()
-    if requested == "nccl" and not gpus:
+    if not accelerator.has_devices_for(requested):
         raise RequestError(
-            f"backend nccl needs a GPU, and {socket.gethostname()} has none: use --backend gloo"
+            f"backend {requested} needs a GPU, and {socket.gethostname()} has none: "
+            "use --backend gloo"
         )
     if requested != "auto":
         return requested
-    return "nccl" if gpus >= local_world_size else "gloo"
+    has_enough = accelerator.device_count() >= local_world_size
+    return accelerator.current().backend if has_enough else "gloo"
 
 
 def describe_shared_gpus(requested: str, local_world_size: int) -> str:
     """Return a notice if "auto" has chosen Gloo because ranks share GPUs; else ""."""
-    gpus = torch.cuda.device_count()
+    gpus = accelerator.device_count()
     if requested != "auto" or not 0 < gpus < local_world_size:
         return ""
     return (
@@ -419,13 +419,15 @@ def describe_shared_gpus(requested: str, local_world_size: int) -> str:
 
 
 def describe_missing_gpus() -> str:
-    """Return a notice if CUDA does not find every GPU of ``CUDA_VISIBLE_DEVICES``; else "".
+    """Return a notice if torch does not find every GPU of ``CUDA_VISIBLE_DEVICES``; else "".
 
     CUDA says nothing: it hides the first unknown GPU and all later ones, and ranks use the CPU.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    asked = len(visible_gpus(visible))
-    found = torch.cuda.device_count()
+    kind = accelerator.current()
+    visible = os.environ.get(kind.visible_devices, "")
+    asked = len(accelerator.visible_gpus(visible))
+    found = accelerator.device_count()
     if found >= asked:
         return ""
-    return f"CUDA finds {found} of {plural(asked, 'GPU')} in CUDA_VISIBLE_DEVICES={visible}"
+    expected = f"{plural(asked, 'GPU')} in {kind.visible_devices}={visible}"
+    return f"{kind.device_type.upper()} finds {found} of {expected}"

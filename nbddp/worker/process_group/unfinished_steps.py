@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim import Optimizer, optimizer
 
+from nbddp import accelerator
 from nbddp.formatting import format_ranks, plural
 from nbddp.train.checkpoint.sharded import has_dtensors
 from nbddp.worker.process_group.bound_objects import (
@@ -184,8 +185,8 @@ def _reset_fsdp() -> str:
                 _OF_PARAMETER(parameter)
     except AttributeError as error:
         return f"torch {torch.__version__} has other names: {error}"
-    if states and torch.cuda.is_initialized():
-        torch.cuda.synchronize()  # other streams may still use the tensors that are dropped
+    if states:
+        accelerator.synchronize()  # other streams may still use the tensors that are dropped
     for state in states:
         _reset_state(state)
     for state in states:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from nbddp import accelerator
 from nbddp.child_processes import find_descendants
 from nbddp.wire.messages import ResourceUsage
 from nbddp.worker.watch.stall_detector import ProcessSample
@@ -40,18 +41,19 @@ class UsageSampler:
                 self._cpu, self._measured_at = self._process.cpu_percent(), time.monotonic()
             self._memory = self._process.memory_info().rss
         cpu, memory = self._cpu, self._memory
-        if self._device.type != "cuda" or not torch.cuda.is_initialized():
+        module = accelerator.current().module
+        if self._device.type == "cpu" or not module.is_initialized():
             return ResourceUsage(cpu=cpu, memory=memory)
         if self._gpu is None:
-            found = torch.cuda.get_device_properties(self._device)
+            found = module.get_device_properties(self._device)
             self._gpu = str(getattr(found, "uuid", "")), str(found.name)
         return ResourceUsage(
             cpu=cpu,
             memory=memory,
             gpu=self._gpu[0],
             gpu_name=self._gpu[1],
-            gpu_memory=torch.cuda.memory_allocated(self._device),
-            gpu_reserved=torch.cuda.memory_reserved(self._device),
+            gpu_memory=module.memory_allocated(self._device),
+            gpu_reserved=module.memory_reserved(self._device),
         )
 
 

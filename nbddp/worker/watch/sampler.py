@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from random import Random
 from types import FrameType
 
+from nbddp.accelerator import is_device_backend
 from nbddp.formatting import format_line
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import JsonDict, RankStatus, ResourceUsage
@@ -190,7 +191,7 @@ class Sampler:
             return BlockingCall.NONE, None, None
         if newest is not None and not newest.is_in_flight:
             newest = None
-        if newest is not None and newest.backend.startswith("nccl"):
+        if newest is not None and is_device_backend(newest.backend):
             return BlockingCall.SPINNING, newest.call, None  # NCCL waits for its kernels on the CPU
         call = None if newest is None else newest.call
         if call is None and (name := main_thread.blocking_call(frame, self._shell.is_cell_file)):

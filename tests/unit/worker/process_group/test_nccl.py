@@ -19,7 +19,6 @@ from nbddp.worker.process_group.nccl import (
     abort_groups,
     configure_nccl,
     describe_abort,
-    has_lost_cuda,
 )
 
 HEADER = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
@@ -106,20 +105,3 @@ def test_a_group_that_the_watchdog_has_aborted_is_recognized(
 @pytest.mark.usefixtures("group_of_one")
 def test_a_group_of_gloo_is_not_aborted() -> None:
     assert describe_abort() == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "is_lost"),
-    [
-        ("CUDA error: device-side assert triggered", True),
-        ("CUDA error: operation not permitted when stream is capturing", False),
-        ("CUDA error: operation failed due to a previous error during capture", False),
-    ],
-)
-def test_a_query_that_a_graph_capture_forbids_is_no_lost_context(
-    monkeypatch: pytest.MonkeyPatch, text: str, is_lost: bool
-) -> None:
-    stream = Mock(query=Mock(side_effect=RuntimeError(text)))
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    assert has_lost_cuda() is is_lost
