@@ -33,11 +33,11 @@ def ask(kernel: Kernel, ranks: int) -> tuple[float, float]:
     reached = number_after(kernel, "at ")
     sent = time.time()
     kernel.answer("p ('had', time.time())")
-    had = number_after(kernel, "('had', ")
+    answered = number_after(kernel, "('had', ")
     kernel.question()
     kernel.answer("c")
     kernel.reply(request)
-    return prompted - reached, had - sent
+    return prompted - reached, answered - sent
 
 
 def number_after(kernel: Kernel, words: str) -> float:

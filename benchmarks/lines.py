@@ -74,8 +74,10 @@ def measure(kernel: Kernel, args: argparse.Namespace, found: Found) -> None:
             request = kernel.send(f"%%ddp\nsay({period}, {shift}, {args.seconds})\nworkload.end()")
             lines = Transcript(kernel.collect(END, args.ranks)).lines
             kernel.reply(request)
-        said = ((at, SAID.search(line)) for at, line in lines)
-        found[f"{case}: ms to the client"] += [1000 * (at - float(it[2])) for at, it in said if it]
+        matches = ((at, SAID.search(line)) for at, line in lines)
+        found[f"{case}: ms to the client"] += [
+            1000 * (at - float(it[2])) for at, it in matches if it
+        ]
     request = kernel.send(f"%%ddp\nworkload.work(['burst={args.lines}', 'end'])")
     flood = Transcript(kernel.collect(END, args.ranks))
     kernel.reply(request)

@@ -49,14 +49,14 @@ def parse() -> argparse.Namespace:
 def started_lab() -> Iterator[Lab]:
     """Start a JupyterLab; at the end, kill its processes and fail if any outlived it."""
     with tempfile.TemporaryDirectory(prefix="nbddp-panel-") as folder:
-        left: list[str] = []
+        leftovers: list[str] = []
         try:
             with Lab(Path(folder) / "root") as lab:
                 yield lab
         finally:
-            left = kill_leftovers()
-        if left:
-            raise BenchError(f"these outlived JupyterLab: {left}")
+            leftovers = kill_leftovers()
+        if leftovers:
+            raise BenchError(f"these outlived JupyterLab: {leftovers}")
 
 
 def run_round(lab: Lab, args: argparse.Namespace, turn: int, samples: Samples) -> None:

@@ -139,11 +139,11 @@ class BenchPage:
 
     def press(self, button: Locator) -> float:
         """Click with the mouse; return the time of the press."""
-        known = len(self.ask("presses"))
+        earlier = len(self.ask("presses"))
         button.click()
         presses = self.ask("presses")
-        if len(presses) != known + 1:
-            raise BenchError(f"one click, and {len(presses) - known} times the mouse went down")
+        if len(presses) != earlier + 1:
+            raise BenchError(f"one click, and {len(presses) - earlier} times the mouse went down")
         return float(presses[-1])
 
     def stop_button(self) -> Locator:
@@ -240,9 +240,11 @@ def opened(lab: Lab, name: str, ranks: int = RANKS) -> Iterator[BenchPage]:
 def kill_leftovers() -> list[str]:
     """Kill the processes that should have ended with the server; return what they were."""
     deadline = time.monotonic() + 5
-    while (left := marked()) and time.monotonic() < deadline:
+    while (leftovers := marked()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    said = [f"{pid} {' '.join(process.cmdline())[:80]}" for pid, process in left.items()]
-    for process in left.values():
+    descriptions = [
+        f"{pid} {' '.join(process.cmdline())[:80]}" for pid, process in leftovers.items()
+    ]
+    for process in leftovers.values():
         process.kill()
-    return said
+    return descriptions

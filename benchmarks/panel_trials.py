@@ -102,19 +102,19 @@ def time_log_selector(page: BenchPage, samples: Samples) -> None:
     """Measure the log selector and Hold in a running panel."""
     page.wait_for_text("up", count=RANKS)
     page.ask("noteChanges(it)", ".nbddp-scroll")
-    for label, said in (("rank 1", "1"), ("all", "-1")):
+    for label, value in (("rank 1", "1"), ("all", "-1")):
         pause()
         pressed = page.press(page.notebook.button(label))
-        samples["choose", PANEL].append(page.handled(said, pressed) - pressed)
+        samples["choose", PANEL].append(page.handled(value, pressed) - pressed)
         changes = page.wait_until(
             lambda since=pressed: [at for at in page.ask("changes") if at > since], "another log"
         )
         samples["chosen", PANEL].append(changes[0] - pressed)
     page.ask("lookAway()")
-    for said in ("True", "False"):
+    for value in ("True", "False"):
         pause()
         pressed = page.press(page.notebook.button("Hold"))
-        samples["hold", PANEL].append(page.handled(said, pressed) - pressed)
+        samples["hold", PANEL].append(page.handled(value, pressed) - pressed)
 
 
 def time_buttons(page: BenchPage, turn: str, samples: Samples) -> None:

@@ -68,8 +68,8 @@ def records(samples: Samples, ranks: Iterable[int], lines: int) -> list[dict[str
 def _record(measure: Measure, samples: Samples, ranks: int, lines: int) -> dict[str, Any]:
     ours = measure.value(samples, "nbddp", ranks)
     rivals = {name: measure.value(samples, name, ranks) for name in RIVALS}
-    known = [value for value in rivals.values() if value is not None]
-    best = min(known, default=None)
+    values = [value for value in rivals.values() if value is not None]
+    best = min(values, default=None)
     target = measure.target if ranks == TARGET_RANKS else None
     return {
         "measure": measure.title.format(lines=lines),

@@ -80,12 +80,13 @@ def measure(group: WorkerGroup, rate: int, rounds: int, seconds: float) -> None:
                 lost.append(history.lost / max(1, history.lost + matched))
         steps.append(1 - speed[True] / speed[False])
     print(
-        f"{median(rates):.0f} collectives a second: {said(cores)} of a core, {said(steps)} of the "
-        f"steps (at most {RATES[rate]} % are allowed); {100 * median(lost):.1f} % were not read"
+        f"{median(rates):.0f} collectives a second: {middle_half(cores)} of a core, "
+        f"{middle_half(steps)} of the steps (at most {RATES[rate]} % are allowed); "
+        f"{100 * median(lost):.1f} % were not read"
     )
 
 
-def said(shares: Sequence[float]) -> str:
+def middle_half(shares: Sequence[float]) -> str:
     """Return the median and the middle half."""
     low, _, high = quantiles(shares, n=4)
     return f"{100 * median(shares):.2f} % ({100 * low:.2f} to {100 * high:.2f})"

@@ -185,16 +185,16 @@ def recoveries(group: WorkerGroup, folder: Path, rounds: int) -> list[str]:
     ours, theirs, tries = [], [], 0
     while len(theirs) < rounds:
         tries += 1
-        mine, its = folder / f"ours{tries}.jsonl", folder / f"theirs{tries}.jsonl"
+        our_losses, their_losses = folder / f"ours{tries}.jsonl", folder / f"theirs{tries}.jsonl"
         try:  # gloo of the second attempt may dial ports of the first; torchrun then fails
-            run_under_torchrun(folder, fill_in(LOSE, its), max_restarts=1)
+            run_under_torchrun(folder, fill_in(LOSE, their_losses), max_restarts=1)
         except RuntimeError:
             if tries > 5 * rounds:
                 raise
             continue
-        theirs.append(from_kill_to_step(its))
-        run_in_group(group, fill_in(LOSE, mine), max_restarts=1)
-        ours.append(from_kill_to_step(mine))
+        theirs.append(from_kill_to_step(their_losses))
+        run_in_group(group, fill_in(LOSE, our_losses), max_restarts=1)
+        ours.append(from_kill_to_step(our_losses))
     ratios = [other / one for one, other in zip(ours, theirs, strict=True)]
     return [
         f"kill to resumed step, nbddp:    {spread(ours)} s",

@@ -83,12 +83,12 @@ def idle() -> None:
 
 def work(phases: list[str]) -> None:
     """Run some of the functions above, each written as ``name`` or ``name=number``."""
-    known: dict[str, Callable[..., None]] = {
-        each.__name__: each for each in (up, reduce, ticks, burst, end, idle)
+    functions: dict[str, Callable[..., None]] = {
+        function.__name__: function for function in (up, reduce, ticks, burst, end, idle)
     }
     for phase in phases:
         name, _, number = phase.partition("=")
-        known[name](*[int(number)] if number else [])
+        functions[name](*[int(number)] if number else [])
 
 
 def spawned(rank: int, ranks: int, meeting_file: str, phases: list[str]) -> None:

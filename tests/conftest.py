@@ -84,14 +84,14 @@ def no_process_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     before = set(psutil.pids())
     yield
 
-    def left() -> list[psutil.Process]:
+    def leftovers() -> list[psutil.Process]:
         return [process for process in marked(but=before).values() if not is_helper(process)]
 
     # not once more: a helper that ends at this moment has no command line, and looks like a rank
-    if wait_until(lambda: not left(), timeout=20.0):
+    if wait_until(lambda: not leftovers(), timeout=20.0):
         return
     remaining = {}
-    for process in left():
+    for process in leftovers():
         with suppress(psutil.NoSuchProcess):
             remaining[process.pid] = shlex.join(process.cmdline())
             process.kill()
@@ -103,12 +103,12 @@ def no_thread_stays_behind() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
 
-    def left() -> set[str]:
+    def leftovers() -> set[str]:
         new = set(threading.enumerate()) - before
         return {thread.name for thread in new if thread.name.startswith("nbddp")}
 
-    wait_until(lambda: not left(), timeout=20.0)
-    assert not left()
+    wait_until(lambda: not leftovers(), timeout=20.0)
+    assert not leftovers()
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ class Stop:
     def __init__(self, place: int, number: signal.Signals = signal.SIGINT) -> None:
         self.was_sent = False
         self._number = number
-        self._left = place
+        self._places_left = place
         self._last: dict[FrameType, str] = {}
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> Stop:
@@ -28,8 +28,8 @@ class Stop:
             last = self._last.get(frame, "")
             self._last[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
             if last.startswith(LOOKED_AFTER):
-                self._left -= 1
-                if self._left < 0:
+                self._places_left -= 1
+                if self._places_left < 0:
                     self.was_sent = True
                     sys.settrace(None)
                     signal.raise_signal(self._number)  # to the current handler

@@ -87,8 +87,9 @@ def same(curve: Sequence[tuple[int, float]], wanted: Sequence[tuple[int, float]]
     """Return whether these are equal in 32-bit precision, which TensorBoard uses."""
     ours, theirs = sorted(curve), sorted(wanted)
     return len(ours) == len(theirs) and all(
-        one == other and (math.isclose(its, value, rel_tol=1e-6) or (its != its and value != value))
-        for (one, its), (other, value) in zip(ours, theirs, strict=True)
+        step == wanted_step
+        and (math.isclose(value, other, rel_tol=1e-6) or (value != value and other != other))
+        for (step, value), (wanted_step, other) in zip(ours, theirs, strict=True)
     )
 
 

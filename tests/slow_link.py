@@ -16,7 +16,7 @@ class Link:
     def __init__(self, port: int, *, delay: float = 0.0) -> None:
         self.received: list[bytearray] = []  # the bytes of each connected node
         self._delay, self._listener = delay, port
-        self._left: int | None = None  # bytes still to forward to the listener
+        self._until_cut: int | None = None  # bytes still to forward to the listener
         self._sockets: set[socket.socket] = set()
         self._flows = threading.Event()
         self._flows.set()
@@ -32,7 +32,7 @@ class Link:
 
     def cut(self, after: int) -> None:
         """Close all connections after this many more bytes to the listener."""
-        self._left = after
+        self._until_cut = after
 
     def close(self) -> None:
         self._server.shutdown(socket.SHUT_RDWR)  # it also ends the wait for a connection
@@ -41,7 +41,7 @@ class Link:
         self._flows.set()
 
     def _end_all(self) -> None:
-        self._left = None
+        self._until_cut = None
         ending, self._sockets = self._sockets, set()  # nodes may connect again meanwhile
         for connection in ending:
             with suppress(OSError):  # already closed
@@ -69,12 +69,12 @@ class Link:
                 until_cut = None
                 if received is not None:
                     received += data
-                    until_cut = self._left
+                    until_cut = self._until_cut
                 time.sleep(self._delay)  # meanwhile, the sockets buffer what comes next
                 self._flows.wait()
                 target.sendall(data[:until_cut])
                 if until_cut is not None:
-                    self._left = max(0, until_cut - len(data))
-                    if not self._left:
+                    self._until_cut = max(0, until_cut - len(data))
+                    if not self._until_cut:
                         self._end_all()
             target.shutdown(socket.SHUT_WR)

@@ -98,8 +98,8 @@ def run(part: Part, gpus: int, deadline: float) -> Outcome:
         return Outcome(part, "no GPU here" if not gpus else f"needs {part.gpus} GPUs, here is 1")
     if part.package and find_spec(part.package) is None:
         return Outcome(part, f"not run: {part.package} is not installed")
-    left = min(part.limit, deadline - time.monotonic())
-    if left < 10:
+    seconds = min(part.limit, deadline - time.monotonic())
+    if seconds < 10:
         return Outcome(part, "not run: the ten minutes are over")
     began = time.monotonic()
     command = [sys.executable, *part.arguments]
@@ -107,10 +107,10 @@ def run(part: Part, gpus: int, deadline: float) -> Outcome:
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     with TemporaryFile("w+") as log:  # not a pipe, which a leftover process would hold open
         process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
-        has_ended = ended_in_time(process, left)
+        has_ended = ended_in_time(process, seconds)
         log.seek(0)
         output = log.read()
-    verdict = f"FAILED: not over after {left:.0f} s"
+    verdict = f"FAILED: not over after {seconds:.0f} s"
     if has_ended:
         verdict = verdict_of(process.returncode, output)
     return Outcome(part, verdict, time.monotonic() - began, output)

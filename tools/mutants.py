@@ -151,8 +151,8 @@ def passes(copy: Path, target: str, source: str) -> bool:
 
 def main(names: list[str]) -> None:
     """Test all mutants of the named targets, and write those that survive."""
-    known = SURVIVORS.read_text().splitlines()
-    survivors = [line for line in known if line.partition(":")[0] not in names]
+    earlier = SURVIVORS.read_text().splitlines()
+    survivors = [line for line in earlier if line.partition(":")[0] not in names]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(WORKERS) as pool:
         copies: SimpleQueue[Path] = SimpleQueue()
         for number in range(WORKERS):

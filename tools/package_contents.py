@@ -43,8 +43,10 @@ def check_wheel(path: Path) -> None:
         about = next(name for name in names if name.endswith(".dist-info/METADATA"))
         folder = about.rpartition("/")[0]
         own_files = ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")
-        own = {f"{folder}/{name}" for name in own_files}
-        check_files(path.name, names, own | {n for n in kept_files() if n.startswith("nbddp/")})
+        own_paths = {f"{folder}/{name}" for name in own_files}
+        check_files(
+            path.name, names, own_paths | {n for n in kept_files() if n.startswith("nbddp/")}
+        )
         check_metadata(Metadata.from_email(wheel.read(about), validate=True))
     assert path.name.endswith("-py3-none-any.whl"), path.name
     run = [sys.executable, "-I", "-c", PROBE, str(path)]

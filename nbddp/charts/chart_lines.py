@@ -185,9 +185,9 @@ class Chart:
             has_zeros = any((line.low == 0).any() for line in self.lines)
             facts.append("log scale, zeros left out" if has_zeros else "log scale")
         if self.nonfinite:
-            whose = [each.label for each in self.lines if each.is_strong and each.nonfinite.any()]
+            labels = [each.label for each in self.lines if each.is_strong and each.nonfinite.any()]
             count = f"{plural(self.nonfinite, 'value')} {self.why_not_drawn}"
-            facts.append(f"{count} ({', '.join(whose)})" if whose and not self.legend else count)
+            facts.append(f"{count} ({', '.join(labels)})" if labels and not self.legend else count)
         return facts
 
     @property

@@ -304,8 +304,8 @@ def _split_condition(test: ast.expr, *, is_true: bool) -> Iterator[tuple[str, bo
         case ast.BoolOp(op=operator, values=values) if isinstance(operator, ast.And) is is_true:
             for value in values:
                 yield from _split_condition(value, is_true=is_true)
-        case ast.Compare(left, [ast.Is() | ast.IsNot() as operator], [ast.Constant(value=None)]):
-            yield ast.unparse(left), is_true == isinstance(operator, ast.IsNot), test
+        case ast.Compare(operand, [ast.Is() | ast.IsNot() as operator], [ast.Constant(value=None)]):
+            yield ast.unparse(operand), is_true == isinstance(operator, ast.IsNot), test
         case _:
             yield ast.unparse(test), is_true, test
 

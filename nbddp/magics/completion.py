@@ -140,9 +140,9 @@ class Completion:
         if words and words[-1] in takes_value:
             return self._possible_values(parser, takes_value[words[-1]], word)
         free = [
-            each
-            for before, each in zip(["", *words], words, strict=False)
-            if not each.startswith("-") and before not in takes_value
+            text
+            for before, text in zip(["", *words], words, strict=False)
+            if not text.startswith("-") and before not in takes_value
         ]
         arguments = [each for each in parser._actions if not each.option_strings]
         if arguments and arguments[-1].nargs in ("*", "+"):

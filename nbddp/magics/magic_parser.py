@@ -44,8 +44,8 @@ class MagicParser(ArgumentParser, Generic[T]):
         self.kind = kind
         self._declared = _declared(kind)
         self.complete = {each.name: each.metadata.get("complete", "") for each in self._declared}
-        for each in self._declared:
-            self._add(each.name, each.metadata)
+        for option in self._declared:
+            self._add(option.name, option.metadata)
 
     def _add(self, field_name: str, declared: Mapping[str, Any]) -> None:
         more = {name: value for name, value in declared.items() if name not in _NOT_OF_ARGPARSE}
@@ -65,9 +65,9 @@ class MagicParser(ArgumentParser, Generic[T]):
     def build(self, parsed: Namespace) -> T:
         """Return what was parsed as the dataclass of this parser."""
         given = vars(parsed)
-        for each in self._declared:
-            if each.name in given and "repeat" in each.metadata:
-                given[each.name] = each.metadata["repeat"](given[each.name])
+        for option in self._declared:
+            if option.name in given and "repeat" in option.metadata:
+                given[option.name] = option.metadata["repeat"](given[option.name])
         if "start" in self.kind.__dataclass_fields__:
             names = [item.name for item in fields(StartOptions) if item.name in given]
             given["start"] = {name: given.pop(name) for name in names}

@@ -165,8 +165,8 @@ def _parse_words(parser: MagicParser[Any], words: Sequence[str]) -> Namespace:
     if unknown:
         options = parser.options()
         close = get_close_matches(unknown[0].partition("=")[0], options, n=1, cutoff=MIN_SIMILARITY)
-        known = f"did you mean {close[0]}?" if close else f"the options are: {', '.join(options)}"
+        advice = f"did you mean {close[0]}?" if close else f"the options are: {', '.join(options)}"
         quote = "" if unknown[0].startswith("-") else "put a value with spaces into quotes; "
-        hint = f"{quote}{known}" if options else "the command has no options"
+        hint = f"{quote}{advice}" if options else "the command has no options"
         raise UsageError(f"unrecognized arguments: {' '.join(unknown)}; {hint}")
     return args

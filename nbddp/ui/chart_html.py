@@ -134,15 +134,15 @@ def _tick(label: Label) -> str:
 class Tooltip:
     """A column of the chart, in CSS pixels, with a text for the step at ``at`` in the column."""
 
-    left: float
+    x: float
     width: float
     at: float
     text: str
 
 
 def _tooltip(tip: Tooltip) -> str:
-    side = " nbddp-l" if tip.left > WIDTH / 2 else ""
-    style = f"left:{tip.left / WIDTH:.2%};width:{tip.width / WIDTH:.2%}"
+    side = " nbddp-l" if tip.x > WIDTH / 2 else ""
+    style = f"left:{tip.x / WIDTH:.2%};width:{tip.width / WIDTH:.2%}"
     at = f"--at:{tip.at / max(tip.width, 1e-9):.0%}"
     return f'<i class="nbddp-tip{side}" style="{style};{at}" data-t="{escape(tip.text)}"></i>'
 

@@ -123,8 +123,8 @@ class GroupSpec(StartOptions):
         if not 1 <= self.nproc <= MAX_NPROC:
             raise ArgumentError(f"nproc must be between 1 and {MAX_NPROC}, got {self.nproc}")
         if self.backend not in BACKENDS:
-            known = ", ".join(BACKENDS)
-            raise ArgumentError(f"backend must be one of {known}, got {self.backend!r}")
+            choices = ", ".join(BACKENDS)
+            raise ArgumentError(f"backend must be one of {choices}, got {self.backend!r}")
         for name, limit in (("timeout", self.timeout), ("grace", self.grace)):
             if not limit > 0:  # also refuses NaN
                 raise ArgumentError(f"{name} must be above 0 seconds, got {limit:g}")

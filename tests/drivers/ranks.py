@@ -176,13 +176,13 @@ class Ranks(WorkerGroup):
         """Run a cell, call a function once its output matches, and raise its failure."""
 
         class Watching(TextView):
-            said = ""
+            text = ""
             has_acted = False
 
             def _show_notice(self, notice: Notice) -> None:
                 super()._show_notice(notice)
-                self.said += getattr(notice, "text", "")
-                if not self.has_acted and wanted(self.said):
+                self.text += getattr(notice, "text", "")
+                if not self.has_acted and wanted(self.text):
                     self.has_acted = True
                     act()
 

@@ -261,12 +261,12 @@ def test_death_before_connecting_keeps_the_names_of_other_ranks(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "who", "left"), [("(0,)", "rank 0", 5), ("(0, 1)", "ranks 0-1", 0)]
+    ("ranks", "named", "closed"), [("(0,)", "rank 0", 5), ("(0, 1)", "ranks 0-1", 0)]
 )
 def test_rank_without_file_descriptors_fails_the_group_at_once(
-    group: Ranks, monkeypatch: pytest.MonkeyPatch, ranks: str, who: str, left: int
+    group: Ranks, monkeypatch: pytest.MonkeyPatch, ranks: str, named: str, closed: int
 ) -> None:
-    if who == "ranks 0-1":  # each has time to find it out
+    if named == "ranks 0-1":  # each has time to find it out
         set_limits(monkeypatch, peers_timeout=30.0)
     group.run(
         "import resource\nkept, opened = rank, []\n"
@@ -274,11 +274,11 @@ def test_rank_without_file_descriptors_fails_the_group_at_once(
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))\ndist.destroy_process_group()\n"
         f"if rank in {ranks}:\n"
         "    try:\n        while True: opened.append(open('/dev/null'))\n"
-        f"    except OSError: del opened[:{left}]"
+        f"    except OSError: del opened[:{closed}]"
     )
     for _ in range(2):
         error = str(group.failure_of("dist.barrier()"))
-        assert re.match(f"{who}: OSError: .*Too many open files", error)
+        assert re.match(f"{named}: OSError: .*Too many open files", error)
     group.run_cell("for each in opened: each.close()", needs_group=False)
     group.run("dist.barrier()")
     assert group.pull("kept") == [0, 1]

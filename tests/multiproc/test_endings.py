@@ -68,12 +68,12 @@ def test_processes_and_files_of_a_kernel_end_with_it(fresh_notebook: Notebook, h
     prefixes = tuple(f"torch_{each.pid}_" for each in processes)
     assert not [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(prefixes)]
 
-    def left() -> list[str]:
+    def leftovers() -> list[str]:
         """Return leftover temporary files, except the persistent cache of torch's compiler."""
         paths = [path.name for path in notebook.temporary.iterdir()]
         return [name for name in paths if not name.startswith("torchinductor_")]
 
-    assert wait_until(lambda: not left()), left()
+    assert wait_until(lambda: not leftovers()), leftovers()
 
 
 def test_ranks_start_if_their_folder_is_deleted(make_group: MakeRanks, folder: Path) -> None:

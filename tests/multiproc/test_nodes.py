@@ -134,7 +134,7 @@ def test_new_node_replaces_a_lost_node(on_nodes: OnNodes) -> None:
     )
     survivors = {rank: group.pids[rank] for rank in (0, 1)}
     agent = psutil.Process(on_nodes.node_of(2).facts["pid"])
-    its = agent.children(recursive=True)
+    processes = agent.children(recursive=True)
     name = on_nodes.node_of(2).name
     with pytest.raises(CellFailedError) as caught:
         group.run_and_act(TRAIN, lambda output: output.count("trains") == 4, agent.kill)
@@ -142,7 +142,7 @@ def test_new_node_replaces_a_lost_node(on_nodes: OnNodes) -> None:
     [told] = [said for said in on_nodes.messages if "ranks 2-3" in said]
     assert told.startswith(f"node {name} (127.0.0.1): ")
     assert group.alive == [0, 1]
-    assert all_ended(its)
+    assert all_ended(processes)
     with pytest.raises(RequestError, match=f"node {name} "):
         group.heal()
     with pytest.raises(RequestError, match="1 of 2 nodes"):
@@ -213,8 +213,8 @@ def test_stop_does_not_wait_for_agents_that_are_still_connecting(
         return [each for each in node_agents if "nbddp.nodes" in each.cmdline() and each.children()]
 
     assert wait_until(lambda: bool(dialing()), timeout=CONNECT_TIMEOUT)
-    its = [process for each in dialing() for process in process_tree(each)]
+    processes = [process for each in dialing() for process in process_tree(each)]
     began = time.monotonic()
     on_nodes.group.stop()
     assert time.monotonic() - began < 40
-    assert all_ended(its)
+    assert all_ended(processes)

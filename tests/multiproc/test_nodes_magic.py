@@ -134,13 +134,13 @@ def agents_of(notebook: Notebook) -> list[psutil.Process]:
 
 
 @pytest.fixture
-def left(first: Notebook) -> Iterator[list[psutil.Process]]:
+def processes(first: Notebook) -> Iterator[list[psutil.Process]]:
     reply = first.run("%ddp nodes --local 2 --nproc-per-node 2 --orphan-timeout 120 --wait 110")
     assert reply.status == "ok", reply
     assert "written before" in first.run(NAMES).text
-    its = [process for agent in agents_of(first) for process in process_tree(agent)]
-    yield [psutil.Process(first.pid), *its]
-    for process in its:
+    node_processes = [process for agent in agents_of(first) for process in process_tree(agent)]
+    yield [psutil.Process(first.pid), *node_processes]
+    for process in node_processes:
         if is_process_running(process):
             process.kill()
 
@@ -149,9 +149,9 @@ def test_nodes_end_their_processes_after_the_kernel_is_killed(first: Notebook) -
     assert first.run("%ddp nodes --local 1 --orphan-timeout 3 --wait 110").status == "ok"
     request = first.begin("%%ddp\nprint('begun', flush=True)\nimport time; time.sleep(100)")
     first.finish(request, until="begun")
-    its = [process for agent in agents_of(first) for process in process_tree(agent)]
+    node_processes = [process for agent in agents_of(first) for process in process_tree(agent)]
     os.kill(first.pid, signal.SIGKILL)
-    assert all_ended(its)
+    assert all_ended(node_processes)
 
 
 @pytest.mark.full
@@ -171,9 +171,9 @@ ALL_BACK = re.compile(r"\b4 ranks\b.* back\b")
 
 
 def test_next_notebook_adopts_the_ranks_of_a_killed_notebook(
-    make_notebook: Callable[[str], Notebook], left: list[psutil.Process]
+    make_notebook: Callable[[str], Notebook], processes: list[psutil.Process]
 ) -> None:
-    kernel, *its = left
+    kernel, *node_processes = processes
     os.kill(kernel.pid, signal.SIGKILL)
     notebook = make_notebook("second")
     text = notebook.run("%ddp nodes --rejoin").text
@@ -190,12 +190,12 @@ def test_next_notebook_adopts_the_ranks_of_a_killed_notebook(
     assert notebook.run("%%ddp\nkept[0] == rank").text == "Out [ranks 0-3] True\n"
     assert "[rank 2] and after" in notebook.run("%%ddp\nprint('and after')").text
     assert notebook.run("%ddp stop").status == "ok"
-    assert all_ended(its)
+    assert all_ended(node_processes)
 
 
 @pytest.mark.full
 def test_restarted_kernel_adopts_its_ranks_and_an_exited_kernel_ends_them(
-    left: list[psutil.Process], first: Notebook
+    processes: list[psutil.Process], first: Notebook
 ) -> None:
     first.restart()
     assert first.run("%load_ext nbddp").status == "ok"
@@ -203,14 +203,14 @@ def test_restarted_kernel_adopts_its_ranks_and_an_exited_kernel_ends_them(
     assert "([1], True, 6.0, 2.0)" in first.run(SAME).text
     assert UNKNOWN_CELLS in first.run("%ddp restart --replay").text
     first.run("exit")
-    assert all_ended(left[1:])
+    assert all_ended(processes[1:])
 
 
 @pytest.mark.full
 def test_adoption_interrupts_the_running_cell_and_keeps_names(
-    make_notebook: Callable[[str], Notebook], left: list[psutil.Process], first: Notebook
+    make_notebook: Callable[[str], Notebook], processes: list[psutil.Process], first: Notebook
 ) -> None:
-    kernel = left[0]
+    kernel = processes[0]
     source = "steps = 0\nwhile True:\n    dist.barrier()\n    steps += 1"
     request = first.begin(f"%%ddp\n{source}\n    if steps == 3: print('begun')")
     first.finish(request, until="begun", times=4)
@@ -223,13 +223,13 @@ def test_adoption_interrupts_the_running_cell_and_keeps_names(
 
 @pytest.mark.full
 def test_ranks_of_a_node_lost_before_adoption_are_healed_on_another_node(
-    make_notebook: Callable[[str], Notebook], left: list[psutil.Process]
+    make_notebook: Callable[[str], Notebook], processes: list[psutil.Process]
 ) -> None:
-    agents = [each for each in left[1:] if "torch.distributed.run" in each.cmdline()]
-    os.kill(left[0].pid, signal.SIGKILL)
-    its = agents[0].children(recursive=True)
+    agents = [each for each in processes[1:] if "torch.distributed.run" in each.cmdline()]
+    os.kill(processes[0].pid, signal.SIGKILL)
+    node_processes = agents[0].children(recursive=True)
     agents[0].kill()
-    assert not psutil.wait_procs(its, timeout=60)[1]
+    assert not psutil.wait_procs(node_processes, timeout=60)[1]
     notebook = make_notebook("second")
     text = notebook.run("%ddp nodes --rejoin --wait 12").text
     assert re.search(r"\b2 of 4 ranks\b.*\b1 node\b.* \(2 ranks\).*`%ddp heal`", text), text

@@ -33,8 +33,8 @@ def check(notebook: NotebookState, args: CheckArguments) -> None:
     wrong = [each for each in findings if not each.is_fact]
     if args.strict and wrong:
         report = render_text(findings_report(wrong, what))
-        said = f"{findings_title(wrong)} in {what}: {wrong[0].headline}"
-        raise FindingsError(said, report=f"nbddp: {report}")
+        summary = f"{findings_title(wrong)} in {what}: {wrong[0].headline}"
+        raise FindingsError(summary, report=f"nbddp: {report}")
     notebook.presenter.show(findings_report(findings, what))
 
 

@@ -85,9 +85,9 @@ def show_run(notebook: NotebookState, args: ShowArguments) -> None:
     cell = None if args.cell is None else run.cell(args.cell)
     metrics = run.metrics(cell).names() if args.metrics else None
     if metrics == []:
-        known = StoredRun(run.path).metrics(cell)
+        recorded = StoredRun(run.path).metrics(cell)
         what = "run" if cell is None else "cell"
-        raise no_such_metric(args.metrics, known.names(), of=what, more=known.dropped_names)
+        raise no_such_metric(args.metrics, recorded.names(), of=what, more=recorded.dropped_names)
     ending = describe_run_end(run, current=current)
     scale = AxisScale(args.scale)
     notebook.presenter.show(run_report(run, cell, ending=ending, metrics=metrics, scale=scale))

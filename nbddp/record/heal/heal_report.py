@@ -81,8 +81,8 @@ class Healed(HealFacts):
             lines.append(f"set to the new rank's own number: {places}")
         if self.own:
             have = "has its" if len(self.ranks) == 1 else "have their"
-            own = list_some(self.own, MAX_SHOWN_VALUES)
-            lines.append(f"{format_ranks(self.ranks)} {have} own values, not the donor's: {own}")
+            values = list_some(self.own, MAX_SHOWN_VALUES)
+            lines.append(f"{format_ranks(self.ranks)} {have} own values, not the donor's: {values}")
         if self.unknown:
             unknown = list_some(self.unknown, MAX_SHOWN_VALUES)
             lines.append(

@@ -60,20 +60,20 @@ class RankValues:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, dict[str, _KnownValue]] = {}
+        self._by_rank: dict[int, dict[str, _KnownValue]] = {}
         self._deaths: dict[int, tuple[int, str]] = {}  # the cell a rank died in, and its source
 
     def clear(self) -> None:
         """Remove all values, because all ranks are new."""
-        self._known.clear()
+        self._by_rank.clear()
         self._deaths.clear()
 
     def add(self, rank: int, cell: int, changes: Mapping[str, Any] | None) -> None:
         """Add the changes that a rank reports, such as at the end of a cell."""
         if not changes:
             return
-        before = self._known.get(rank, {})
-        now = self._known[rank] = {} if changes.get("is_all") else before
+        before = self._by_rank.get(rank, {})
+        now = self._by_rank[rank] = {} if changes.get("is_all") else before
         for path in changes.get("gone", ()):
             now.pop(path, None)
         for path, text in changes["new"].items():
@@ -103,7 +103,7 @@ class RankValues:
             topologies: of all ranks.
         """
         cell, source = self._deaths.get(rank, (0, ""))
-        known_of_rank, known_of_donor = self._known.get(rank, {}), self._known_before(donor, cell)
+        known_of_rank, known_of_donor = self._by_rank.get(rank, {}), self._known_before(donor, cell)
         living = {each: _texts(self._known_before(each, cell)) for each in {*alive, donor}}
         before = living | {rank: _texts(known_of_rank)}
         by_code = {
@@ -134,7 +134,7 @@ class RankValues:
         Leave out a value that was first reported in this cell or later if an earlier cell may have
         set it: it is unknown which cell did.
         """
-        values = self._known.get(rank, {})
+        values = self._by_rank.get(rank, {})
         late = {path for path, value in values.items() if value.is_late and 0 < cell <= value.since}
         return {path: value for path, value in values.items() if path not in late}
 

@@ -87,7 +87,7 @@ def _operators(trace: Trace) -> list[Block]:
 def _table(trace: Trace, shown: Sequence[TraceRow]) -> Table:
     is_wide = len(trace.ranks) > MAX_COLUMNS
     columns = ["least", "most"] if is_wide else [f"rank {rank}" for rank in trace.ranks]
-    cells = [[_name(row), *(_extremes(row) if is_wide else _each(row))] for row in shown]
+    cells = [[_name(row), *(_extremes(row) if is_wide else _time_by_rank(row))] for row in shown]
     return Table(["operator", *columns], cells, "milliseconds in operators, by rank")
 
 
@@ -96,7 +96,7 @@ def _name(row: TraceRow) -> str:
     return f"{row.name}, with the waiting" if is_collective else row.name
 
 
-def _each(row: TraceRow) -> list[str]:
+def _time_by_rank(row: TraceRow) -> list[str]:
     differ = len(set(row.calls.values())) > 1
     return [
         f"{spent:.1f}" + (f" ({row.calls[rank]:,} calls)" if differ else "")

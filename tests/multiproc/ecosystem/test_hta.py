@@ -32,7 +32,7 @@ def test_hta_reads_steps_and_collectives_of_all_ranks(group: Ranks) -> None:
     assert [int(each) for each in read.get_iterations()] == [3, 4, 5]
     names = read.symbol_table.sym_table
     waited = {
-        rank: sum(its["dur"][[names[each] == "gloo:all_reduce" for each in its["name"]]])
-        for rank, its in read.traces.items()
+        rank: sum(trace["dur"][[names[each] == "gloo:all_reduce" for each in trace["name"]]])
+        for rank, trace in read.traces.items()
     }
     assert waited[0] > 3 * 20_000 > waited[1], "microseconds that rank 0 waits for rank 1"

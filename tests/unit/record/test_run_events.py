@@ -78,6 +78,10 @@ def test_no_code_compares_a_kind_of_events_with_a_text() -> None:
         compared = [node for node in ast.walk(tree) if isinstance(node, ast.Compare | ast.Match)]
         for node in compared:
             texts = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
-            left = ast.unparse(node.left if isinstance(node, ast.Compare) else node.subject)
-            is_kind = left.endswith((".kind", '["kind"]', "['kind']")) or left == "kind"
+            compared_with = ast.unparse(
+                node.left if isinstance(node, ast.Compare) else node.subject
+            )
+            is_kind = (
+                compared_with.endswith((".kind", '["kind"]', "['kind']")) or compared_with == "kind"
+            )
             assert not (is_kind and EVENT_CLASSES.keys() & {*texts}), f"{path}:{node.lineno}"

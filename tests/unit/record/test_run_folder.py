@@ -378,10 +378,10 @@ def test_events_are_listed_by_time_or_attempt(monkeypatch: pytest.MonkeyPatch) -
 def test_the_facts_of_an_event_may_have_any_name(begin: Begin) -> None:
     event_log = begin()
     facts = {"kind": "full", "self": "x", "time": 3, "other_facts": 1, "cls": 2}
-    for kind, known in (("mine", {}), ("checkpoint", {"step": 1, "seconds": 2})):
-        event_log.record(reported_event(0, kind, facts | known))
+    for kind, kind_facts in (("mine", {}), ("checkpoint", {"step": 1, "seconds": 2})):
+        event_log.record(reported_event(0, kind, facts | kind_facts))
         event = event_log.since(0.0)[-1]
-        assert (event.kind, event.facts()) == (kind, {"rank": 0, **facts, **known})
+        assert (event.kind, event.facts()) == (kind, {"rank": 0, **facts, **kind_facts})
         assert event.time > 3
         assert on_disk(event_log)[-1].items() >= {"self": "x", "kind": kind}.items()
 
@@ -409,8 +409,8 @@ def test_memory_has_the_newest_events_and_the_file_all(begin: Begin) -> None:
 
 def test_a_large_fact_is_truncated_only_in_memory(begin: Begin) -> None:
     event_log = begin()
-    mine = {"text": "x" * 100_000, "list": [1] * 100_000, "fine": [1, 2]}
-    event_log.record(reported_event(0, "mine", mine))
+    facts = {"text": "x" * 100_000, "list": [1] * 100_000, "fine": [1, 2]}
+    event_log.record(reported_event(0, "mine", facts))
     settings = {f"name_{number}": "x" * 500 for number in range(500)}
     event_log.record(Configured(rank=0, values=settings))
     shortened, configured = (event.facts() for event in event_log.since(0.0))

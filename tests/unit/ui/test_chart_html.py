@@ -62,10 +62,10 @@ def test_tooltips_are_thinned_cover_the_chart_and_omit_ranks_without_values() ->
     curves = losses(rising, ranks=2, steps=5000)
     columns = tooltips(curves)
     assert chart_html.MAX_TOOLTIPS - 2 <= len(columns) <= chart_html.MAX_TOOLTIPS
-    assert columns[0].left == Frame(rank_chart("loss", curves)).left
+    assert columns[0].x == Frame(rank_chart("loss", curves)).left
     for one, other in pairwise(columns):
-        assert one.left + one.width == pytest.approx(other.left)
-    assert columns[-1].left + columns[-1].width == pytest.approx(WIDTH - 8)
+        assert one.x + one.width == pytest.approx(other.x)
+    assert columns[-1].x + columns[-1].width == pytest.approx(WIDTH - 8)
     curves = losses(rising, ranks=2)
     curves[1] = losses(rising, ranks=2, steps=40)[1]
     assert "rank 1" in told(curves)[0]

@@ -47,8 +47,8 @@ def group(count: int, **changes: Any) -> list[RankSnapshot]:
     return [replace(ONE, rank=rank, **changes) for rank in range(count)]
 
 
-def change(ranks: Sequence[RankSnapshot], *who: int, **facts: Any) -> list[RankSnapshot]:
-    return [replace(each, **facts) if each.rank in who else each for each in ranks]
+def change(ranks: Sequence[RankSnapshot], *changed: int, **facts: Any) -> list[RankSnapshot]:
+    return [replace(each, **facts) if each.rank in changed else each for each in ranks]
 
 
 # ---- a row for each rank
