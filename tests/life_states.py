@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from nbddp.lifecycle import events as ev
-from nbddp.lifecycle.group_state import Life
+from nbddp.lifecycle.group_state import GroupState, Life
 from nbddp.lifecycle.transitions import advance
 from nbddp.wire.messages import Shutdown
 
@@ -96,31 +96,40 @@ def after(life: Life, *events: ev.Event) -> Life:
     return life
 
 
-def last_step(life: Life, *events: ev.Event) -> tuple[Life, list[ev.Action]]:
-    *earlier, last = events
-    return advance(after(life, *earlier), last)
+class Row(NamedTuple):
+    """Events, and the effect of the last one; without a state, it changes nothing."""
+
+    life: Life
+    events: list[ev.Event]
+    state: GroupState | None = None
+    actions: Sequence[Any] = ()  # of an action with a text, only the type
 
 
-def effect_of(life: Life, *events: ev.Event) -> tuple[Any, ...]:
+def last_step(row: Row) -> tuple[Life, list[ev.Action]]:
+    return advance(after(row.life, *row.events[:-1]), row.events[-1])
+
+
+def effect_of(row: Row) -> tuple[GroupState, list[Any]]:
     """Return the last state and its actions. Of an action with a text, return only the type."""
-    changed, actions = last_step(life, *events)
-    return changed.state, *(type(each) if isinstance(each, WITH_TEXT) else each for each in actions)
+    changed, actions = last_step(row)
+    return changed.state, [type(each) if isinstance(each, WITH_TEXT) else each for each in actions]
 
 
-def assert_unchanged(refused: dict[str, Any], ignored: dict[str, Any]) -> None:
+def assert_unchanged(refused: Mapping[str, Row], ignored: Mapping[str, Row]) -> None:
     """Check that last events are refused, or ignored without an action, and change no state."""
-    for name, cause in (refused | ignored).items():
-        changed, actions = last_step(*cause)
+    for name, row in {**refused, **ignored}.items():
+        changed, actions = last_step(row)
         expected = [ev.Refuse] if name in refused else []
-        assert (changed, [*map(type, actions)]) == (after(*cause[:-1]), expected), name
+        before = after(row.life, *row.events[:-1])
+        assert (changed, [*map(type, actions)]) == (before, expected), name
 
 
-def texts_of(causes: Mapping[str, Any]) -> dict[str, str]:
+def texts_of(rows: Mapping[str, Row]) -> dict[str, str]:
     """Return the texts for the user that last events lead to, by the name of the row."""
     return {
         name: effect.text if isinstance(effect, ev.Notify) else effect.reason
-        for name, cause in causes.items()
-        for effect in last_step(*cause)[1]
+        for name, row in rows.items()
+        for effect in last_step(row)[1]
         if isinstance(effect, WITH_TEXT)
     }
 

@@ -14,6 +14,7 @@ from life_states import (
     INTERRUPT,
     OFF,
     STOP,
+    Row,
     after,
     deadline_set,
     died,
@@ -57,8 +58,8 @@ def start_passed(generation: int) -> ev.DeadlinePassed:
     return passed(Deadline.START, cell=0, generation=generation)
 
 
-def cancelled(*ranks: int) -> tuple[Any, ...]:
-    return State.HEALING, ev.CancelJoin(ranks=ranks), BACK_SOON
+def cancelled(*ranks: int) -> tuple[State, list[Any]]:
+    return State.HEALING, [ev.CancelJoin(ranks=ranks), BACK_SOON]
 
 
 NOT_LOADED = met(1, reason="rank 1: no lock", not_loaded=("lock",))
@@ -72,92 +73,84 @@ BACK = ev.RejoinAsked(attempt=4, world_size=3, survivors=((0, 0), (2, 1)))
 RETURNING = after(OFF, BACK)
 LATE = passed(Deadline.START, attempt=4, **IN_HEAL)
 LOST = after(RETURNING, died(0, attempt=4), died(2, attempt=4))
-REJOINED = (State.BROKEN, ev.GroupStarted())
-IN_VAIN = (State.BROKEN, kill(1), ev.HealFailed)
+REJOINED = State.BROKEN, [ev.GroupStarted()]
+IN_VAIN = State.BROKEN, [kill(1), ev.HealFailed]
 
 TABLE = {
-    "a heal": (
-        (BROKEN, HEAL),
-        (State.HEALING, ev.StartReplacements(ranks=(1,)), give(1), READY_SOON),
+    "a heal": Row(
+        BROKEN, [HEAL], State.HEALING, [ev.StartReplacements(ranks=(1,)), give(1), READY_SOON]
     ),
-    "the new rank is ready": ((HEALING, ready(1)), (State.HEALING, ev.ReplacementsReady())),
-    "the names are there, too": ((READY, GIVEN), (State.HEALING, MEET)),
-    "the names are there first": ((HEALING, GIVEN), (State.HEALING,)),
-    "the new rank, too": (
-        (HEALING, GIVEN, ready(1)),
-        (State.HEALING, ev.ReplacementsReady(), MEET),
+    "the new rank is ready": Row(HEALING, [ready(1)], State.HEALING, [ev.ReplacementsReady()]),
+    "the names are there, too": Row(READY, [GIVEN], State.HEALING, [MEET]),
+    "the names are there first": Row(HEALING, [GIVEN], State.HEALING),
+    "the new rank, too": Row(
+        HEALING, [GIVEN, ready(1)], State.HEALING, [ev.ReplacementsReady(), MEET]
     ),
-    "there are no names": ((HEALING, NO_NAMES), IN_VAIN),
-    "one has met": ((MEETING, met(0)), (State.HEALING,)),
-    "all have met": ((MEETING, met(0), met(1)), (State.IDLE, ev.HealFinished())),
-    "a cell after a heal": ((HEALED, run()), (State.RUNNING, send(0, 1))),
-    "a name cannot be made": ((MEETING, NOT_LOADED), cancelled(0)),
-    "all are back": ((MEETING, NOT_LOADED, LEFT), (State.HEALING, give(2, "lock"))),
-    "a rank cannot meet": ((MEETING, NO_ROOM), cancelled(0)),
-    "the other is back": ((MEETING, NO_ROOM, LEFT), IN_VAIN),
-    "the other came back first": ((MEETING, LEFT, NO_ROOM), IN_VAIN),
-    "the other does not come back": ((MEETING, NO_ROOM, RANG_BACK), IN_VAIN),
-    "an interrupt before they meet": ((READY, INTERRUPT), IN_VAIN),
-    "an interrupt while they meet": ((MEETING, INTERRUPT), cancelled(0, 1)),
-    "a second one": ((MEETING, INTERRUPT, INTERRUPT), IN_VAIN),
-    "they met all the same": ((MEETING, INTERRUPT, met(0), met(1)), IN_VAIN),
-    "the new rank dies while they meet": ((MEETING, died(1)), cancelled(0)),
-    "the other is back then": ((MEETING, died(1), LEFT), (State.BROKEN, ev.HealFailed)),
-    "the new rank is unable": ((HEALING, unable(1)), IN_VAIN),
-    "the new rank is late": ((HEALING, start_passed(1)), IN_VAIN),
-    "the new rank of a second heal is late": ((HEALING_AGAIN, start_passed(2)), IN_VAIN),
-    "the new rank dies": ((HEALING, died(1)), (State.BROKEN, ev.HealFailed)),
-    "the donor dies": ((HEALING, died(0)), IN_VAIN),
-    "a stop during a heal": (
-        (HEALING, STOP),
-        (
-            State.STOPPING,
-            leave(0),
-            terminate(1),
-            deadline_set(Deadline.STOP, GRACE_SECONDS, **IN_HEAL),
-        ),
+    "there are no names": Row(HEALING, [NO_NAMES], *IN_VAIN),
+    "one has met": Row(MEETING, [met(0)], State.HEALING),
+    "all have met": Row(MEETING, [met(0), met(1)], State.IDLE, [ev.HealFinished()]),
+    "a cell after a heal": Row(HEALED, [run()], State.RUNNING, [send(0, 1)]),
+    "a name cannot be made": Row(MEETING, [NOT_LOADED], *cancelled(0)),
+    "all are back": Row(MEETING, [NOT_LOADED, LEFT], State.HEALING, [give(2, "lock")]),
+    "a rank cannot meet": Row(MEETING, [NO_ROOM], *cancelled(0)),
+    "the other is back": Row(MEETING, [NO_ROOM, LEFT], *IN_VAIN),
+    "the other came back first": Row(MEETING, [LEFT, NO_ROOM], *IN_VAIN),
+    "the other does not come back": Row(MEETING, [NO_ROOM, RANG_BACK], *IN_VAIN),
+    "an interrupt before they meet": Row(READY, [INTERRUPT], *IN_VAIN),
+    "an interrupt while they meet": Row(MEETING, [INTERRUPT], *cancelled(0, 1)),
+    "a second one": Row(MEETING, [INTERRUPT, INTERRUPT], *IN_VAIN),
+    "they met all the same": Row(MEETING, [INTERRUPT, met(0), met(1)], *IN_VAIN),
+    "the new rank dies while they meet": Row(MEETING, [died(1)], *cancelled(0)),
+    "the other is back then": Row(MEETING, [died(1), LEFT], State.BROKEN, [ev.HealFailed]),
+    "the new rank is unable": Row(HEALING, [unable(1)], *IN_VAIN),
+    "the new rank is late": Row(HEALING, [start_passed(1)], *IN_VAIN),
+    "the new rank of a second heal is late": Row(HEALING_AGAIN, [start_passed(2)], *IN_VAIN),
+    "the new rank dies": Row(HEALING, [died(1)], State.BROKEN, [ev.HealFailed]),
+    "the donor dies": Row(HEALING, [died(0)], *IN_VAIN),
+    "a stop during a heal": Row(
+        HEALING,
+        [STOP],
+        State.STOPPING,
+        [leave(0), terminate(1), deadline_set(Deadline.STOP, GRACE_SECONDS, **IN_HEAL)],
     ),
-    "ranks are taken back": (
-        (OFF, BACK),
-        (State.STARTING, ev.RejoinRanks(), replace(READY_SOON, event=LATE)),
+    "ranks are taken back": Row(
+        OFF, [BACK], State.STARTING, [ev.RejoinRanks(), replace(READY_SOON, event=LATE)]
     ),
-    "all that live are ready": ((RETURNING, ready(0, 4), ready(2, 4)), REJOINED),
-    "a returning rank is late": (
-        (RETURNING, ready(0, 4), LATE),
-        (State.STARTING, ev.Notify, kill(2)),
+    "all that live are ready": Row(RETURNING, [ready(0, 4), ready(2, 4)], *REJOINED),
+    "a returning rank is late": Row(
+        RETURNING, [ready(0, 4), LATE], State.STARTING, [ev.Notify, kill(2)]
     ),
-    "all returning ranks die": (
-        (RETURNING, died(0, attempt=4), died(2, attempt=4)),
-        (State.OFF, ev.GroupStartFailed, ev.GroupStopped()),
+    "all returning ranks die": Row(
+        RETURNING,
+        [died(0, attempt=4), died(2, attempt=4)],
+        State.OFF,
+        [ev.GroupStartFailed, ev.GroupStopped()],
     ),
-    "a returning rank dies": ((RETURNING, ready(0, 4), died(2, attempt=4)), REJOINED),
+    "a returning rank dies": Row(RETURNING, [ready(0, 4), died(2, attempt=4)], *REJOINED),
 }
 REFUSED = {
-    "no group": (OFF, HEAL),
-    "all ranks live": (IDLE, HEAL),
-    "no rank lives": (ALL_GONE, ev.HealAsked(ranks=(0,), donor=0)),
-    "rank 0 lives": (BROKEN, ev.HealAsked(ranks=(0,), donor=0)),
-    "the donor is dead": (BROKEN, ev.HealAsked(ranks=(1,), donor=1)),
-    "an unknown rank": (BROKEN, ev.HealAsked(ranks=(9,), donor=0)),
-    "a second heal": (HEALING, HEAL),
-    "taking ranks back while idle": (IDLE, BACK),
+    "no group": Row(OFF, [HEAL]),
+    "all ranks live": Row(IDLE, [HEAL]),
+    "no rank lives": Row(ALL_GONE, [ev.HealAsked(ranks=(0,), donor=0)]),
+    "rank 0 lives": Row(BROKEN, [ev.HealAsked(ranks=(0,), donor=0)]),
+    "the donor is dead": Row(BROKEN, [ev.HealAsked(ranks=(1,), donor=1)]),
+    "an unknown rank": Row(BROKEN, [ev.HealAsked(ranks=(9,), donor=0)]),
+    "a second heal": Row(HEALING, [HEAL]),
+    "taking ranks back while idle": Row(IDLE, [BACK]),
 }
 IGNORED = {
-    "the deadline of a rejoin before": (LOST, BACK, LATE),
-    "the deadline of the start": (HEALING, start_passed(0)),
-    "the deadline of a heal before": (HEALING_AGAIN, start_passed(1)),
-    "the deadline when all are ready": (READY, start_passed(1)),
-    "names after the end": (BROKEN, GIVEN),
-    "names of a heal before": (HEALING_AGAIN, GIVEN),
-    "a rank that was not told to meet": (READY, met(0)),
-    "the deadline of a meeting that goes on": (MEETING, RANG_BACK),
-    "a rank that was ready before it died": (
-        RETURNING,
-        ready(0, 4),
-        died(0, attempt=4),
-        ready(0, 4),
+    "the deadline of a rejoin before": Row(LOST, [BACK, LATE]),
+    "the deadline of the start": Row(HEALING, [start_passed(0)]),
+    "the deadline of a heal before": Row(HEALING_AGAIN, [start_passed(1)]),
+    "the deadline when all are ready": Row(READY, [start_passed(1)]),
+    "names after the end": Row(BROKEN, [GIVEN]),
+    "names of a heal before": Row(HEALING_AGAIN, [GIVEN]),
+    "a rank that was not told to meet": Row(READY, [met(0)]),
+    "the deadline of a meeting that goes on": Row(MEETING, [RANG_BACK]),
+    "a rank that was ready before it died": Row(
+        RETURNING, [ready(0, 4), died(0, attempt=4), ready(0, 4)]
     ),
-    "the deadline of a meeting before": (MEETING, NOT_LOADED, LEFT, RANG_BACK),
+    "the deadline of a meeting before": Row(MEETING, [NOT_LOADED, LEFT, RANG_BACK]),
 }
 
 

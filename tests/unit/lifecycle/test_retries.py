@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
@@ -26,36 +28,40 @@ def death(step: float, way: RecoveryMethod = HEAL) -> AttemptFailure:
 
 ONE, TWO, NINE = (Retries(restarts=count) for count in (1, 2, 9))
 BOTH = Retries(heals=1, restarts=1)
-WAYS: dict[str, tuple[list[AttemptFailure], Retries, RecoveryMethod | None]] = {
-    "the first of one restart": ([setback(3)], ONE, RESTART),
-    "the second of two restarts": ([setback(3), setback(5)], TWO, RESTART),
-    "no restart is left": ([setback(3), setback(5)], ONE, None),
-    "no restart of two is left": ([setback(3), setback(5), setback(7)], TWO, None),
-    "no restart was asked for": ([setback(3)], Retries(), None),
-    "a death": ([death(1)], BOTH, HEAL),
-    "a second death": ([death(1), death(2)], BOTH, RESTART),
-    "a third death": ([death(1), death(2, RESTART), death(3)], BOTH, None),
-    "no heal is left": ([death(1), death(2)], Retries(heals=1), None),
-    "all live": ([setback(3)], Retries(heals=3, restarts=1), RESTART),
-    "all live and cannot be healed": ([setback(3)], Retries(heals=3), None),
-    "progress in between": ([setback(30), setback(40), setback(30)], NINE, RESTART),
+
+
+class Case(NamedTuple):
+    failures: list[AttemptFailure]
+    retries: Retries
+    method: RecoveryMethod | None
+
+
+WAYS = {
+    "the first of one restart": Case([setback(3)], ONE, RESTART),
+    "the second of two restarts": Case([setback(3), setback(5)], TWO, RESTART),
+    "no restart is left": Case([setback(3), setback(5)], ONE, None),
+    "no restart of two is left": Case([setback(3), setback(5), setback(7)], TWO, None),
+    "no restart was asked for": Case([setback(3)], Retries(), None),
+    "a death": Case([death(1)], BOTH, HEAL),
+    "a second death": Case([death(1), death(2)], BOTH, RESTART),
+    "a third death": Case([death(1), death(2, RESTART), death(3)], BOTH, None),
+    "no heal is left": Case([death(1), death(2)], Retries(heals=1), None),
+    "all live": Case([setback(3)], Retries(heals=3, restarts=1), RESTART),
+    "all live and cannot be healed": Case([setback(3)], Retries(heals=3), None),
+    "progress in between": Case([setback(30), setback(40), setback(30)], NINE, RESTART),
 }
 IN_VAIN = {f"twice at step {step}": [setback(step), setback(step)] for step in (30, None, 0)}
 
 
-@pytest.mark.parametrize(("setbacks", "retries", "way"), WAYS.values(), ids=WAYS)
-def test_a_failed_cell_is_retried_as_often_as_allowed(
-    setbacks: list[AttemptFailure], retries: Retries, way: RecoveryMethod | None
-) -> None:
-    assert next_method(setbacks, retries) is way
-    assert bool(why_no_retry(setbacks, retries)) is (way is None)
+@pytest.mark.parametrize("case", WAYS.values(), ids=WAYS)
+def test_a_failed_cell_is_retried_as_often_as_allowed(case: Case) -> None:
+    assert next_method(case.failures, case.retries) is case.method
+    assert bool(why_no_retry(case.failures, case.retries)) is (case.method is None)
 
 
 def test_the_reason_for_not_retrying_is_given(snapshot: SnapshotAssertion) -> None:
-    reasons = {
-        name: why_no_retry(setbacks, retries) for name, (setbacks, retries, _) in WAYS.items()
-    }
-    reasons |= {name: why_no_retry(setbacks, NINE) for name, setbacks in IN_VAIN.items()}
+    reasons = {name: why_no_retry(case.failures, case.retries) for name, case in WAYS.items()}
+    reasons |= {name: why_no_retry(failures, NINE) for name, failures in IN_VAIN.items()}
     assert {name: why for name, why in reasons.items() if why} == snapshot
 
 
