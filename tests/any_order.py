@@ -27,6 +27,7 @@ from nbddp.controller import actor_state
 from nbddp.controller.group_actor import start_event
 from nbddp.controller.rank_processes import RankProcesses
 from nbddp.controller.session import Session
+from nbddp.controller.threads import Runtime
 from nbddp.errors import RequestError, StartError
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.group_state import GroupState, Life
@@ -127,7 +128,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.history.life == self.session.life
         self.history.check()
 
-    def make_runtime(self) -> Any:
+    def make_runtime(self) -> Runtime:
         if self.cannot_connect:
             raise INJECTED
         self.link = SilentLink()

@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("unit")
 
 
-class BrowserInOneWorker(LoadFileScheduling):
+class BrowserInOneWorker(LoadFileScheduling):  # type: ignore[misc] # it has no types
     """Distribute whole files to workers, and all browser tests to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:

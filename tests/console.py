@@ -17,7 +17,7 @@ def ddp(line: str, **state: Any) -> str:
     """Run a ``%ddp`` line and return its output; ``state`` is the state of the notebook."""
     lines: list[str] = []
     presenter = Presenter(Mock(spec=[]))
-    presenter.print_line = lines.append  # type: ignore[method-assign]
+    presenter.print_line = lines.append  # type: ignore[assignment, method-assign]
     notebook = {
         "presenter": presenter,
         "current_run": None,

@@ -241,6 +241,7 @@ class SilentLink(FakeLink):
 
     def get(self, *, is_urgent: bool = False) -> Envelope | None:  # noqa: ARG002 - as the real one
         self._closed.wait()
+        return None
 
     def close(self) -> None:
         self._closed.set()
@@ -305,11 +306,16 @@ class ManualEventThread(EventThread):
         return False
 
 
-def manual_runtime(link: FakeLink) -> Runtime:
-    return Runtime(link, ManualEventThread(), ManualEventThread())
+class ManualRuntime(Runtime):
+    event_thread: ManualEventThread
+    launch_thread: ManualEventThread
 
 
-def with_threads(link: FakeLink) -> Runtime:
+def manual_runtime(link: Any) -> ManualRuntime:
+    return ManualRuntime(link, ManualEventThread(), ManualEventThread())
+
+
+def with_threads(link: Any) -> Runtime:
     return Runtime(link, EventThread("nbddp-session"), EventThread("nbddp-launch"))
 
 

@@ -147,4 +147,4 @@ def check_lesson(path: Path, folder: Path) -> NotebookNode:
     names = [each.name for each in folder.iterdir()]
     ignored = [".nbddp", "checkpoints", "*.pt"]  # of .gitignore
     assert [name for name in names if not any(fnmatch(name, each) for each in ignored)] == []
-    return notebook
+    return notebook  # type: ignore[no-any-return] # nbformat is typed in part

@@ -12,7 +12,7 @@ def falling(rank: int, step: int) -> float:
 
 
 def steep(_rank: int, step: int) -> float:
-    return 10.0 ** (-step / 20)
+    return float(10.0 ** (-step / 20))
 
 
 def counting(_rank: int, step: int) -> float:

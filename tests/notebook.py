@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Self
 
 from jupyter_client.manager import KernelManager
 from processes import wait_until
@@ -67,7 +67,7 @@ class Notebook:
         if loads:
             assert self.run("%load_ext nbddp").status == "ok"
 
-    def __enter__(self) -> Notebook:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,7 +78,8 @@ class Notebook:
 
     @property
     def pid(self) -> int:
-        return int(self._manager.provisioner.pid)
+        provisioner: Any = self._manager.provisioner
+        return int(provisioner.pid)
 
     def next_message(self, timeout: float) -> dict[str, Any]:
         """Return the next message of any cell; raise ``Empty`` if none arrives in time."""

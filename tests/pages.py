@@ -73,10 +73,10 @@ class Page(HTMLParser):
         self.handle_starttag(tag, attrs)
         self.handle_endtag(tag)
 
-    def _refuse(self, data: str) -> None:
+    def handle_comment(self, data: str) -> None:
         raise AssertionError(f"neither a tag nor text: {data}")
 
-    handle_comment = handle_decl = unknown_decl = handle_pi = _refuse
+    handle_decl = unknown_decl = handle_pi = handle_comment  # type: ignore[assignment]
 
     def holds(self, text: str) -> bool:
         """Return whether all words of this text are visible or in a tooltip."""

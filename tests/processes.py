@@ -123,4 +123,5 @@ def under_torchrun(
         **options,
     )
     assert done.returncode == 0 or GLOO_ABORTS in done.stderr, done.stderr
-    return done.stdout.splitlines()
+    lines: list[str] = done.stdout.splitlines()
+    return lines

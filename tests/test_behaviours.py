@@ -42,7 +42,7 @@ def options(parser: ArgumentParser) -> dict[str, list[str]]:
     """Return the arguments of a command by longest name, each with all names."""
     actions = [each for each in parser._actions if each.dest != "help"]
     return {
-        max(action.option_strings, key=len, default=action.dest): action.option_strings
+        max(action.option_strings, key=len, default=action.dest): [*action.option_strings]
         for action in actions
     }
 

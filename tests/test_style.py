@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 TREES = {
@@ -30,7 +31,7 @@ EXCEPTIONS = {
 }
 
 
-def bound_names(tree: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+def bound_names(tree: ast.AST) -> Iterator[tuple[str, Any]]:
     """Yield the names that a file binds, except in comprehensions and lambdas of one line."""
     pending = [tree]
     while pending:
@@ -49,7 +50,7 @@ def bound_names(tree: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         pending += ast.iter_child_nodes(node)
 
 
-def vague_names(tree: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+def vague_names(tree: ast.AST) -> Iterator[tuple[str, Any]]:
     """Yield names that do not say which value they stand for; left and right are two sides."""
     names = [(name.lstrip("_"), node) for name, node in bound_names(tree)]
     has_sides = any(name == "right" for name, _ in names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -38,7 +39,8 @@ def test_installer_keeps_an_installed_torch_or_installs_the_fitting_build(
     name: str, arguments: list[str], extras: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     platform, torch, has_gpu, refused, code, torches = MACHINES[name]
-    versions, commands, pins = [torch], [], []
+    versions, commands = [torch], []
+    pins: list[str] = []
 
     def run(command: list[str], **_options: object) -> SimpleNamespace:
         words = command[command.index("install") + 3 :]
@@ -65,9 +67,9 @@ def test_installer_keeps_an_installed_torch_or_installs_the_fitting_build(
 
 
 def test_gpu_is_detected_by_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install.shutil, "which", lambda _name: None)
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
     assert not install.has_nvidia_gpu()
-    monkeypatch.setattr(install.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     for exit_code, is_seen in ((0, True), (9, False)):
         answer = SimpleNamespace(returncode=exit_code)
         monkeypatch.setattr(subprocess, "run", lambda *_args, answer=answer, **_options: answer)

@@ -89,7 +89,8 @@ def without_reverse_names(folder: Path) -> Iterator[tuple[tuple[str, ...], list[
     settings.write_text(f"nameserver {address}\noptions timeout:2 attempts:1\n")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind((address, 53))
-        thread = threading.Thread(target=_answer_names, args=(server, asked := []))
+        asked: list[bytes] = []
+        thread = threading.Thread(target=_answer_names, args=(server, asked))
         thread.start()
         mount = f"mount --bind {shlex.quote(str(settings))} /etc/resolv.conf"
         yield ("unshare", "--mount", "sh", "-c", f'{mount}; exec "$@"', "sh"), asked

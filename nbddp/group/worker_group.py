@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from nbddp.archive.scaling import MIN_ROUNDS
 from nbddp.archive.sweep_grid import sweep_points
@@ -87,7 +87,7 @@ class WorkerGroup:
 
     # ---- life
 
-    def __enter__(self) -> WorkerGroup:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import nbformat
 import pytest
@@ -78,8 +79,10 @@ def lets_a_rank_stand_out(notebook: LabNotebook) -> None:
 
 def fill_a_row(area: Locator) -> bool:
     """Whether the charts stand side by side, and are as wide as their place but for a gap."""
-    charts = [chart.bounding_box() for chart in area.locator(".nbddp-chart:visible").all()]
-    place = area.bounding_box()
+    charts: list[Any] = [
+        chart.bounding_box() for chart in area.locator(".nbddp-chart:visible").all()
+    ]
+    place: Any = area.bounding_box()
     right = max(box["x"] + box["width"] for box in charts)
     is_one_row = len({round(box["y"]) for box in charts}) == 1
     return is_one_row and abs(place["x"] + place["width"] - right) < 14
@@ -154,7 +157,7 @@ def test_untrusted_page_shows_curves_and_red_failures(
         image = cell.locator("img.nbddp-image")
         expect(image).to_be_visible()
         assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") == 360
-        box = image.bounding_box()
+        box: Any = image.bounding_box()
         assert (round(box["width"]), round(box["height"])) == (360, 190)
         assert "mean of 2 ranks" in page.text(3)
         card = cell.locator(".nbddp-card").first

@@ -212,7 +212,7 @@ class Ranks(WorkerGroup):
     def begin_pull(self, rank: int, expression: str) -> None:
         self.session.send_request(rank, self.session.numbered(Pull(expression=expression)))
 
-    def trace(self, result: CellResult, asked: TraceSteps) -> Trace:
+    def collect_trace(self, result: CellResult, asked: TraceSteps) -> Trace:
         return collect_trace(self.session, result, asked)
 
     @property

@@ -199,8 +199,12 @@ def test_kills_at_any_moment_lose_no_line(make_group: MakeRanks, lines: Lines, k
     for _ in range(kills):
         log = group.log(0)
         already = log.stat().st_size if log.exists() else 0
-        delay = chance.uniform(0.0, 0.3)
-        killer = when_cell_runs(group, lambda delay=delay: (time.sleep(delay), group.kill(0)))
+
+        def kill(delay: float = chance.uniform(0.0, 0.3)) -> None:
+            time.sleep(delay)
+            group.kill(0)
+
+        killer = when_cell_runs(group, kill)
         group.failure_of(source)
         killer.join()
         written = log.read_bytes()[already:].decode().splitlines()

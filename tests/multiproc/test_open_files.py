@@ -62,7 +62,7 @@ def content(path: Path) -> str:
         case ".zip":
             return zipfile.ZipFile(path).read("name").decode()
         case ending if ending in OPENERS:
-            return OPENERS[ending](path).read().decode()  # type: ignore[operator]
+            return OPENERS[ending](path).read().decode()
     return path.read_text()
 
 

@@ -73,8 +73,8 @@ def test_another_user_in_a_shared_folder_cannot_redirect_a_run(
     run, name = group.run_folder, group.run_folder.name
     runs.parent.rename(folder / "moved")  # another user may write to the notebook's folder
     (runs / name).mkdir(parents=True)
-    for path in ("rank0.log", "metrics.jsonl", "run.json", "run.json.tmp", "events.jsonl"):
-        (runs / name / path).symlink_to(victim)
+    for file in ("rank0.log", "metrics.jsonl", "run.json", "run.json.tmp", "events.jsonl"):
+        (runs / name / file).symlink_to(victim)
     for path in (runs.parent, runs, runs / name):
         os.chown(path, ANOTHER_USER, -1)
     group.run("print('one')\nnbddp.log(loss=1.0)")

@@ -58,7 +58,7 @@ def run(
     handle = group.begin(source, trace=asked)
     wait_until(lambda: handle.is_finished, timeout=60.0)
     assert handle.result is not None
-    return group.trace(handle.result, asked), handle.result
+    return group.collect_trace(handle.result, asked), handle.result
 
 
 def document(path: Path | None) -> dict[str, Any]:
@@ -144,10 +144,10 @@ def test_trace_of_stopped_ranks_is_empty(group: Ranks) -> None:
     asked = TraceSteps(first=2, last=3)
     _, result = run(group, TRAIN.format(slow=0.005), 2, 3)
     group.restart()
-    trace = group.trace(result, asked)
+    trace = group.collect_trace(result, asked)
     assert (trace.path, {*trace.missing}) == (None, {0, 1})
     group.stop()
-    assert tracing.RANKS_STOPPED in shown(group.trace(result, asked))
+    assert tracing.RANKS_STOPPED in shown(group.collect_trace(result, asked))
 
 
 @pytest.mark.full

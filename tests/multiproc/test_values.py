@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 
 import pytest
 from drivers.ranks import Capture, MakeRanks, Ranks
@@ -99,7 +100,7 @@ REFUSED = {
 def test_a_push_overwrites_no_name_of_nbddp_and_needs_names(shared_group: Ranks) -> None:
     for name, words in REFUSED.items():
         with pytest.raises(ArgumentError, match=words):
-            shared_group.push({"fine": 1, name: 5})  # type: ignore[dict-item]
+            shared_group.push({"fine": 1, name: 5})
     assert shared_group.pull("'fine' in globals()") == [False, False]
 
 
@@ -134,7 +135,7 @@ class Deadly:
 
 
 class Opened:
-    def __reduce__(self) -> tuple[type, tuple[str]]:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
         return eval, ("__import__('os').environ['RANK'] == '1' and __import__('os')._exit(3)",)
 
 

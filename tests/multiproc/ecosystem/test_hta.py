@@ -25,7 +25,7 @@ def test_hta_reads_steps_and_collectives_of_all_ranks(group: Ranks) -> None:
     handle = group.begin(TRAIN, trace=asked)
     assert wait_until(lambda: handle.is_finished, timeout=60.0)
     assert handle.result is not None
-    trace = group.trace(handle.result, asked)
+    trace = group.collect_trace(handle.result, asked)
     read = analysis.TraceAnalysis(trace_dir=str(trace.folder)).t
     assert sorted(read.traces) == [0, 1]
     # it leaves the last one out, of which it cannot know whether it is whole

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from notebook import Notebook
@@ -42,7 +42,7 @@ TRAINING = (
 
 
 @pytest.fixture
-def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     variables = {
         "WANDB_MODE": "offline",
         "WANDB_DIR": str(tmp_path),
@@ -109,7 +109,13 @@ def test_trackers_accept_unusual_names_and_values(offline: Path, kind: str) -> N
         for step in range(4)
         for rank in range(2)
     ]
-    settings = {"": 1, "_": 2, "/näme é": None, "big": "x" * 100_000, "up": math.inf}
+    settings: dict[str, Any] = {
+        "": 1,
+        "_": 2,
+        "/näme é": None,
+        "big": "x" * 100_000,
+        "up": math.inf,
+    }
     settings[".."] = {"a": [1, 2]}
     folder = make_run(offline, rows=rows, config=settings)
     told = {"kind": "config", "rank": 0, "values": settings, "time": BEGAN + 0.5}

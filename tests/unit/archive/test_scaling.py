@@ -63,9 +63,9 @@ def test_the_step_rate_is_that_of_the_longest_loop_without_its_first_steps() -> 
     of_cell = [*rows([(50, 10.0)]), *rows([(50, 20.0)], rank=1)]
     epochs = [{"time": 100.0 + each, "rank": 0, "accuracy": 0.5} for each in range(5)]
     before = [{"time": each / 1000, "rank": 0, "loss": 1.0} for each in range(500)]
-    found = steady_rate([*before, *of_cell, *epochs], 100.0)
-    assert found is not None
-    assert found[0] == pytest.approx(15.0)
+    rate = steady_rate([*before, *of_cell, *epochs], 100.0)
+    assert rate is not None
+    assert rate[0] == pytest.approx(15.0)
 
 
 def line(*meetings: MatchedCollective, **facts: Any) -> Timeline:
@@ -147,7 +147,7 @@ def test_scaling_reports_as_text_and_as_an_html_table(snapshot: Any) -> None:
 def test_the_scaling_picture_is_readable_on_light_and_dark_pages(back: str) -> None:
     png, _ = png_of(draw_scaling(scaling(size(1, 10.0, **FULL), size(2, 15.0, **FULL))))
     picture = Image.open(io.BytesIO(png)).convert("RGBA")
-    assert picture.getpixel((0, 0))[3] == 0  # the page shows through
+    assert picture.getchannel("A").getpixel((0, 0)) == 0  # the page shows through
     ground = Image.new("RGBA", picture.size, back)
     ground.alpha_composite(picture)
     grey = ground.convert("L").getcolors(1 << 16)

@@ -188,8 +188,10 @@ def test_a_collective_in_a_loop_over_a_set_is_found() -> None:
 
 
 def test_loops_with_an_order_that_all_ranks_share_are_accepted() -> None:
-    orders = ("sorted(set(x))", "dict.fromkeys(x)", "x.keys()", "[*x]", "{1, 2}", "set(range(4))")
-    orders += ("set(ranks)", "x.difference(y)", "a - b")
+    orders = (
+        *("sorted(set(x))", "dict.fromkeys(x)", "x.keys()", "[*x]", "{1, 2}", "set(range(4))"),
+        *("set(ranks)", "x.difference(y)", "a - b"),
+    )
     assert_no_findings(
         *(f"for name in {each}:\n{WAITS}" for each in orders),
         f"for src in set(x):\n{WAITS}",
@@ -250,7 +252,7 @@ def test_trainer_of_all_ranks_that_only_one_rank_calls_is_found() -> None:
     for library, method in (("transformers", "evaluate"), ("lightning", "fit")):
         given = {"aliases": {"trainer": f"{library}.Trainer"}, "is_cell": True}
         call = f"print(trainer.{method}(data))"
-        source = CellSource(under(ON_FIRST, call), **given)  # type: ignore[arg-type]
+        source = CellSource(under(ON_FIRST, call), **given)
         [found] = check_source(source)
         assert (found.rule, found.line) == ("ND101", 2)
         assert found.text.startswith(f"trainer.{method}() is under `if rank == 0`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,7 +13,6 @@ from unittest.mock import Mock
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.controller import gpu_monitor
 from nbddp.controller.gpu_monitor import GpuMonitor
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.record.event_log import EventLog
@@ -76,7 +76,7 @@ def test_nvml_is_queried_once_per_gpu_and_at_most_once_per_interval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(gpu_monitor.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     nvml = FakeNvml({"GPU-a": BUSY})
     watch = monitor(monkeypatch, nvml)
     expected = GpuUsage(load=70.0, used=12 * GIB, total=16 * GIB, used_by_others=GIB)

@@ -23,7 +23,6 @@ from torch import nn
 import nbddp
 from nbddp.course import code_exercises, grading
 from nbddp.course.exercises import (
-    CODE_EXERCISES,
     EXERCISES,
     VALUE_EXERCISES,
     Judgement,
@@ -90,6 +89,13 @@ if rank == 5:
     dist.all_reduce(y){}
 """
 OK = "  # nbddp: ok ND101"
+
+
+def too_soon(loader, state):
+    torch.set_rng_state(state)
+    return iter(loader)
+
+
 RIGHT_ANSWERS: dict[str, list[tuple[Any, ...]]] = {
     "01.5": [(missing,), (lambda *given: set(missing(*given)),)],
     "03.3": [(1.0078125,), (1 + 2**-7,)],
@@ -109,8 +115,8 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
     "01.5": {
         "an error": (lambda store, *_: store.wait(["never"], timedelta(seconds=0.1)),),
         "no key set": (lambda store, *_: [n for n in range(4) if not store.check([f"here/{n}"])],),
-        "no time for a late rank": (lambda *given: missing(*given[:3], min(given[3], 0.2)),),
-        "too long": (lambda *given: missing(*given[:2], 5, given[3] * 0.9)[:-1],),
+        "no time for a late rank": (lambda s, rank, size, _: missing(s, rank, size, 0.2),),
+        "too long": (lambda store, rank, _, seconds: missing(store, rank, 5, seconds * 0.9)[:-1],),
         "one of two": (lambda *given: missing(*given)[:1],),
         "those that came": (lambda *given: [n for n in range(4) if n not in missing(*given)],),
         "a number": (lambda *given: len(missing(*given)),),
@@ -125,7 +131,7 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
         "no number": ("more",),
     },
     "04.1": {
-        "restored too soon": (lambda loader, state: torch.set_rng_state(state) or iter(loader),),
+        "restored too soon": (too_soon,),
         "one batch taken": (lambda *given: islice(begin(*given), 1, None),),
         "the loader": (lambda *given: given[0],),
         "nothing": (lambda *_: None,),
@@ -189,7 +195,7 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 CALL = re.compile(r'nbddp\.check_answer\("(\d\d\.\d)", ([^)]*)\)')
 EXERCISE = re.compile(r"<details><summary><b>Exercise (\d)\.</b>(.*?)</details>", re.DOTALL)
-ON_RANKS = set(CODE_EXERCISES) - {*RIGHT_ANSWERS, "18.1"}  # it starts ranks of its own
+ON_RANKS = set(grading.CODE_EXERCISES) - {*RIGHT_ANSWERS, "18.1"}  # it starts ranks of its own
 FAR_OFF = {int: 123456, float: 123456, str: "none"}
 
 
@@ -314,7 +320,7 @@ def test_each_exercise_and_its_answer_in_the_notebooks_call_check_answer() -> No
                 found |= {exercise for exercise, _ in calls}
             for _, names in CALL.findall(question):
                 assert len(names.split(", ")) == len(value_names(name))
-                assert name in CODE_EXERCISES or names == ", ".join(value_names(name))
+                assert name in grading.CODE_EXERCISES or names == ", ".join(value_names(name))
     assert asked == answered == set(EXERCISES)
 
 

@@ -44,7 +44,7 @@ class RecordingDisplay(TextDisplay):
     def __init__(self, play: Play) -> None:
         super().__init__()
         self.show = play.show  # type: ignore[assignment]
-        self.print_line = play.printed.append  # type: ignore[method-assign]
+        self.print_line = play.printed.append  # type: ignore[assignment, method-assign]
 
     def view(self, _session: Session) -> Any:
         return self

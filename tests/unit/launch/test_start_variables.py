@@ -75,7 +75,7 @@ def test_forkservers_without_ranks_are_closed_except_the_first_and_the_newest(
     def start(seed: str) -> None:
         name = "TORCH_LOGS" if seed == "1" else "PYTHONHASHSEED"
         env = {name: seed, "OTHER": seed}
-        launcher.launch(SimpleNamespace(env=env, topology=SimpleNamespace(rank=0)))  # type: ignore[arg-type]
+        launcher.launch(SimpleNamespace(env=env, topology=SimpleNamespace(rank=0)))
 
     for seed in ("0", "1", "0", "1"):
         start(seed)

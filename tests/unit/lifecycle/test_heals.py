@@ -32,8 +32,8 @@ from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.events import Deadline
 from nbddp.lifecycle.group_state import GroupState as State
 from nbddp.lifecycle.group_state import RankState
-from nbddp.lifecycle.heal_steps import CANCEL_TIMEOUT
-from nbddp.lifecycle.transitions import START_TIMEOUT, advance
+from nbddp.lifecycle.heal_steps import CANCEL_TIMEOUT, START_TIMEOUT
+from nbddp.lifecycle.transitions import advance
 from nbddp.wire.group_spec import StartOptions
 
 GRACE_SECONDS = StartOptions.grace

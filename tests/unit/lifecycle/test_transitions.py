@@ -50,11 +50,11 @@ from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.events import Deadline
 from nbddp.lifecycle.group_state import GroupState as State
 from nbddp.lifecycle.group_state import Life, RankState
+from nbddp.lifecycle.heal_steps import START_TIMEOUT
 from nbddp.lifecycle.transitions import (
     DEATH_TIMEOUT,
     INTERRUPT_TIMEOUT,
     PEERS_TIMEOUT,
-    START_TIMEOUT,
     STUCK_AFTER,
     advance,
 )

@@ -46,7 +46,7 @@ def command(line: str) -> Any:
 def given_in(arguments: object) -> dict[str, Any]:
     """Return the options and arguments of a line that differ from their defaults."""
     found = dict(vars(arguments))
-    default = {item.name: item.default for item in fields(arguments)}  # type: ignore[arg-type]
+    default = {item.name: item.default for item in fields(arguments)}
     return found.pop("start", {}) | {
         name: value for name, value in found.items() if value != default.get(name)
     }

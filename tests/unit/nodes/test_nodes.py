@@ -22,7 +22,7 @@ from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
-from nbddp.nodes import handshake, log_sync
+from nbddp.nodes import handshake
 from nbddp.nodes import listener as listener_module
 from nbddp.nodes.__main__ import main
 from nbddp.nodes.clock_offset import ClockOffset
@@ -419,7 +419,7 @@ def test_a_failed_write_ends_one_log_copy_and_not_the_others(
 
     write = os.write
     with monkeypatch.context() as patch:
-        patch.setattr(log_sync.os, "write", full)
+        patch.setattr(os, "write", full)
         inlet.append("rank0.log", b"1234 6789")
     inlet.append("rank0.log", b" after")
     inlet.append("rank1.log", b"another")

@@ -324,7 +324,7 @@ def test_the_publisher_ends_with_its_notebook(tmp_path: Path, fake: Callable[[st
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == -9
-        assert wait_until(lambda: read_published(path, "wandb").get("is_whole"), timeout=90.0)
+        assert wait_until(lambda: bool(read_published(path, "wandb").get("is_whole")), timeout=90.0)
     finally:
         end.touch()
     assert read_published(path, "wandb")["steps"] == 60

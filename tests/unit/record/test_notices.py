@@ -67,7 +67,7 @@ def test_queued_text_does_not_wake_a_batching_reader() -> None:
         is_woken.append(notices._urgent.is_set())
         return False
 
-    notices._urgent.wait = wait  # type: ignore[method-assign]
+    notices._urgent.wait = wait  # type: ignore[assignment, method-assign]
     assert [notices.get(0.1, batch_text=True) for _ in texts] == texts
     assert is_woken == [False]
 
@@ -79,7 +79,10 @@ def test_a_picture_and_the_end_wake_any_reader(is_end: bool, batch_text: bool) -
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(notices.get, 30.0, batch_text=batch_text)
         notices.put(OutputText(0, "a"))
-        _ = notices.close() if is_end else notices.put(picture(3))
+        if is_end:
+            notices.close()
+        else:
+            notices.put(picture(3))
         assert waiting.result(20) == OutputText(0, "a")
     assert notices.get(30.0, batch_text=batch_text) == (None if is_end else picture(3))
     assert notices.is_drained == is_end

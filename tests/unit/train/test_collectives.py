@@ -67,7 +67,7 @@ def test_a_mean_is_a_float_and_the_sum_of_a_bool_tensor_counts() -> None:
     assert all_reduce(torch.tensor([1, 2]), "mean").dtype is torch.float32
     value = torch.tensor([True, False])
     for op, expected, dtype in (("sum", [1, 0], torch.int64), ("max", [1, 0], torch.bool)):
-        found = all_reduce(value, op)  # type: ignore[arg-type]
+        found = all_reduce(value, op)
         assert (found.tolist(), found.dtype) == (expected, dtype)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ def test_digits_that_cannot_be_loaded_raise_an_error_with_the_next_step(
     monkeypatch.setattr(digits_module, "MIRROR", "http://127.0.0.1:9")  # no server listens there
     assert ".gz" in refusal(ConnectionError, digits, tmp_path / "data", download=True)
     assert not (tmp_path / "data").exists()
-    monkeypatch.setattr(digits_module.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     assert refusal(ModuleNotFoundError, digits, tmp_path) == snapshot
 
 

@@ -136,13 +136,15 @@ def test_augmentations_differ_between_seeds_ranks_and_epochs_except_in_evaluatio
 
 
 class OfWorker(Augmented):
-    def __getitem__(self, _index: int) -> float:
+    drawn: torch.Tensor
+
+    def __getitem__(self, _index: int) -> torch.Tensor:
         return self.drawn
 
 
 def draw_in_worker(_worker: int) -> None:
     info = torch.utils.data.get_worker_info()
-    info.dataset.dataset.drawn = torch.rand((), dtype=torch.float64).item()
+    info.dataset.dataset.drawn = torch.rand((), dtype=torch.float64)
 
 
 @pytest.mark.process

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from types import MappingProxyType
@@ -172,7 +173,7 @@ def test_track_finds_the_total_if_the_iterable_has_a_length(
 
 def test_a_given_total_is_used_and_converted_to_a_plain_int(sink: Recorder) -> None:
     assert len(track([1, 2], total=9)) == 9
-    list(track((item for item in (1, 2)), total=np.int64(9), label=np.int64(7)))  # type: ignore[arg-type]
+    list(track((item for item in (1, 2)), total=np.int64(9), label=np.int64(7)))
     [bar] = sink.bars
     assert (type(bar.total), type(bar.label)) == (int, str)
     assert (bar.total, bar.label) == (9, "7")
@@ -239,7 +240,7 @@ def test_a_progress_bar_ends_in_the_sink_in_which_it_started(sink: Recorder) -> 
 
 def test_a_bars_state_has_its_label_counts_and_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = itertools.count(10.0, 2.0)
-    monkeypatch.setattr(log_and_track.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
     bar = ProgressBar(label="epoch 1", total=8, began=8.0)
     bar.done = 3
     assert bar.state() == ["epoch 1", 3, 8, 2.0]

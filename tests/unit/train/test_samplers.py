@@ -149,6 +149,7 @@ def test_random_numbers_of_a_stream_agree_on_all_ranks_and_after_a_resume(worker
         state = [before.state_dict() for _ in before][2]
     [rest] = epochs_of(resumed(make, state))
     assert rest == on_ranks(1, make, epochs=2)[0][8 + 3 :]
+    assert isinstance(before.dataset, Stream)
     assert before.dataset.epochs == ([0, 1] if workers == 0 else [])
 
 

@@ -24,16 +24,16 @@ class Rows(torch.utils.data.Dataset[int]):
 
 
 def test_loader_that_gives_shares_is_described() -> None:
-    sampler = DistributedSampler(NUMBERS, num_replicas=2, rank=1)  # type: ignore[arg-type]
-    loader = DataLoader(NUMBERS, sampler=sampler)  # type: ignore[arg-type, var-annotated]
-    expected = {"samples": 100, "columns": column_checksums(NUMBERS)}
+    sampler = DistributedSampler(NUMBERS, num_replicas=2, rank=1)
+    loader = DataLoader(NUMBERS, sampler=sampler)
+    expected: dict[str, Any] = {"samples": 100, "columns": column_checksums(NUMBERS)}
     assert data_facts(loader) == expected
     assert list(expected["columns"]) == [""]
 
 
 @pytest.mark.parametrize(
     "loader",
-    [DataLoader(NUMBERS), None, [], iter([])],  # type: ignore[arg-type, list-item]
+    [DataLoader(NUMBERS), None, [], iter([])],
     ids=["of one rank", "none", "list", "iterator"],
 )
 def test_other_loaders_have_no_facts(loader: Any) -> None:

@@ -6,6 +6,7 @@ import io
 import math
 import os
 import pty
+import time
 from collections.abc import Callable
 from itertools import chain, repeat
 from unittest.mock import Mock
@@ -65,7 +66,7 @@ def test_a_repeated_debugger_question_comes_before_questions_of_other_ranks(
     questions: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(input_requests.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     questions.ask(0)
     questions.ask(1)
     questions.look("p x", times=2)  # rank 0 has a moment to ask again

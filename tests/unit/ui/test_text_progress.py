@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,6 @@ from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.record.metrics import MetricStore
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import RankSnapshot
-from nbddp.ui import text_view
 from nbddp.ui.text_view import ProgressLine
 
 
@@ -29,14 +29,14 @@ class Cell:
         self.screen = RecordingScreen()
         self.handle = CellHandle(1, CellRequest(source=""), (0, 1), lambda payload: payload)
         self.seconds = 0.0
-        monkeypatch.setattr(text_view.time, "time", lambda: self.handle.began_at + self.seconds)
+        monkeypatch.setattr(time, "time", lambda: self.handle.began_at + self.seconds)
 
     def snapshot(self, _cell: object) -> Any:
         return SimpleNamespace(ranks=self.ranks, straggler=None)
 
     def progress(self, **options: bool) -> ProgressLine:
         arguments = {"is_terminal": False, "has_pictures": False} | options
-        return ProgressLine(self, **arguments)  # type: ignore[arg-type]
+        return ProgressLine(self, **arguments)
 
     def log(self, step: int, rank: int = 0, **values: float) -> None:
         self.store.add(rank, float(step), step, values)
@@ -121,7 +121,8 @@ def test_the_curves_of_a_cell_are_one_picture_with_the_last_values_as_text(cell:
     for step in range(20):
         cell.log(step, loss=2.0 / (step + 1), accuracy=step / 20)
     cell.progress(has_pictures=True).show_charts(cell.screen)
-    [(data, sizes, display_id, is_update)] = cell.screen.outputs
+    outputs: list[Any] = cell.screen.outputs
+    [(data, sizes, display_id, is_update)] = outputs
     assert (display_id, is_update) == ("", False)
     assert data["text/plain"] == "loss 0.1 · accuracy 0.95"
     assert data["image/png"].startswith("iVBORw0K")

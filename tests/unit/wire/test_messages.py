@@ -33,7 +33,7 @@ def test_a_message_of_every_kind_survives_a_round_trip(
 
 @given(st.lists(any_message(), max_size=4))
 def test_several_messages_are_encoded_as_one(messages: list[Message]) -> None:
-    batch = MessageBatch(messages=messages)  # type: ignore[arg-type]
+    batch = MessageBatch(messages=messages)
     assert decode(encode(batch)) == batch
 
 

@@ -21,11 +21,11 @@ opened: list[str] = []
 
 
 def pack(store: MemoryStore, key: str, value: Any) -> dict[str, Any]:
-    return put(store, key, dumps(value))  # type: ignore[arg-type]
+    return put(store, key, dumps(value))
 
 
 def unpack(store: MemoryStore, payload: dict[str, Any]) -> Any:
-    return payloads.unpickle(get(store, payload))  # type: ignore[arg-type]
+    return payloads.unpickle(get(store, payload))
 
 
 def spring(trap: str) -> str:
@@ -58,12 +58,12 @@ def test_a_large_value_travels_in_pieces_that_the_store_accepts(
     store: MemoryStore, small_pieces: int, size: int
 ) -> None:
     value = bytes(range(size))
-    payload = put(store, "key", value)  # type: ignore[arg-type]
+    payload = put(store, "key", value)
     assert payload["pieces"] == math.ceil(size / small_pieces)
     assert set(store.keys) == {f"key/{index}" for index in range(payload["pieces"])}
     assert max(len(piece) for piece in store.keys.values()) == small_pieces
     for _reader in range(2):
-        assert get(store, payload) == value  # type: ignore[arg-type]
+        assert get(store, payload) == value
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -38,7 +38,7 @@ HEADER = struct.Struct("!iIIQ")
 def writer(
     store: MemoryStore, *, sender: int = 0, attempt: int = 1, secret: bytes = SECRET
 ) -> QueueWriter:
-    return QueueWriter(store, QUEUE, secret=secret, sender=sender, attempt=attempt)  # type: ignore
+    return QueueWriter(store, QUEUE, secret=secret, sender=sender, attempt=attempt)
 
 
 class Queue:
@@ -46,7 +46,7 @@ class Queue:
 
     def __init__(self) -> None:
         self.store = MemoryStore()
-        self.reader = QueueReader(self.store, QUEUE, secret=SECRET)  # type: ignore[arg-type]
+        self.reader = QueueReader(self.store, QUEUE, secret=SECRET)
         self.writer = writer(self.store)
 
     def push(self, data: bytes) -> None:
@@ -213,7 +213,7 @@ def test_a_reader_waits_again_if_another_client_was_faster(queue: Queue) -> None
 def test_queues_have_names_that_need_the_secret(queue: Queue) -> None:
     queue.writer.put(Shutdown())
     assert [*queue.store.queues] == [NAME]
-    queue.reader.use_secret(b"t", queue.store)  # type: ignore[arg-type]
+    queue.reader.use_secret(b"t", queue.store)
     assert queue.store.queues[NAME].pop() == b""  # wakes the thread that waits for this queue
     other = writer(queue.store, secret=b"t")
     other.put(Shutdown())
@@ -305,9 +305,9 @@ def test_pieces_of_unfinished_and_unread_messages_are_removed(cut: Queue) -> Non
     cut.reader.get()
     cut.writer.put(large())
     cut.store.queues[NAME].clear()  # it died before the message itself was sent
-    cut.reader.discard_unfinished(cut.store, 7, 1)  # type: ignore[arg-type]  # never heard of
+    cut.reader.discard_unfinished(cut.store, 7, 1)  # never heard of
     assert cut.pieces
-    cut.reader.discard_unfinished(cut.store, 0, 1)  # type: ignore[arg-type]
+    cut.reader.discard_unfinished(cut.store, 0, 1)
     assert cut.pieces == {}
     cut.writer.put(large())
     cut.writer.put(large(2000))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from typing import Any
 
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
@@ -21,7 +22,7 @@ def test_a_picklable_value_is_pickled_without_a_message() -> None:
 def test_values_that_cannot_be_pickled_get_an_error_with_the_next_step(
     snapshot: SnapshotAssertion,
 ) -> None:
-    model = nn.Linear(1, 1)
+    model: Any = nn.Linear(1, 1)
     model.lock = threading.Lock()
     for value, name in (({"a": [model.lock]}, "x"), (model, "model")):
         reason = refusal(pickle.PicklingError, dumps, value, name=name)

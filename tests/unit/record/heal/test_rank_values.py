@@ -148,7 +148,7 @@ class Unhashable(type):
 
 
 class Nowhere(type):
-    __module__ = property(lambda _: 1 / 0)  # type: ignore[assignment]
+    __module__ = property(lambda _: 1 / 0)
 
 
 class Unnamed:
@@ -158,7 +158,7 @@ class Unnamed:
 class Lazy:
     """Like a proxy of a web framework outside of a request."""
 
-    __class__ = property(lambda _: 1 / 0)  # type: ignore[assignment]
+    __class__ = property(lambda _: 1 / 0)
 
 
 def test_an_object_that_cannot_be_asked_for_its_class_hides_no_other() -> None:

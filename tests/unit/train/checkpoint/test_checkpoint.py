@@ -198,7 +198,8 @@ def test_torch_load_reads_a_compiled_model_under_its_plain_parameter_names(tmp_p
     found = torch.load(step_in(tmp_path, 0), weights_only=True)
     assert (found["step"], found["values"]) == (0, {"extra": "words"})
     assert list(found["parts"]["model"]) == ["weight", "bias"]
-    assert found["parts"]["model"]._metadata == model.state_dict()._metadata
+    metadata = model.state_dict()._metadata  # type: ignore[attr-defined]
+    assert found["parts"]["model"]._metadata == metadata
 
 
 def test_parts_and_values_under_any_name_are_restored(tmp_path: Path) -> None:

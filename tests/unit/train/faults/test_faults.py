@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -218,9 +219,7 @@ def test_a_fault_fires_again_in_the_same_process_only_if_requested(sink: Recorde
 def test_fatal_faults_are_reported_first(sink: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "kill", lambda pid, signum: sink.calls.append((pid, signum)))
     monkeypatch.setattr(os, "_exit", lambda code: sink.calls.append(code))
-    monkeypatch.setattr(
-        fault_actions.ctypes, "string_at", lambda address: sink.calls.append(address)
-    )
+    monkeypatch.setattr(ctypes, "string_at", lambda address: sink.calls.append(address))
     for step, kind in enumerate(("kill", "stop", "exit", "segfault")):
         arm(step, kind)
     log(step=3)
@@ -381,7 +380,7 @@ def test_skip_completes_an_asynchronous_collective_and_ends_with_its_process_gro
 @pytest.fixture
 def ddp(skips: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ARG001
     """A DDP model that counts its averaging calls."""
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    model: Any = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
     model.averaged = 0
 
     def average(_state, bucket):  # without annotations: torch reads them

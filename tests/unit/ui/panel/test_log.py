@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import ipywidgets as widgets
 import pytest
@@ -16,7 +17,7 @@ from nbddp.ui.panel import log_area
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
-    monkeypatch.setattr(log_area.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return now
 
 

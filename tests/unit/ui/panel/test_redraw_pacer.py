@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from nbddp.ui.panel import redraw_pacer as module
 from nbddp.ui.panel.redraw_pacer import RedrawPacer, next_redraw
 
 
@@ -18,8 +19,8 @@ class Panel:
         self.drawn: list[tuple[str, float]] = []
         self.log = RedrawPacer(0.015, least=0.1, most=0.3)
         self.rest = RedrawPacer(0.01, least=0.25, most=1.0, tick=0.5)
-        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(module.time, "thread_time", lambda: self.spent)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(time, "thread_time", lambda: self.spent)
 
     def look(self) -> None:
         if self.now >= self.next_draw:

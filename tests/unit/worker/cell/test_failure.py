@@ -28,7 +28,7 @@ from nbddp.worker.cell.failure import (
 CELL = "<ipython-input-3>"
 OURS = Path(nbddp.__file__).parent
 
-Fail = Callable[[str], BaseException]
+Fail = Callable[..., BaseException]
 
 
 class OddError(Exception):

@@ -36,7 +36,13 @@ def test_the_largest_tensors_are_listed_first_as_python_expressions() -> None:
 
 def test_tensors_that_share_memory_are_named_once_and_hidden_names_are_skipped() -> None:
     whole = torch.ones(100, 10)
-    scope = {"whole": whole, "part": whole[:50], "_": whole + 1, "text": "x", "loop": []}
+    scope: dict[str, Any] = {
+        "whole": whole,
+        "part": whole[:50],
+        "_": whole + 1,
+        "text": "x",
+        "loop": [],
+    }
     scope["loop"].append(scope["loop"])
     assert names_of(scope, {"inner": torch.ones(7), "again": whole}) == ["whole", "inner"]
 

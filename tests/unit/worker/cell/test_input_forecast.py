@@ -121,7 +121,7 @@ class Unbound:
     """A proxy that cannot return its class."""
 
     @property
-    def __class__(self) -> type:  # type: ignore[override]
+    def __class__(self) -> type:
         raise RuntimeError("working outside of a context")
 
 

@@ -392,7 +392,12 @@ def test_fork_hooks_are_not_interrupted(cells: Cells) -> None:
     forking = threading.Event()
     os.register_at_fork(before=forking.set, after_in_parent=hold)
     cells.install_hooks()
-    asked = threading.Thread(target=lambda: (forking.wait(30.0), cells.interrupt(1)))
+
+    def interrupt_during_fork() -> None:
+        forking.wait(30.0)
+        cells.interrupt(1)
+
+    asked = threading.Thread(target=interrupt_during_fork)
     asked.start()
     source = f"if not fork(): leave(0)\n{FOREVER}"
     assert cells.run(1, source, fork=os.fork, leave=os._exit) == "KeyboardInterrupt"

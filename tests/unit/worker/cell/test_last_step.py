@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -123,7 +124,7 @@ def test_the_hook_of_forwards_goes_after_the_wait(*, is_new_cell: bool) -> None:
 
 def test_a_stop_does_not_compile_a_model_again(recwarn: pytest.WarningsRecorder) -> None:
     training = Training()
-    compiled = torch.compile(training.model, backend="eager")
+    compiled: Any = torch.compile(training.model, backend="eager")
     training.model = compiled
     training.train(3)
     graphs = counters["stats"]["unique_graphs"]

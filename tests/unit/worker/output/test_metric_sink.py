@@ -128,7 +128,7 @@ def test_a_full_disk_is_reported_once_and_metrics_are_still_sent(
 ) -> None:
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     with monkeypatch.context() as patch:
-        patch.setattr(metric_sink_module.os, "write", full)
+        patch.setattr(os, "write", full)
         sink.log(1, {"loss": 1.0})
         sink.log(2, {"loss": 1.0})
     [[remark]] = [call.args for call in sink._outbox.post.call_args_list]  # type: ignore[attr-defined]

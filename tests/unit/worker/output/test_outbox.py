@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -90,7 +91,7 @@ class Outboxes:
         return self.writer.posted
 
     def make(self, *sources: Any, **options: Any) -> Outbox:
-        outbox = Outbox(self.writer, self.urgent, **options)  # type: ignore[arg-type]
+        outbox = Outbox(self.writer, self.urgent, **options)
         outbox._sources = sources
         return outbox
 
@@ -376,7 +377,7 @@ def test_ranks_send_at_common_times_less_often_if_many_and_a_first_line_at_once(
     outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch, ranks: int, lines: int, period: float
 ) -> None:
     now = 1000.013
-    monkeypatch.setattr(outbox_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     outbox = outboxes.make(ranks=ranks)
     after_pause = outbox._next_due(0.0, lines)
     assert after_pause <= now + period - outbox_module.CATCH_UP

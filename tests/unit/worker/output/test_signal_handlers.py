@@ -39,8 +39,8 @@ class Reports:
         self.path = path / "metrics.jsonl"
         self.store = ReadStore()
         options = {"secret": SECRET, "sender": 0, "attempt": 1}
-        writers = [QueueWriter(self.store, name, **options) for name in ("up", "urgent")]  # type: ignore[arg-type]
-        self.reader = QueueReader(self.store, "up", secret=SECRET)  # type: ignore[arg-type]
+        writers = [QueueWriter(self.store, name, **options) for name in ("up", "urgent")]
+        self.reader = QueueReader(self.store, "up", secret=SECRET)
         self.outbox = Outbox(*writers)
         self.sink = MetricSink(self.path, self.outbox, rank=0, attempt=1)
         self.outbox.start(self.sink)
@@ -80,6 +80,11 @@ def use_fault(_: Path) -> None:
     nbddp.faults.clear()
 
 
+@functools.cache
+def checkpoint(path: Path) -> nbddp.Checkpoint:
+    return nbddp.Checkpoint(path / "saved", keep=1)
+
+
 ACTIONS: dict[str, Callable[[Path], object]] = {
     "log": lambda _: nbddp.log(loss=0.5),
     "track": lambda _: list(nbddp.track([1], label="loop")),
@@ -95,11 +100,6 @@ ACTIONS: dict[str, Callable[[Path], object]] = {
 SAVES = ("checkpoint", "background", "new checkpoint")
 REPORTS = ("log", "track", "config", "mine", "flush")
 EVERY = {"loader": 7, "checkpoint": 199, "background": 17, "new checkpoint": 397}
-
-
-@functools.cache
-def checkpoint(path: Path) -> nbddp.Checkpoint:
-    return nbddp.Checkpoint(path / "saved", keep=1)
 
 
 def save_in_background(saved: nbddp.Checkpoint) -> None:

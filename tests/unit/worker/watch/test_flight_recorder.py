@@ -134,7 +134,7 @@ class EmptyBackend(torch._C._distributed_c10d.Backend):
     def allreduce(self, tensors: list[torch.Tensor], _options: object) -> dist.Work:
         result = torch.futures.Future()
         result.set_result(tensors)
-        return torch._C._distributed_c10d._create_work_from_future(result)
+        return torch._C._distributed_c10d._create_work_from_future(result)  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(

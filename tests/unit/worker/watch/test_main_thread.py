@@ -113,7 +113,7 @@ def test_marking_a_wait_does_not_replace_a_trace_function() -> None:
         return trace
 
     def wait() -> None:
-        sys.settrace(trace)  # type: ignore[arg-type]
+        sys.settrace(trace)
         is_over.wait(60)
 
     with running(wait) as frame:
@@ -145,7 +145,7 @@ def test_a_debugger_that_steps_out_stops_in_a_frame_with_a_wait_mark() -> None:
         stops.append("handled")
 
     def wait() -> None:
-        sys._getframe().f_trace = main_thread._Mark()  # type: ignore[assignment]
+        sys._getframe().f_trace = main_thread._Mark()
         step()
         stops.append("waited")
 

@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -169,7 +170,7 @@ def test_a_trace_ends_with_the_step_that_exceeds_the_time_limit(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(profiler.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     rank.begin(1, 10**6)
     log(0, 1, 2)
     now[0] = MAX_SECONDS + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from subprocess import PIPE, Popen
@@ -13,13 +14,12 @@ import pytest
 import torch
 from processes import wait_until
 
-from nbddp.worker.watch import resource_usage as usage_module
 from nbddp.worker.watch.resource_usage import UsageSampler, sample_process
 
 
 def test_an_interval_that_is_too_short_gives_no_cpu_usage(monkeypatch: pytest.MonkeyPatch) -> None:
     now, figures = 100.0, iter([0.0, 42.0, 7.0])  # the first one is psutil's own beginning
-    monkeypatch.setattr(usage_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(psutil.Process, "cpu_percent", lambda _self: next(figures))
     usage = UsageSampler(torch.device("cpu"))
     now += 0.01
