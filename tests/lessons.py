@@ -11,6 +11,7 @@ from pathlib import Path
 
 import nbformat
 import torch
+from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
@@ -29,6 +30,11 @@ FAILING = {  # answers that are meant to fail
     ("05_faults_and_recovery", "Exercise 1."): "collective",
 }
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+
+
+def python_of(source: str) -> ast.Module:
+    body = source.split("\n", 1)[1] if source.startswith("%%ddp") else source
+    return ast.parse(TransformerManager().transform_cell(body))
 
 
 def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
@@ -77,7 +83,7 @@ def written_file(number: str, name: str) -> str:
 def definitions(number: str, *names: str) -> str:
     found = {}
     for written in sources_of(number):
-        source = re.sub("^[%!]", "#", written, flags=re.MULTILINE)
+        source = re.sub(r"^(\w+ = )?[%!]", "#", written, flags=re.MULTILINE)
         if re.search(rf"^(def|class) ({'|'.join(names)})\b", source, re.MULTILINE):
             for node in ast.parse(source).body:
                 name = getattr(node, "name", "")

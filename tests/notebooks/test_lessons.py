@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from IPython.core.inputtransformer2 import TransformerManager
+from lessons import python_of
 
 import nbddp
 
@@ -17,11 +17,6 @@ FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 EXERCISE = re.compile(
     r"<details><summary><b>Exercise \d\.</b> .+?</summary>\n\n.+?\n</details>", re.DOTALL
 )
-
-
-def python_of(source: str) -> ast.Module:
-    body = source.split("\n", 1)[1] if source.startswith("%%ddp") else source
-    return ast.parse(TransformerManager().transform_cell(body))
 
 
 def names_of(tree: ast.Module) -> set[str]:
