@@ -37,7 +37,7 @@ from nbddp.wire.request_messages import Request
 from nbddp.worker import lazy_preload
 from nbddp.worker.cell.debugger import Debuggers, clear_last_error
 from nbddp.worker.cell.display import truncate_failure
-from nbddp.worker.cell.failure import describe_failure, failure_outside_cells
+from nbddp.worker.cell.failure import describe_failure
 from nbddp.worker.cell.input_forecast import may_request_input
 from nbddp.worker.cell.interrupt import CellInterrupter
 from nbddp.worker.cell.last_step import LastStep
@@ -64,6 +64,7 @@ from nbddp.worker.requests import PULL_FILENAME, RequestHandler, store_pickled
 from nbddp.worker.shutdown import clear_exit_hooks, exit_process, exit_with_kernel
 from nbddp.worker.store_clients import StoreClients
 from nbddp.worker.thread_pools import set_pool_threads
+from nbddp.worker.tracebacks import failure_outside_cells
 from nbddp.worker.watch import dataloader_waits, polls
 from nbddp.worker.watch.flight_recorder import BUFFER_SIZE, count_started
 from nbddp.worker.watch.main_thread import blocking_call, main_frame

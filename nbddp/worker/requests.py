@@ -24,11 +24,11 @@ from nbddp.wire.messages import JsonDict
 from nbddp.wire.request_messages import Answer, JoinGroup, Pull, Push, Request
 from nbddp.wire.trace_messages import SendTrace, TraceSent
 from nbddp.worker.cell.display import MAX_MESSAGE, TOO_LONG, truncate
-from nbddp.worker.cell.failure import error_text
 from nbddp.worker.cell.interrupt import CellInterrupter
 from nbddp.worker.cell.shell import RankShell
 from nbddp.worker.check_facts import collect_facts
 from nbddp.worker.heal.healing import HealHandler
+from nbddp.worker.tracebacks import error_text
 from nbddp.worker.watch.profiler import CELL_GONE
 
 PULL_FILENAME = "<pulled>"  # file name of pulled expressions; the interrupter knows it

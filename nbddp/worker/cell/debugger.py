@@ -18,8 +18,8 @@ import torch.utils.checkpoint
 from IPython.core.debugger import Pdb
 
 from nbddp.wire.messages import DEBUGGER, RunCell
-from nbddp.worker.cell.failure import HIDDEN
 from nbddp.worker.cell.stdin import StdinProxy
+from nbddp.worker.tracebacks import HIDDEN
 from nbddp.worker.watch.main_thread import library_of_file
 from nbddp.worker.wrapping import wrap
 

@@ -26,10 +26,10 @@ from nbddp.worker.cell import run_script
 from nbddp.worker.cell.compiler import CellCompiler
 from nbddp.worker.cell.debugger import RankPdb, post_mortem
 from nbddp.worker.cell.display import RankDisplayHook, RankDisplayPublisher
-from nbddp.worker.cell.failure import error_text, format_traceback
 from nbddp.worker.cell.signal_handlers import CellSignalHandlers
 from nbddp.worker.cell.warning_lines import name_users_lines, remove_filters_of_tools
 from nbddp.worker.heal.reported_values import ReportedValues
+from nbddp.worker.tracebacks import error_text, format_traceback
 from nbddp.worker.watch.profiler import CellProfiler, begin_profile
 
 # matplotlib's backends without windows

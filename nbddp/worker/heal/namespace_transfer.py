@@ -44,7 +44,6 @@ from nbddp.formatting import with_article
 from nbddp.train.prepare import is_prepared, register
 from nbddp.wire.function_sources import Pickler
 from nbddp.wire.request_messages import KEEPS_RANK, MADE_BY_ALL
-from nbddp.worker.cell.failure import error_text
 from nbddp.worker.heal.hook_pickling import describe_global_hooks, reduce_with_hooks
 from nbddp.worker.heal.placeholder import Placeholder
 from nbddp.worker.heal.sharded_pickling import (
@@ -56,6 +55,7 @@ from nbddp.worker.heal.sharded_pickling import (
     why_not_restored,
 )
 from nbddp.worker.process_group.migration import GROUP_ATTRIBUTES
+from nbddp.worker.tracebacks import error_text
 from nbddp.worker.watch.namespace import paths_of
 
 _NAMESPACE_ID = "the namespace"

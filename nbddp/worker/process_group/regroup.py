@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from nbddp.formatting import with_article
 from nbddp.wire.messages import Failure, Regroup, RunCell
-from nbddp.worker.cell.failure import failure_outside_cells
 from nbddp.worker.process_group import unfinished_steps
 from nbddp.worker.process_group.migration import Migration, renew_torch, unbind
 from nbddp.worker.process_group.object_collectives import gather_objects
@@ -19,6 +18,7 @@ from nbddp.worker.process_group.object_state import parameters_of
 from nbddp.worker.process_group.process_group import ProcessGroup
 from nbddp.worker.process_group.revival import Subgroups
 from nbddp.worker.torch_errors import is_backend_error
+from nbddp.worker.tracebacks import failure_outside_cells
 from nbddp.worker.watch.namespace import paths_of
 
 _EXHAUSTED = (

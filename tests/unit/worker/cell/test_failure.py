@@ -18,12 +18,8 @@ from syrupy.assertion import SnapshotAssertion
 
 import nbddp
 from nbddp.wire.messages import Failure
-from nbddp.worker.cell.failure import (
-    describe_failure,
-    error_text,
-    failure_outside_cells,
-    format_traceback,
-)
+from nbddp.worker.cell.failure import describe_failure
+from nbddp.worker.tracebacks import error_text, failure_outside_cells, format_traceback
 
 CELL = "<ipython-input-3>"
 OURS = Path(nbddp.__file__).parent
