@@ -47,6 +47,7 @@ from nbddp.worker.cell.shell_commands import PackageCommands
 from nbddp.worker.cell.stdin import StdinProxy
 from nbddp.worker.check_facts import collect_facts
 from nbddp.worker.heal.healing import HealHandler
+from nbddp.worker.heal.reported_values import ReportedValues
 from nbddp.worker.heal.shard_copies import ShardCopies
 from nbddp.worker.main_process import become_main_process, leave_resource_tracker
 from nbddp.worker.output.log_writer import LogWriter
@@ -187,6 +188,7 @@ class Rank:
         if self._group.device.type == "cpu":  # else Accelerate ignores a group without a GPU
             os.environ.setdefault("ACCELERATE_USE_CPU", "true")
         self._shell = self._make_shell(start.colors)
+        self._reported_values = ReportedValues(self._shell.user_ns)
         claims = f"a{start.attempt}/installs"
         PackageCommands(clients.commands, claims, self._topology, self._shell).install_hooks()
         self._regrouper = Regrouper(self._group, self._shell.user_ns, self._notify_user)
@@ -224,8 +226,10 @@ class Rank:
             self._payload_key,
             outbox.post,
             self._interrupter,
+            self._reported_values,
             HealHandler(
                 self._shell,
+                self._reported_values,
                 self._group,
                 self._regrouper,
                 self._shard_copies,
@@ -250,7 +254,7 @@ class Rank:
         self._report_ready()
 
     def _report_ready(self) -> None:
-        self._shell.reported_values.report_all_next()
+        self._reported_values.report_all_next()
         self._sampler.force_next_status()
         ready = msg.Ready(
             pid=os.getpid(),
@@ -457,7 +461,7 @@ class Rank:
                 result=self._shell.displayhook.bundle if failure is None else {},
                 payload=payload,
                 facts=collect_facts(self._shell.user_ns, command.source, failure=failure).to_json(),
-                values=self._shell.reported_values.changes(),
+                values=self._reported_values.changes(),
                 armed=[str(each) for each in arming.armed()],
             )
         )

@@ -28,6 +28,7 @@ from nbddp.worker.cell.interrupt import CellInterrupter
 from nbddp.worker.cell.shell import RankShell
 from nbddp.worker.check_facts import collect_facts
 from nbddp.worker.heal.healing import HealHandler
+from nbddp.worker.heal.reported_values import ReportedValues
 from nbddp.worker.tracebacks import error_text
 from nbddp.worker.watch.profiler import CELL_GONE
 
@@ -50,6 +51,7 @@ class RequestHandler:
         post: sends an answer.
         interrupter: interrupts a request that is cancelled. If the ranks form a group for it, their
             waits are ended too.
+        reported_values: reports the values that a push has changed.
         heal_handler: answers the requests of a heal.
     """
 
@@ -58,6 +60,7 @@ class RequestHandler:
     _payload_key: Callable[[str], str]
     _post: Callable[[Answer], None]
     _interrupter: CellInterrupter
+    _reported_values: ReportedValues
     _heal_handler: HealHandler
     # two threads use it: only add() and discard()
     _cancelled: set[int] = field(init=False, default_factory=set)
@@ -113,7 +116,7 @@ class RequestHandler:
         names, sources = payloads.unpickle(data, loads_with_sources)
         self._shell.compile.add_sources(sources)
         self._shell.push(names)
-        return {"values": self._shell.reported_values.changes()}
+        return {"values": self._reported_values.changes()}
 
     def _pull(self, command: Pull) -> Answer:
         def check() -> None:

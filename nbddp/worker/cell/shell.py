@@ -28,7 +28,6 @@ from nbddp.worker.cell.debugger import RankPdb, post_mortem
 from nbddp.worker.cell.display import RankDisplayHook, RankDisplayPublisher
 from nbddp.worker.cell.signal_handlers import CellSignalHandlers
 from nbddp.worker.cell.warning_lines import name_users_lines, remove_filters_of_tools
-from nbddp.worker.heal.reported_values import ReportedValues
 from nbddp.worker.tracebacks import error_text, format_traceback
 from nbddp.worker.watch.profiler import CellProfiler, begin_profile
 
@@ -69,7 +68,6 @@ class RankShell(InteractiveShell):
         self._script_files = run_script.UserFiles()
         super().__init__(**options)
         self.loop_runner = self._run_coroutine
-        self.reported_values = ReportedValues(self.user_ns)
 
     def init_magics(self) -> None:
         """Register IPython's magics. Register errors in place of nbddp's magics."""

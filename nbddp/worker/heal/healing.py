@@ -32,7 +32,7 @@ from nbddp.worker.heal.rank_attributes import (
     set_rank_attributes,
     set_sampler_ranks,
 )
-from nbddp.worker.heal.reported_values import SHELL_NAMES
+from nbddp.worker.heal.reported_values import SHELL_NAMES, ReportedValues
 from nbddp.worker.heal.shard_copies import ShardCopies, newest_checkpoint
 from nbddp.worker.heal.shard_recovery import copy_from_replicas, ranks_without_replica
 from nbddp.worker.heal.spread_state import Objects, dtensors_in, spread_objects
@@ -65,6 +65,7 @@ class HealHandler:
     Args:
         shell: has the cells and the variables. The variables that it has now are the rank's own
             and are not replaced.
+        reported_values: restores the values of a replacement.
         group: the process group.
         regrouper: moves models to a new process group.
         shard_copies: has earlier states of sharded models.
@@ -73,6 +74,7 @@ class HealHandler:
     """
 
     _shell: RankShell
+    _reported_values: ReportedValues
     _group: ProcessGroup
     _regrouper: Regrouper
     _shard_copies: ShardCopies
@@ -187,7 +189,7 @@ class HealHandler:
         attributes = None if is_new else find_rank_attributes(self._namespace, self._preset_names)
         gathered = [each for each in gather_objects(attributes) if each is not None]
         if is_new:
-            self._report["taken"] = self._shell.reported_values.restore(
+            self._report["taken"] = self._reported_values.restore(
                 command.own_values, self._preset_names
             )
             agreed = {*gathered[0]}.intersection(*gathered[1:]) - command.own_values.keys()
@@ -196,7 +198,7 @@ class HealHandler:
                 places.append("a DistributedSampler")
             self._report |= {
                 "places": places,
-                "unlike": self._shell.reported_values.differing(command.own_values),
+                "unlike": self._reported_values.differing(command.own_values),
             }
 
     def _apply_extra(self, extra: Any) -> None:

@@ -17,9 +17,8 @@ def test_no_cancellation_is_lost_while_the_main_thread_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers: list[Any] = []
-    handler = RequestHandler(
-        MagicMock(), MagicMock(), str, answers.append, MagicMock(), MagicMock()
-    )
+    mocks = [MagicMock() for _ in range(3)]
+    handler = RequestHandler(MagicMock(), MagicMock(), str, answers.append, *mocks)
     monkeypatch.setattr(handler, "_handle", lambda command: command)
     count = 3000
     cancelled = threading.Thread(target=lambda: [*map(handler.cancel, range(10, 10 + count))])
