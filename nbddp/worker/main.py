@@ -206,7 +206,15 @@ class Rank:
         )
         self._debuggers = Debuggers(self._stdin, self._topology.rank, self._claim_breakpoint)
         usage = UsageSampler(self._group.device)
-        self._sampler = Sampler(outbox.post, self._shell, usage, log, metric_sink, self._stdin)
+        self._sampler = Sampler(
+            outbox.post,
+            self._shell.is_cell_file,
+            self._shell.name_of_file,
+            usage,
+            log,
+            metric_sink,
+            lambda: self._stdin.waiting_for,
+        )
         self._interrupter = CellInterrupter(
             is_cell_file=self._is_interruptible,
             cancel_task=self._shell.cancel_task,

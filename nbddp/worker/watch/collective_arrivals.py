@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from nbddp.train import this_rank
 from nbddp.wire.timing_messages import CollectiveArrivals
-from nbddp.worker.cell.shell import RankShell
 from nbddp.worker.watch import dataloader_waits, flight_recorder, main_thread
 from nbddp.worker.watch.flight_recorder import BUFFER_SIZE, Entry, record_key
 
@@ -33,15 +32,22 @@ class ArrivalRecorder:
 
     Args:
         post: sends new arrivals.
-        shell: the shell, for the files of cells and scripts.
+        is_cell_file: returns whether a file name belongs to a cell or a script.
+        name_of_file: returns the name to show for a file.
 
     Attributes:
         has_collectives: whether the cell has called a collective, so that sampling is useful.
     """
 
-    def __init__(self, post: Callable[[CollectiveArrivals], None], shell: RankShell) -> None:
+    def __init__(
+        self,
+        post: Callable[[CollectiveArrivals], None],
+        is_cell_file: Callable[[str], bool],
+        name_of_file: Callable[[str], str],
+    ) -> None:
         self._post = post
-        self._shell = shell
+        self._is_cell_file = is_cell_file
+        self._name_of_file = name_of_file
         self._lock = threading.Lock()
         self._newest_records: dict[str, int] = {}  # the newest record read, by recorder,
         self._read_at = 0.0  # the time of that read,
@@ -97,9 +103,9 @@ class ArrivalRecorder:
         with self._lock:
             self._activity.sample()
             frame = main_thread.main_frame()
-            here, _ = main_thread.innermost_in_cell(frame, self._shell.is_cell_file)
+            here, _ = main_thread.innermost_in_cell(frame, self._is_cell_file)
             if here is not None:
-                file = self._shell.name_of_file(here.f_code.co_filename)
+                file = self._name_of_file(here.f_code.co_filename)
                 where = main_thread.line_of(here), file
                 number = self._cell_lines.setdefault(where, len(self._cell_lines))
                 self._message.samples.extend([self._microseconds(time.time_ns()), number])

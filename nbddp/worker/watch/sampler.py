@@ -19,8 +19,6 @@ from nbddp.formatting import format_line
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import JsonDict, RankStatus, ResourceUsage
 from nbddp.wire.timing_messages import CollectiveArrivals
-from nbddp.worker.cell.shell import RankShell
-from nbddp.worker.cell.stdin import StdinProxy
 from nbddp.worker.output.log_writer import LogWriter
 from nbddp.worker.output.metric_sink import MetricSink
 from nbddp.worker.watch import main_thread
@@ -46,19 +44,21 @@ class Sampler:
 
     Args:
         post: sends a status.
-        shell: the shell, for the files of cells and scripts.
+        is_cell_file: returns whether a file name belongs to a cell or a script.
+        name_of_file: returns the name to show for a file.
         usage: reads the resource usage of the process.
         log: shows whether the cell has printed something.
         metric_sink: shows whether the cell has reported something.
-        stdin: shows whether the cell waits for the user.
+        waiting_for: returns what the cell waits for the user to enter; "" if it does not wait.
     """
 
     _post: Callable[[RankStatus | CollectiveArrivals], None]
-    _shell: RankShell
+    _is_cell_file: Callable[[str], bool]
+    _name_of_file: Callable[[str], str]
     _usage: UsageSampler
     _log: LogWriter
     _metric_sink: MetricSink
-    _stdin: StdinProxy
+    _waiting_for: Callable[[], str]
 
     def __post_init__(self) -> None:
         self._stall_detector = StallDetector()
@@ -67,7 +67,7 @@ class Sampler:
         self._has_sampled = False
         self._spans_cell = True  # whether the next CPU value covers a part of a cell
         self._last_sent: RankStatus | None = None
-        self._arrivals = ArrivalRecorder(self._post, self._shell)
+        self._arrivals = ArrivalRecorder(self._post, self._is_cell_file, self._name_of_file)
         self._cell_started = threading.Event()
 
     def start(self) -> None:
@@ -175,8 +175,8 @@ class Sampler:
             thread=self._waiting_thread(frame) if is_recorded else "",
             seconds=seconds,
             **asdict(usage),
-            asks=self._stdin.waiting_for,
-            importing=main_thread.imported_module(frame, self._shell.is_cell_file) if cell else "",
+            asks=self._waiting_for(),
+            importing=main_thread.imported_module(frame, self._is_cell_file) if cell else "",
             steps=dict(self._metric_sink.steps),
         )
 
@@ -194,7 +194,7 @@ class Sampler:
         if newest is not None and is_device_backend(newest.backend):
             return BlockingCall.SPINNING, newest.call, None  # NCCL waits for its kernels on the CPU
         call = None if newest is None else newest.call
-        if call is None and (name := main_thread.blocking_call(frame, self._shell.is_cell_file)):
+        if call is None and (name := main_thread.blocking_call(frame, self._is_cell_file)):
             return BlockingCall.ON_STACK, Collective(name), None
         if (mark := main_thread.mark_event_wait(frame)) is not None:
             return BlockingCall.ONE_EVENT, call, mark
@@ -220,19 +220,19 @@ class Sampler:
         other = None if main_thread.functions_in(frame) else main_thread.waiting_thread()
         if other is None:
             return ""
-        here, _ = main_thread.innermost_in_cell(other, self._shell.is_cell_file)
+        here, _ = main_thread.innermost_in_cell(other, self._is_cell_file)
         if here is None:
             return "a background thread"
-        file = self._shell.name_of_file(here.f_code.co_filename)
+        file = self._name_of_file(here.f_code.co_filename)
         return f"a background thread ({format_line(main_thread.line_of(here), file)})"
 
     def _line_in_cell(self, frame: FrameType) -> JsonDict:
         """Return the innermost line of a cell, and the name of the function that it called."""
-        here, called = main_thread.innermost_in_cell(frame, self._shell.is_cell_file)
+        here, called = main_thread.innermost_in_cell(frame, self._is_cell_file)
         if here is None:
             return {"line": 0, "function": called}
         filename, line = here.f_code.co_filename, main_thread.line_of(here)
-        file, code = self._shell.name_of_file(filename), linecache.getline(filename, line).strip()
+        file, code = self._name_of_file(filename), linecache.getline(filename, line).strip()
         return {"line": line, "file": file, "code": code[:MAX_CODE], "function": called}
 
 

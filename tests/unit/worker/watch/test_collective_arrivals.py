@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import time
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from fakes import recorder_entry
@@ -26,8 +25,7 @@ class Rank(ArrivalRecorder):
         self.entries: list[dict[str, Any]] = []
         self.kept, self.count, self.recorder = 10_000, 0, "shared"
         self.sent: list[CollectiveArrivals] = []
-        shell = Mock(is_cell_file=lambda name: name == "<cell>", name_of_file=lambda _name: "")
-        super().__init__(self.sent.append, shell)
+        super().__init__(self.sent.append, lambda name: name == "<cell>", lambda _name: "")
 
     def add(self, number: int, at: float, **facts: Any) -> None:
         """Record a collective that began some seconds after the cell."""

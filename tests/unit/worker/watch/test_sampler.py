@@ -18,11 +18,10 @@ class RecordingSampler(Sampler):
     def __init__(self) -> None:
         self.posted: list[RankStatus | CollectiveArrivals] = []
         self.usage = ResourceUsage(cpu=0.5, memory=300_000_000)
-        shell = Mock(is_cell_file=lambda _file: False)
         log = Mock(print_count=0, position=lambda: 0)
-        sink, stdin = Mock(report_count=0, steps={}), Mock(waiting_for="")
+        sink = Mock(report_count=0, steps={})
         usage = Mock(read=lambda: self.usage)
-        super().__init__(self.posted.append, shell, usage, log, sink, stdin)
+        super().__init__(self.posted.append, lambda _: False, str, usage, log, sink, str)
         self.sample_once()  # the first look between cells has no CPU
         self.posted.clear()
         self.force_next_status()
