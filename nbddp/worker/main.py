@@ -53,6 +53,7 @@ from nbddp.worker.main_process import become_main_process, leave_resource_tracke
 from nbddp.worker.output.log_writer import LogWriter
 from nbddp.worker.output.metric_sink import MetricSink
 from nbddp.worker.output.outbox import Outbox, build_notice
+from nbddp.worker.process_group.connections import Connections
 from nbddp.worker.process_group.nccl import configure_nccl
 from nbddp.worker.process_group.process_group import (
     ProcessGroup,
@@ -86,7 +87,10 @@ def run_rank(start: RankStart) -> None:
     become_main_process()  # after exit_with_kernel, which needs its parent
     leave_resource_tracker()
     apply_environment(start)
-    clients = StoreClients.connect(start.store_port, start.store_prefix)
+    connections = Connections()
+    clients = StoreClients.connect(
+        start.store_port, start.store_prefix, connections.protecting, connections.recording
+    )
     sender, attempt = start.topology.rank, start.attempt
     writer, urgent = (
         QueueWriter(
@@ -111,7 +115,7 @@ def run_rank(start: RankStart) -> None:
     # process because of different sizes has no Python stack, but the main thread's shows the line.
     faulthandler.enable(file=2)
     try:
-        rank = Rank(start, clients, outbox, log, metric_sink)
+        rank = Rank(start, clients, connections, outbox, log, metric_sink)
     except Exception as error:  # noqa: BLE001 - the controller must know of any error
         reason = f"{type(error).__name__}: {error}"
         outbox.post(msg.StartFailed(reason=reason, traceback=traceback.format_exc()))
@@ -162,6 +166,7 @@ class Rank:
         self,
         start: RankStart,
         clients: StoreClients,
+        connections: Connections,
         outbox: Outbox,
         log: LogWriter,
         metric_sink: MetricSink,
@@ -179,7 +184,7 @@ class Rank:
         attach_to_libraries()
         self._group = ProcessGroup(
             clients.groups,
-            clients.connections,
+            connections,
             start.topology,
             backend=start.spec.backend,
             timeout=timedelta(seconds=start.spec.timeout),
@@ -219,7 +224,7 @@ class Rank:
             is_cell_file=self._is_interruptible,
             cancel_task=self._shell.cancel_task,
             record_wait=self._record_wait,
-            is_transferring=clients.connections.had_traffic,
+            is_transferring=connections.had_traffic,
             abort_waits=self._group.abort_waits,
             acknowledge=lambda cell: self._outbox.post(msg.InterruptAcknowledged(cell=cell)),
             announce_wait=lambda cell, seconds: self._outbox.post(

@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from nbddp.wire.dns import without_dns
 from nbddp.wire.store_connections import connect, hide_torch_warnings
-from nbddp.worker.process_group.connections import Connections
+
+Opening = Callable[[], AbstractContextManager[None]]  # a context in which connections are opened
 
 
 class StoreClient:
@@ -31,9 +32,7 @@ class StoreClient:
         store: the current connection.
     """
 
-    def __init__(
-        self, store: dist.Store, recording: Callable[[], AbstractContextManager[None]]
-    ) -> None:
+    def __init__(self, store: dist.Store, recording: Opening) -> None:
         self.store = store
         self._recording = recording
         self._is_lost = False
@@ -77,7 +76,6 @@ class StoreClients:
         reports: sends messages to the controller.
         payloads: sends and receives payloads.
         groups: for process groups. An interrupt can end a wait on it.
-        connections: the connections of this process.
     """
 
     commands: Any  # a StoreClient has all methods of a store
@@ -85,25 +83,27 @@ class StoreClients:
     reports: dist.Store
     payloads: Any
     groups: StoreClient
-    connections: Connections
 
     @classmethod
-    def connect(cls, port: int, prefix: str = "") -> StoreClients:
+    def connect(
+        cls, port: int, prefix: str, protecting: Opening, recording: Opening
+    ) -> StoreClients:
         """Open all connections, before any code of the user runs.
 
         Args:
             port: port of the store on this machine.
             prefix: prefix of all keys.
+            protecting: for connections that stay open when a wait is ended.
+            recording: for those that process groups wait on.
         """
-        connections = Connections()
         show_warnings = hide_torch_warnings()  # the log does not capture stderr yet
-        with connections.protecting():
+        with protecting():
             opened = [connect(port) for _ in range(4)]
         stores = [dist.PrefixStore(prefix, each) if prefix else each for each in opened]
         reports, *others = stores
-        protected = [StoreClient(each, connections.protecting) for each in others]
+        protected = [StoreClient(each, protecting) for each in others]
         commands, control, payloads = protected
-        groups = StoreClient(commands.store, connections.recording)
+        groups = StoreClient(commands.store, recording)
         groups.reconnect()
         show_warnings()
-        return cls(commands, control, reports, payloads, groups, connections)
+        return cls(commands, control, reports, payloads, groups)
