@@ -1,4 +1,4 @@
-"""Charts, a timeline and a scaling study as matplotlib figures.
+"""Charts as matplotlib figures, and the style of all figures.
 
 Importing this module loads matplotlib, but not pyplot. Figures have a transparent background and
 medium greys, for light pages, dark pages and paper. They ignore the user's matplotlib settings, and
@@ -18,7 +18,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from nbddp.charts.axes import format_number, log_ticks, padded
 from nbddp.charts.chart_lines import Chart, ChartLine, Numbers, slices
@@ -27,21 +26,16 @@ from nbddp.charts.palette import ALERT, INK, rank_color
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from nbddp.archive.scaling import Scaling, WorldSizeResult
-    from nbddp.record.waiting.collective_timeline import TimedStep, Timeline
-
 COLUMNS = 2  # of charts
 WIDE, HIGH = 3.7, 2.4  # size of a chart in inches; an inch is 100 CSS pixels
 MAX_NAME_LENGTH = 36  # characters of a shown name
 KEY_COLUMNS = 5  # of the legend
-MAX_ARRIVALS = 400  # lines that mark the last arrival at a collective
-LINE_LENGTH = 130  # characters that fit along a timeline
 # the colours for waiting have a contrast of 3 : 1 against white and #111
 COMPUTE: dict[str, Any] = {"facecolor": INK, "alpha": 0.28, "linewidth": 0}
 WAIT: dict[str, Any] = {"facecolor": "#b9690f", "linewidth": 0}
 DATA: dict[str, Any] = {"facecolor": "#2f86dd", "alpha": 0.9, "linewidth": 0}
 # rc_context() with this file uses matplotlib's defaults instead of the user's settings
-_STYLE = Path(__file__).with_suffix(".mplstyle")
+STYLE = Path(__file__).with_suffix(".mplstyle")
 
 
 class ShownFigure(Figure):
@@ -51,7 +45,8 @@ class ShownFigure(Figure):
         return png_of(self)[0]
 
 
-def _new_figure(width: float, height: float) -> ShownFigure:
+def new_figure(width: float, height: float) -> ShownFigure:
+    """Return an empty figure of this size in inches."""
     figure = ShownFigure(figsize=(width, height))
     FigureCanvasAgg(figure)
     return figure
@@ -60,7 +55,7 @@ def _new_figure(width: float, height: float) -> ShownFigure:
 def png_of(figure: Figure) -> tuple[bytes, int]:
     """Return a figure as a PNG file, and its width in CSS pixels."""
     drawn = io.BytesIO()
-    with mpl.rc_context(fname=_STYLE):
+    with mpl.rc_context(fname=STYLE):
         figure.savefig(drawn, format="png")
     return drawn.getvalue(), round(figure.get_figwidth() * 100)
 
@@ -80,8 +75,8 @@ def draw_charts(
     """
     columns = min(COLUMNS, len(charts))
     rows = -(-len(charts) // columns)
-    with mpl.rc_context(fname=_STYLE):
-        figure = _new_figure(columns * WIDE, rows * HIGH + 0.15 * len(names))
+    with mpl.rc_context(fname=STYLE):
+        figure = new_figure(columns * WIDE, rows * HIGH + 0.15 * len(names))
         for number, chart in enumerate(charts, start=1):
             _draw_chart(figure.add_subplot(rows, columns, number), chart, is_smooth=is_smooth)
         if names:
@@ -157,123 +152,3 @@ def printable_name(name: str) -> str:
     text = " ".join("".join(char if char.isprintable() else " " for char in name).split())
     has = font.get_char_index
     return "".join(char if has(ord(char)) else "\N{REPLACEMENT CHARACTER}" for char in text)
-
-
-# ---- ranks as rows, time across
-
-
-def draw_timeline(timeline: Timeline, ranks: Sequence[int]) -> Figure:
-    """Draw a row for each rank that shows when it computed and when it waited."""
-    began, end = timeline.span
-    unit, scale = ("ms", 1000.0) if timeline.seconds < 1 else ("s", 1.0)
-    with mpl.rc_context(fname=_STYLE):
-        figure = _new_figure(8.6, 0.75 + 0.26 * len(ranks))
-        ax = figure.add_subplot()
-        for row, rank in enumerate(ranks):
-            ended = timeline.died.get(rank, end)
-            ax.broken_barh([(0, (ended - began) * scale)], (row - 0.31, 0.62), **COMPUTE)
-            for kind, style in (("data", DATA), ("wait", WAIT)):
-                bars = [
-                    ((start - began) * scale, (stop - start) * scale)
-                    for what, start, stop in timeline.pieces(rank)
-                    if what == kind
-                ]
-                ax.broken_barh(bars, (row - 0.31, 0.62), **style)
-            if rank in timeline.died:
-                style = {"color": ALERT, "markersize": 6, "clip_on": False}  # it may be at the edge
-                ax.plot((ended - began) * scale, row, "x", **style)
-        _draw_arrivals(ax, timeline, ranks, scale)
-        ax.set(xlim=(0, max(timeline.seconds, 1e-9) * scale), ylim=(len(ranks) - 0.5, -0.5))
-        ax.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks], weight="bold")
-        ax.tick_params(axis="y", length=0)
-        ax.spines[["left", "bottom"]].set_visible(False)
-        ax.xaxis.set_major_formatter(f"{{x:g}} {unit}")
-        steps: list[TimedStep] = []  # their names, and "step" before the first, do not touch
-        for at, step in timeline.steps:
-            gap = timeline.seconds * (len(f"{step:g}") + 3) / LINE_LENGTH
-            if not steps or at - steps[-1][0] > gap:
-                steps.append((at, step))
-        if steps:
-            places = [(at - began) * scale for at, _ in steps]
-            ax.vlines(places, -0.5, len(ranks) - 0.5, colors=INK, linewidth=0.6, alpha=0.45)
-            top = ax.secondary_xaxis("top")
-            top.set_xticks(places, [f"step {steps[0][1]:g}", *(f"{it:g}" for _, it in steps[1:])])
-            top.spines["top"].set_visible(False)
-            top.tick_params(length=0)
-        keys = {
-            "computing, communicating": Patch(**COMPUTE),
-            "waiting for the last rank": Patch(**WAIT),
-            "waiting for data": Patch(**DATA),
-            "the last one comes, the others go on": Line2D([], [], color=INK, ls="", marker="|"),
-        }
-        if timeline.died:
-            keys["died"] = Line2D([], [], color=ALERT, marker="x", linestyle="")
-        figure.legend(keys.values(), keys.keys(), loc="outside upper left", ncols=len(keys))
-    return figure
-
-
-def _draw_arrivals(ax: Axes, timeline: Timeline, ranks: Sequence[int], scale: float) -> None:
-    """Draw a line at each last arrival, between that rank and the ranks that waited for it."""
-    rows = {rank: row for row, rank in enumerate(ranks)}
-    waited = [collective for collective in timeline.meetings if collective.total_wait]
-    waited.sort(key=lambda collective: -collective.total_wait)
-    for collective in waited[:MAX_ARRIVALS]:
-        waits = collective.wait_seconds.items()
-        waiting = [rows[rank] for rank, wait in waits if wait and rank in rows]
-        if waiting and collective.last_rank in rows:
-            ends = [*waiting, rows[collective.last_rank]]
-            at = (collective.at - timeline.span[0]) * scale
-            ax.vlines(at, min(ends), max(ends), colors=INK, linewidth=0.6)
-
-
-# ---- one cell on several world sizes
-
-
-def draw_scaling(scaling: Scaling) -> Figure:
-    """Draw the speed-up with the ideal linear one, and how the ranks spent their time."""
-    with mpl.rc_context(fname=_STYLE):
-        figure = _new_figure(7.2, 2.3)
-        speed_up, shares = figure.subplots(1, 2, width_ratios=(6, 5))
-        _draw_speed_up(speed_up, scaling)
-        if any(size.share("waiting") is not None for size in scaling.sizes):
-            _draw_shares(shares, scaling.sizes)
-        else:
-            shares.remove()
-    return figure
-
-
-def _draw_speed_up(ax: Axes, scaling: Scaling) -> None:
-    sizes, color = scaling.sizes, rank_color(0)
-    places = range(len(sizes))
-    speed_ups = [scaling.speed_up(size) for size in sizes]
-    linear = [size.ranks / sizes[0].ranks for size in sizes]
-    ax.plot(places, linear, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), label="linear")
-    ax.plot(places, speed_ups, "o-", color=color, linewidth=1.3, markersize=3, label="measured")
-    for at, size in enumerate(sizes):
-        paces = [each.rate / size.rate * speed_ups[at] for each in size.rounds]
-        ax.vlines(at, min(paces), max(paces), colors=color, linewidth=2.2, alpha=0.5)
-        text: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "weight": "bold"}
-        ax.annotate(f"{speed_ups[at]:.2f}", (at, speed_ups[at]), (0, -11), **text)
-    ax.set_title("speed-up", loc="left")
-    names = [f"{size.ranks} rank{'' if size.ranks == 1 else 's'}" for size in sizes]
-    ax.set_xticks(places, names)
-    ax.set_ylim(bottom=0)
-    ax.grid(axis="y")
-    ax.margins(x=0.2)
-    ax.legend(loc="upper left")
-
-
-def _draw_shares(ax: Axes, sizes: Sequence[WorldSizeResult]) -> None:
-    waits = [size.share("waiting") or 0.0 for size in sizes]
-    loads = [size.share("loading") or 0.0 for size in sizes]
-    computing = [max(0.0, 1 - wait - load) for wait, load in zip(waits, loads, strict=True)]
-    below = [sum(each) for each in zip(computing, waits, strict=True)]
-    places = range(len(sizes))
-    ax.bar(places, computing, 0.55, label="computing, communicating", **COMPUTE)
-    ax.bar(places, waits, 0.55, bottom=computing, label="waiting", **WAIT)
-    ax.bar(places, loads, 0.55, bottom=below, label="for data", **DATA)
-    ax.set_title("where the ranks' time went", loc="left", pad=16)
-    ax.set_xticks(places, [f"{size.ranks}" for size in sizes])
-    ax.set_yticks([])
-    ax.spines["left"].set_visible(False)
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3)

@@ -37,7 +37,8 @@ def scaling_report(scaling: Scaling) -> Report:
 
 
 def _draw(scaling: Scaling) -> tuple[bytes, int]:
-    from nbddp.charts.figure import draw_scaling, png_of  # loads matplotlib
+    from nbddp.charts.figure import png_of  # loads matplotlib
+    from nbddp.ui.report.scaling_figure import draw_scaling
 
     return png_of(draw_scaling(scaling))
 

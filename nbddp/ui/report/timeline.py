@@ -74,7 +74,8 @@ def _title(timeline: Timeline) -> str:
 
 
 def _draw(timeline: Timeline) -> tuple[bytes, int]:
-    from nbddp.charts.figure import draw_timeline, png_of  # loads matplotlib
+    from nbddp.charts.figure import png_of  # loads matplotlib
+    from nbddp.ui.report.timeline_figure import draw_timeline
 
     return png_of(draw_timeline(timeline, shown_ranks(timeline)))
 

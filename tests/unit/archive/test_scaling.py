@@ -17,11 +17,12 @@ from nbddp.archive.scaling import (
     steady_rate,
     time_shares,
 )
-from nbddp.charts.figure import draw_scaling, png_of
+from nbddp.charts.figure import png_of
 from nbddp.record.waiting.collective_history import MatchedCollective
 from nbddp.record.waiting.collective_timeline import DdpOverlap, Timeline
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.scaling import scaling_report
+from nbddp.ui.report.scaling_figure import draw_scaling
 from nbddp.wire.collective import Collective
 
 

@@ -11,7 +11,7 @@ from arrivals import BASE, arrival_messages, matcher_of, matcher_with
 from matplotlib.colors import to_rgba
 from pages import readable
 
-from nbddp.charts.figure import draw_timeline, png_of
+from nbddp.charts.figure import png_of
 from nbddp.charts.palette import INK
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.record.snapshot import Snapshot
@@ -27,6 +27,7 @@ from nbddp.ui.report.finished_cell import CellReport, record_html
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.status import status_report
 from nbddp.ui.report.timeline import MAX_ROWS, shown_ranks, timeline_as_text, timeline_report
+from nbddp.ui.report.timeline_figure import draw_timeline
 from nbddp.ui.wording import describe_straggler
 from nbddp.wire.timing_messages import CollectiveArrivals
 
