@@ -13,7 +13,7 @@ from nbddp.wire.messages import Shutdown
 START = ev.StartAsked(world_size=2)
 INTERRUPT = ev.InterruptAsked()
 STOP = ev.StopAsked()
-HEAL = ev.HealAsked(ranks=(1,), donor=0)
+HEAL = ev.HealAsked(ranks=(1,))
 # the actions with a text for the user
 WITH_TEXT = (ev.Notify, ev.Refuse, ev.GroupStartFailed, ev.HealFailed)
 

@@ -250,15 +250,13 @@ class GroupActor:
         """Replace dead ranks by new processes, and do not wait."""
         state = self.state
         chosen = tuple(sorted({*ranks})) or state.life.gone
-        source = min(state.life.alive, default=0) if donor is None else donor
         for rank, pid in state.stopped_ranks():
             raise RequestError(
                 f"rank {rank} is stopped (SIGSTOP) and cannot join the others: "
                 f"`kill -CONT {pid}` resumes it, `%ddp kill {rank}` ends it"
             )
         state.launcher.reassign(chosen)
-        # no check if the user chose the donor
-        self._request(ev.HealAsked(ranks=chosen, donor=source, checks=donor is None))
+        self._request(ev.HealAsked(ranks=chosen, donor=donor))
         return state.futures.new("heal")
 
     def send_request(self, rank: int, request: Request) -> Future[Answer]:

@@ -76,12 +76,12 @@ class RestartAsked(Event):
 class HealAsked(Event):
     """Replace dead ranks by new processes, which get the variables of the donor, a living rank.
 
-    ``checks``: the donor first checks whether its variables can replace those of the dead ranks.
+    ``donor``: None for the lowest living rank. That one first checks whether its variables can
+    replace those of the dead ranks; a donor that the user chose does not.
     """
 
     ranks: tuple[int, ...]
-    donor: int
-    checks: bool = True
+    donor: int | None = None
 
 
 class NamespaceSent(AttemptEvent):

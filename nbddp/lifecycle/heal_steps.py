@@ -34,8 +34,8 @@ def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
     heal = HealLife(
         replacements=event.ranks,
         exitcodes=tuple(life.ranks[rank].exitcode for rank in event.ranks),
-        donor=event.donor,
-        checks=event.checks,
+        donor=min(life.alive) if event.donor is None else event.donor,
+        checks=event.donor is None,
     )
     healing, request = _request_namespace(
         replace(life, state=GroupState.HEALING, ranks=ranks), heal

@@ -31,7 +31,7 @@ def already_running(life: Life) -> str:
     return f"the ranks are {life.state.value} already"
 
 
-def why_no_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
+def why_no_heal(life: Life, ranks: Sequence[int], donor: int | None) -> str:
     """Say why a group cannot be healed; empty if it can."""
     if not life.state.is_live:
         return NO_GROUP
@@ -51,7 +51,7 @@ def why_no_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
     if missing:
         are = "is" if len(missing) == 1 else "are"  # a process group needs all ranks
         return f"{format_ranks(missing)} {are} dead, too: `%ddp heal` replaces all at once"
-    return "" if life.is_alive(donor) else rank_not_running(life, donor)
+    return "" if donor is None or life.is_alive(donor) else rank_not_running(life, donor)
 
 
 def rank_not_running(life: Life, rank: int) -> str:

@@ -131,7 +131,7 @@ TABLE = {
 REFUSED = {
     "no group": Row(OFF, [HEAL]),
     "all ranks live": Row(IDLE, [HEAL]),
-    "no rank lives": Row(ALL_GONE, [ev.HealAsked(ranks=(0,), donor=0)]),
+    "no rank lives": Row(ALL_GONE, [ev.HealAsked(ranks=(0, 1))]),
     "rank 0 lives": Row(BROKEN, [ev.HealAsked(ranks=(0,), donor=0)]),
     "the donor is dead": Row(BROKEN, [ev.HealAsked(ranks=(1,), donor=1)]),
     "an unknown rank": Row(BROKEN, [ev.HealAsked(ranks=(9,), donor=0)]),
@@ -169,6 +169,15 @@ def test_a_failed_heal_keeps_the_cause_of_death_and_says_whether_to_try_again() 
         assert failed.ranks[1].exitcode == -6
         assert isinstance(actions[-1], ev.HealFailed)
         assert actions[-1].is_refused == (events[-1] is NO_NAMES)
+
+
+def test_the_donor_is_the_lowest_living_rank_unless_the_user_chooses_one() -> None:
+    back = ev.RejoinAsked(attempt=4, world_size=4, survivors=((1, 0), (3, 0)))
+    broken = after(OFF, back, ready(1, 4), ready(3, 4))
+    for donor, expected in ((None, (1, True)), (3, (3, False))):
+        heal = after(broken, ev.HealAsked(ranks=(0, 2), donor=donor)).heal
+        assert heal is not None
+        assert (heal.donor, heal.checks) == expected
 
 
 def test_each_heal_uses_a_new_generation_in_the_store() -> None:
