@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -38,13 +38,20 @@ from nbddp.sigint import Future
 from nbddp.wire import messages as msg
 from nbddp.wire.envelope import Envelope
 from nbddp.wire.group_spec import GroupSpec
-from nbddp.wire.request_messages import Answer, Complete, JoinGroup, SendNamespace
+from nbddp.wire.request_messages import (
+    Answer,
+    Complete,
+    JoinedGroup,
+    JoinGroup,
+    NamesSent,
+    SendNamespace,
+)
 
 WORLD = st.integers(1, 3)
 RANK = st.integers(0, 2)
 NUMBER = st.integers(0, 9)
 FAILURE = {"name": "ValueError", "text": "no", "traceback": "ValueError: no", "at": 1.0}
-NAMES = {"names": ["x"], "bytes": 1, "left": {}, "more": {}, "storages": []}
+NAMES = NamesSent(payload={}, size=1, names=["x"], left={}, more=0, storages=[], shards="")
 HELLO = CellRequest(source="hello")
 
 
@@ -351,11 +358,10 @@ class AnyOrder(RuleBasedStateMachine):
             case msg.Shutdown():
                 rank.handle.end(0)
             case SendNamespace(request=request):
-                error, payload = self.heal_error, self.link.store_payload(b"")
-                given = Answer(request=request, error=error, content=NAMES, payload=payload)
-                self.post(rank, given)
+                content = asdict(replace(NAMES, payload=self.link.store_payload(b"")))
+                self.post(rank, Answer(request=request, error=self.heal_error, content=content))
             case JoinGroup(request=request):
-                content: dict[str, Any] = {"unopened": self.unopened}
+                content = asdict(JoinedGroup(not_loaded=self.unopened))
                 self.post(rank, Answer(request=request, error=self.heal_error, content=content))
             case msg.Regroup() | msg.CancelRequest():
                 pass

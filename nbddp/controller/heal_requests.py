@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from nbddp.controller.rank_processes import FailedRanks, try_each
@@ -15,7 +17,7 @@ from nbddp.record.heal.rank_values import OwnValues
 from nbddp.record.replay_log import cell_that_assigned, root_name
 from nbddp.sigint import Future
 from nbddp.wire.messages import CancelRequest
-from nbddp.wire.request_messages import Answer, JoinGroup, SendNamespace
+from nbddp.wire.request_messages import Answer, JoinedGroup, JoinGroup, NamesSent, SendNamespace
 
 if TYPE_CHECKING:
     from nbddp.controller.actor_state import ActorState
@@ -34,11 +36,10 @@ class HealRequests:
         self.ranks = heal.replacements
         self._donor = heal.donor
         self._join_requests: dict[int, int] = {}  # the number of the newest request to each rank
-        self._pickled_names: Answer | None = None
+        self._names: NamesSent | None = None
         self._is_closed = False
-        self._not_loaded: dict[str, str] = {}
         self._own_values: dict[int, OwnValues] = {}
-        self._reported: dict[str, list[str]] = {"places": [], "taken": [], "unlike": []}
+        self._joined: list[JoinedGroup] = []  # the answers of all ranks
         self._started_at = self._forked_at = self._pickled_at = time.monotonic()
 
     def perform(self, action: ev.Action) -> FailedRanks:
@@ -73,7 +74,7 @@ class HealRequests:
         answer.add_done_callback(partial(self._on_pickled, action.generation))
 
     def _request_join(self, action: ev.RequestJoin, rank: int) -> None:
-        if self._pickled_names is None:
+        if self._names is None:
             raise RuntimeError("ranks were asked to join before the names were pickled")
         if not self._own_values:
             self._find_own_values()
@@ -82,9 +83,9 @@ class HealRequests:
             generation=action.generation,
             donor=self._donor,
             replacements=[*self.ranks],
-            payload=self._pickled_names.payload,
-            storages=self._pickled_names.content["storages"],
-            shards=self._pickled_names.content["shards"],
+            payload=self._names.payload,
+            storages=self._names.storages,
+            shards=self._names.shards,
             own_values=dict(self._own_values[rank].own) if rank in self._own_values else {},
         )
         self._join_requests[rank] = request.request
@@ -111,7 +112,7 @@ class HealRequests:
         if future.exception() is not None:
             return  # the donor died, and the lifecycle knows it
         answer = future.result()
-        self._pickled_names = None if answer.error else answer
+        self._names = None if answer.error else NamesSent(**answer.content)
         if self._is_closed:
             self._discard()
         reason = f"rank {self._donor}: {answer.error}" if answer.error else ""
@@ -121,20 +122,18 @@ class HealRequests:
     def _on_joined(self, generation: int, rank: int, future: Future[Answer]) -> None:
         if future.exception() is not None:
             return  # this rank died, and the lifecycle knows it
-        answer, content = future.result(), future.result().content
-        for kind, known in self._reported.items():
-            known += [path for path in content.get(kind, ()) if path not in known]
-        not_loaded = content.get("unopened", {})
-        self._not_loaded |= not_loaded
-        joined = ev.GroupJoined(
+        answer = future.result()
+        joined = JoinedGroup(**answer.content)
+        self._joined.append(joined)
+        event = ev.GroupJoined(
             attempt=self._state.life.attempt,
             generation=generation,
             rank=rank,
             reason=f"rank {rank}: {answer.error}" if answer.error else "",
-            is_consequence=content.get("was_left", False),
-            not_loaded=tuple(not_loaded),
+            is_consequence=joined.is_consequence,
+            not_loaded=tuple(joined.not_loaded),
         )
-        self._state.step(joined)
+        self._state.step(event)
 
     def close(self) -> None:
         """End the heal, and delete the pickled variables."""
@@ -142,36 +141,34 @@ class HealRequests:
         self._discard()
 
     def _discard(self) -> None:
-        pickled, self._pickled_names = self._pickled_names, None
-        if pickled is not None:
-            self._state.runtime.link.discard_payload(pickled.payload)
+        names, self._names = self._names, None
+        if names is not None:
+            self._state.runtime.link.discard_payload(names.payload)
 
     def _build_report(self) -> Healed:
-        if self._pickled_names is None:
+        if self._names is None:
             raise RuntimeError("a heal finished without pickled names")
-        pickled, state = self._pickled_names, self._state
+        sent, joined, state = self._names, self._joined, self._state
         state.rank_monitor.values.clear_deaths(self.ranks)
-        own = self._reported["taken"]
-        left = self._not_loaded | pickled.content["left"]
+        own = _paths(each.own for each in joined)
+        left = {name: why for each in joined for name, why in each.not_loaded.items()} | sent.left
         left = {name: why for name, why in left.items() if name not in own}
-        unknown = [path for each in self._own_values.values() for path in each.unknown]
-        unknown = list(dict.fromkeys([*unknown, *self._reported["unlike"]]))
-        lost = [
-            path for path in unknown if path.isidentifier() and path not in pickled.content["names"]
-        ]
+        may_differ = [each.unknown for each in self._own_values.values()]
+        unknown = _paths([*may_differ, *(each.differing for each in joined)])
+        lost = [path for path in unknown if path.isidentifier() and path not in sent.names]
         left |= {name: f"rank {self._donor} does not have it" for name in lost if name not in left}
         state.replay_log.not_carried = {**state.replay_log.not_carried, **left}
         return Healed(
             ranks=self.ranks,
             donor=self._donor,
-            names=len(pickled.content["names"]),
+            names=len(sent.names),
             left=left,
-            more=pickled.content["more"],
-            places=tuple(self._reported["places"]),
-            own=tuple(own),
+            more={"": sent.more} if sent.more else {},
+            places=_paths(each.places for each in joined),
+            own=own,
             unknown=tuple(path for path in unknown if {path, root_name(path)}.isdisjoint(left)),
             cells={path: cell_that_assigned(path, state.replay_log.entries) for path in left},
-            size=pickled.content["bytes"] + sum(size for size, _ in pickled.content["storages"]),
+            size=sent.size + sum(size for size, _ in sent.storages),
             fork=self._forked_at - self._started_at,
             carry=self._pickled_at - self._forked_at,
             meet=time.monotonic() - self._pickled_at,
@@ -185,3 +182,7 @@ class HealRequests:
         more = max(0, len(healed.places) - MAX_SHOWN_PLACES)
         event = run_events.RanksHealed(bytes=healed.size, more_places=more, **facts)
         self._state.event_log.record(event)
+
+
+def _paths(lists: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(chain.from_iterable(lists)))

@@ -58,6 +58,8 @@ class CollectFacts(RankRequest):
 class SendNamespace(RankRequest):
     """Pickle all variables except ``exclude``, for the replacements of dead ranks.
 
+    The rank answers with a :class:`NamesSent`.
+
     ``checks``: the rank first checks whether its variables can replace those of the dead ranks.
     """
 
@@ -68,6 +70,8 @@ class SendNamespace(RankRequest):
 
 class JoinGroup(RankRequest):
     """Form a new process group, in which replacements get the donor's variables.
+
+    The rank answers with a :class:`JoinedGroup`.
 
     Attributes:
         generation: number of the new process group.
@@ -89,6 +93,46 @@ class JoinGroup(RankRequest):
     own_values: dict[str, Any] = field(default_factory=dict)
 
 
+class NamesSent(Frozen):
+    """The variables that a donor has pickled for the replacements.
+
+    Attributes:
+        payload: reference to the pickled variables.
+        size: bytes of the pickle.
+        names: the pickled variables.
+        left: why a variable or a part of one could not be pickled; only some of very many.
+        more: number of the others that could not be pickled.
+        storages: bytes and device type of each tensor's memory, which is not in the pickle.
+        shards: as in :class:`JoinGroup`.
+    """
+
+    payload: dict[str, Any]
+    size: int
+    names: list[str]
+    left: dict[str, str]
+    more: int
+    storages: list[list[Any]]
+    shards: str
+
+
+class JoinedGroup(Frozen):
+    """How a rank has joined the process group of a heal, or why it could not.
+
+    Attributes:
+        is_consequence: whether it could not join only because another rank did not.
+        not_loaded: by name, why this replacement could not load a variable.
+        places: paths at which this replacement put its own rank number.
+        own: paths at which it put its own value.
+        differing: paths at which it has the donor's value, although its own one was another.
+    """
+
+    is_consequence: bool = False
+    not_loaded: dict[str, str] = field(default_factory=dict)
+    places: list[str] = field(default_factory=list)
+    own: list[str] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+
+
 class Answer(Frozen):
     """The answer to a request.
 
@@ -96,7 +140,7 @@ class Answer(Frozen):
         request: number of the request.
         error: why the request failed; empty if it succeeded.
         payload: reference to a pickled value.
-        content: JSON values.
+        content: JSON values, such as the fields of a :class:`NamesSent`.
     """
 
     request: int

@@ -21,7 +21,7 @@ from nbddp.errors import RequestError
 from nbddp.wire import payloads, request_messages
 from nbddp.wire.function_sources import Pickler, loads_with_sources
 from nbddp.wire.messages import JsonDict
-from nbddp.wire.request_messages import Answer, JoinGroup, Pull, Push, Request
+from nbddp.wire.request_messages import Answer, JoinedGroup, JoinGroup, Pull, Push, Request
 from nbddp.wire.trace_messages import SendTrace, TraceSent
 from nbddp.worker.cell.display import MAX_MESSAGE, TOO_LONG, truncate
 from nbddp.worker.cell.interrupt import CellInterrupter
@@ -78,7 +78,8 @@ class RequestHandler:
             with self._interrupter.interruptible(request, joins_group=joins_group):
                 if joins_group and request in self._cancelled:
                     # the other ranks no longer wait for this one
-                    answer = Answer(request=request, error=CANCELLED, content={"was_left": True})
+                    content = asdict(JoinedGroup(is_consequence=True))
+                    answer = Answer(request=request, error=CANCELLED, content=content)
                 else:
                     answer = self._handle(command)
         except RequestError as error:
@@ -106,7 +107,7 @@ class RequestHandler:
             case SendTrace():
                 return self._send_trace(command)
             case request_messages.SendNamespace():
-                return self._heal_handler.send_namespace(command)
+                content = asdict(self._heal_handler.send_namespace(command))
             case JoinGroup():
                 return self._heal_handler.join_group(command)
         return Answer(request=command.request, content=content)

@@ -10,7 +10,7 @@ import gc
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,8 +23,14 @@ from nbddp.errors import RequestError
 from nbddp.formatting import format_ranks
 from nbddp.train.call_agreement import communication_device
 from nbddp.wire import payloads
-from nbddp.wire.messages import JsonDict, Regroup
-from nbddp.wire.request_messages import LOST_PART, Answer, JoinGroup, SendNamespace
+from nbddp.wire.request_messages import (
+    LOST_PART,
+    Answer,
+    JoinedGroup,
+    JoinGroup,
+    NamesSent,
+    SendNamespace,
+)
 from nbddp.worker.heal.environment import ProcessEnvironment
 from nbddp.worker.heal.namespace_transfer import UnpickleError, load_namespace, pickle_namespace
 from nbddp.worker.heal.rank_attributes import (
@@ -44,6 +50,8 @@ from nbddp.worker.process_group.object_collectives import (
     wait_for_message,
 )
 from nbddp.worker.process_group.unfinished_steps import spread_optimizers
+from nbddp.worker.torch_errors import is_backend_error
+from nbddp.worker.tracebacks import error_text
 
 if TYPE_CHECKING:
     from nbddp.worker.cell.shell import RankShell
@@ -67,7 +75,7 @@ class HealHandler:
             and are not replaced.
         reported_values: restores the values of a replacement.
         group: the process group.
-        regrouper: moves models to a new process group.
+        regrouper: connects the process group, and moves models to it.
         shard_copies: has earlier states of sharded models.
         store: store for the pickled variables.
         payload_key: returns the store key for a name.
@@ -86,9 +94,8 @@ class HealHandler:
         self._preset_names = {*self._namespace}
         self._environment = ProcessEnvironment()
         self._storages: Sequence[UntypedStorage] = ()
-        self._report: JsonDict = {}
 
-    def send_namespace(self, command: SendNamespace) -> Answer:
+    def send_namespace(self, command: SendNamespace) -> NamesSent:
         """Pickle all variables. Their tensors stay here until the ranks have joined the group."""
         spread, shards = self._check_sharded(command.replacements)
         for replacement in command.replacements if command.checks else ():
@@ -114,39 +121,44 @@ class HealHandler:
                 raise RequestError(f"{name} cannot be copied to a new process: {reason}")
         self._storages = pickled.storages
         key = self._payload_key(f"names{command.request}")
-        payload = payloads.put(self._store, key, pickled.data)
         reasons = pickled.not_carried.items()
         # variables before parts of objects, because their whole value is missing
         not_carried = sorted(reasons, key=lambda each: not each[0].isidentifier())
-        content: JsonDict = {
-            "names": list(pickled.names),
-            "bytes": len(pickled.data),
-            "left": {name: reason[:MAX_REASON] for name, reason in not_carried[:MAX_LISTED]},
-            "more": {"": len(not_carried) - MAX_LISTED} if len(not_carried) > MAX_LISTED else {},
-            "storages": [[each.nbytes(), each.device.type] for each in self._storages],
-            "shards": shards,
-        }
-        return Answer(request=command.request, payload=payload, content=content)
+        return NamesSent(
+            payload=payloads.put(self._store, key, pickled.data),
+            size=len(pickled.data),
+            names=list(pickled.names),
+            left={name: reason[:MAX_REASON] for name, reason in not_carried[:MAX_LISTED]},
+            more=max(0, len(not_carried) - MAX_LISTED),
+            storages=[[each.nbytes(), each.device.type] for each in self._storages],
+            shards=shards,
+        )
 
     def join_group(self, command: JoinGroup) -> Answer:
         """Form the process group, transfer the variables in it, and move the models to it."""
-        self._report = {"places": [], "taken": [], "unlike": []}
-        error = self._regrouper.regroup(
-            Regroup(generation=command.generation),
-            source=command.donor,
-            new_ranks=command.replacements,
-            on_joined=lambda reports: self._transfer_namespace(command, reports),
-        )
+        reason = ""
+        try:
+            joined = self._join(command)
+        except Exception as error:  # noqa: BLE001 - the answer reports it; the rank lives on
+            reason = f"{type(error).__name__}: {error_text(error)}".partition("\n")[0]
+            joined = JoinedGroup(is_consequence=is_backend_error(error))
+            if isinstance(error, UnpickleError):
+                reason = str(error)
+                joined = replace(joined, not_loaded={error.name: reason})
+        if reason:  # here, because the error refers to the groups
+            self._regrouper.leave(has_lost_connection=joined.is_consequence, is_heal=True)
         self._storages = ()
-        self._report["was_left"] = bool(error) and self._regrouper.is_consequence
-        error = next(iter(self._report.get("unopened", {}).values()), error)
-        return Answer(request=command.request, error=error, content=self._report)
+        return Answer(request=command.request, error=reason, content=asdict(joined))
 
-    def _transfer_namespace(self, command: JoinGroup, reports: Sequence[Any]) -> bool:
-        """Send or receive the memory of tensors first: unpickled objects may read it at once.
+    def _join(self, command: JoinGroup) -> JoinedGroup:
+        connected = self._regrouper.connect(command.generation, command.replacements)
+        subgroups, has_state = connected.subgroups, bool(command.shards)
+        joined = self._transfer_namespace(command, subgroups.reports if subgroups else [])
+        self._regrouper.move_models(connected, source=command.donor, has_state=has_state)
+        return joined
 
-        Return whether sharded models have their state.
-        """
+    def _transfer_namespace(self, command: JoinGroup, reports: Sequence[Any]) -> JoinedGroup:
+        """Send or receive the memory of tensors first: unpickled objects may read it at once."""
         if command.shards and not reports:
             raise RuntimeError(f"the process groups are new ones, and {LOST_PART}")
         rank, device = dist.get_rank(), self._group.device
@@ -161,13 +173,9 @@ class HealHandler:
                 for size, kind in command.storages
             ]
             self._receive(storages, command.donor)
-            try:
-                load_namespace(data, self._namespace, storages, self._apply_extra, self._group.find)
-            except UnpickleError as error:
-                self._report["unopened"] = {error.name: str(error)}
-                raise
+            load_namespace(data, self._namespace, storages, self._apply_extra, self._group.find)
             self._group.bound_objects.add_existing()
-        self._restore_own_values(command)
+        joined = self._restore_own_values(command)
         objects = spread_objects(self._namespace, self._group.bound_objects)
         new_ranks, wait = {*command.replacements}, self._wait_for_message
         has_state = not command.shards
@@ -177,9 +185,9 @@ class HealHandler:
             self._shard_copies.restore(objects, new_ranks, wait)
         elif command.shards and any(isinstance(each, Optimizer) for each in objects.values()):
             self._shard_copies.begin_again(objects)
-        return bool(command.shards)
+        return joined
 
-    def _restore_own_values(self, command: JoinGroup) -> None:
+    def _restore_own_values(self, command: JoinGroup) -> JoinedGroup:
         """On replacements, restore values and attributes that are different on each rank.
 
         An attribute gets this rank's number if it holds the rank's own number on all surviving
@@ -188,18 +196,15 @@ class HealHandler:
         is_new = dist.get_rank() in command.replacements
         attributes = None if is_new else find_rank_attributes(self._namespace, self._preset_names)
         gathered = [each for each in gather_objects(attributes) if each is not None]
-        if is_new:
-            self._report["taken"] = self._reported_values.restore(
-                command.own_values, self._preset_names
-            )
-            agreed = {*gathered[0]}.intersection(*gathered[1:]) - command.own_values.keys()
-            places = set_rank_attributes(self._namespace, self._preset_names, agreed)
-            if set_sampler_ranks(command.donor):
-                places.append("a DistributedSampler")
-            self._report |= {
-                "places": places,
-                "unlike": self._reported_values.differing(command.own_values),
-            }
+        if not is_new:
+            return JoinedGroup()
+        own = self._reported_values.restore(command.own_values, self._preset_names)
+        agreed = {*gathered[0]}.intersection(*gathered[1:]) - command.own_values.keys()
+        places = set_rank_attributes(self._namespace, self._preset_names, agreed)
+        if set_sampler_ranks(command.donor):
+            places.append("a DistributedSampler")
+        differing = self._reported_values.differing(command.own_values)
+        return JoinedGroup(places=places, own=own, differing=differing)
 
     def _apply_extra(self, extra: Any) -> None:
         sources, environment = extra

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -25,15 +25,26 @@ _EXHAUSTED = (
     "the process groups are new ones: after each interrupt torch keeps threads of the old "
     "connections, and there were too many of them"
 )
-OnJoined = Callable[[Sequence[Any]], bool]
+
+
+class Connected(NamedTuple):
+    """Connected groups, and what :meth:`Regrouper.move_models` must know of the ranks.
+
+    Attributes:
+        subgroups: the subgroups if all groups live on; None if there are new groups.
+        new_ranks: in a heal, the ranks with a new process.
+        is_inside_step: whether an optimizer of this rank had not finished a step.
+        not_reset: models that are in the middle of a step, and why.
+    """
+
+    subgroups: Subgroups | None
+    new_ranks: Sequence[int]
+    is_inside_step: bool
+    not_reset: Sequence[tuple[Any, str]]
 
 
 class Regrouper:
-    """Handles ``Regroup``. A failure is reported once, by the next cell that needs the group.
-
-    Attributes:
-        is_consequence: whether the last failure is only a consequence of another rank's end.
-    """
+    """Handles ``Regroup``. A failure is reported once, by the next cell that needs the group."""
 
     def __init__(
         self, group: ProcessGroup, namespace: Mapping[str, Any], notify_user: Callable[[str], None]
@@ -43,81 +54,86 @@ class Regrouper:
         self._notify_user = notify_user
         self._may_migrate = True
         self._failure: Failure | None = None
-        self.is_consequence = False
 
-    def regroup(
-        self,
-        command: Regroup,
-        *,
-        source: int = 0,
-        new_ranks: Sequence[int] = (),
-        on_joined: OnJoined = lambda _: False,
-    ) -> str:
-        """Destroy the process group or, if requested, connect it with the other ranks again.
-
-        All groups live on if that is possible.
-
-        Args:
-            command: the message.
-            source: rank whose models and states the other ranks get.
-            new_ranks: in a heal, the ranks with a new process.
-            on_joined: called in the groups before models are moved, with the steps of each rank.
-                Returns whether sharded models have got their state.
-
-        Returns:
-            Why it failed, in one line; empty if it succeeded.
-        """
-        self._failure = failure = None
+    def regroup(self, command: Regroup) -> None:
+        """Destroy the process group or, if requested, connect it with the other ranks again."""
+        self._failure, has_lost_connection = None, False
         try:
             if command.form:
-                self._connect(command.generation, source, new_ranks, on_joined)
+                self.move_models(self.connect(command.generation))
             else:
                 self._group.destroy()
         except Exception as error:  # noqa: BLE001 - the next cell reports it; the rank lives on
-            self.is_consequence = is_backend_error(error)
-            failure = failure_outside_cells(error)
-        if failure is None:
-            return ""
-        self._failure = None if new_ranks else failure  # the answer reports the failure of a heal
-        reason = f"{failure.name}: {failure.text}".partition("\n")[0]
-        lost, is_heal = self.is_consequence, bool(new_ranks)
-        if command.form and self._group.suspend(has_lost_connection=lost, is_heal=is_heal):
-            return reason
+            has_lost_connection = is_backend_error(error)
+            self._failure = failure_outside_cells(error)
+        if self._failure is not None:  # here, because the error refers to the groups
+            self.leave(has_lost_connection=has_lost_connection, may_suspend=command.form)
+
+    def leave(
+        self, *, has_lost_connection: bool, is_heal: bool = False, may_suspend: bool = True
+    ) -> None:
+        """Leave the groups after an error. Keep them suspended if the next connect may revive them.
+
+        This ends the waits of other ranks for this one.
+        """
+        if may_suspend and self._group.suspend(
+            has_lost_connection=has_lost_connection, is_heal=is_heal
+        ):
+            return
         group = dist.group.WORLD
         for model in self._group.bound_objects.models:
             if model.__dict__.get("process_group") is group:
                 unbind(model)
-        self._group.destroy()  # ends the waits of other ranks for this one
+        self._group.destroy()
         del group
         gc.collect()  # its connections close with the last reference
-        return reason
 
     def pop_failure(self, command: RunCell) -> Failure | None:
         """Return why this cell cannot start. The next cell may try again."""
         failure, self._failure = self._failure, None
         return failure if command.needs_group else None
 
-    def _connect(
-        self, generation: int, source: int, new_ranks: Sequence[int], on_joined: OnJoined
-    ) -> None:
+    def connect(self, generation: int, new_ranks: Sequence[int] = ()) -> Connected:
+        """Connect this rank with the other ranks again. Then call :meth:`move_models`.
+
+        All groups live on if that is possible. ``new_ranks``: in a heal, those with a new process.
+        """
+        self._failure = None  # of an earlier group
         lives_on = self._group.init(generation, keeps_groups=True, new_ranks=new_ranks)
         if not lives_on:
             renew_torch(self._namespace)
         if self._group.is_exhausted:
             self._notify_user(_EXHAUSTED)
-        counts, objects = self._group.step_counts, self._group.bound_objects
+        counts = self._group.step_counts
         steps, is_inside_step = self._count_steps(), counts.is_inside_step
         counts.clear()  # a new process begins at zero
         subgroups = self._group.revive_subgroups(steps, new_ranks) if lives_on else None
-        not_reset = unfinished_steps.reset(objects) if lives_on else []
-        if on_joined(subgroups.reports if subgroups else []) and subgroups:
+        not_reset = unfinished_steps.reset(self._group.bound_objects) if lives_on else []
+        return Connected(subgroups, new_ranks, is_inside_step, not_reset)
+
+    def move_models(
+        self, connected: Connected, *, source: int = 0, has_state: bool = False
+    ) -> None:
+        """Move the models to the connected groups, with the same state on all ranks.
+
+        Args:
+            connected: the groups.
+            source: the rank whose models and states the other ranks get.
+            has_state: whether sharded models have got the state of one step on all ranks.
+        """
+        new_ranks, subgroups = connected.new_ranks, connected.subgroups
+        if subgroups and has_state:
             subgroups.reports.clear()  # uneven steps do not matter any more
         new_migration = partial(
-            Migration, objects, self._namespace, bool(new_ranks), is_inside_step
+            Migration,
+            self._group.bound_objects,
+            self._namespace,
+            bool(new_ranks),
+            connected.is_inside_step,
         )
         migrations = [new_migration(source)]
         if subgroups is not None:
-            migrations = [new_migration(source, None, subgroups.dropped, not_reset)]
+            migrations = [new_migration(source, None, subgroups.dropped, connected.not_reset)]
             for group in subgroups.with_objects:
                 migrations.append(new_migration(_first_survivor(group, new_ranks), group, []))
         self._migrate(migrations, subgroups)
