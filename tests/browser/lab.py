@@ -287,9 +287,11 @@ class LabNotebook:
         return self._of_code_cells(".map(c => c.outputArea.node.innerText)")
 
     def errors(self) -> list[str]:
+        """Return the exceptions that cells show, and the refusals, which are lines of text."""
         return self._of_code_cells(
             ".flatMap(c => c.model.outputs.toJSON())"
-            ".filter(o => o.output_type === 'error').map(o => `${o.ename}: ${o.evalue}`)"
+            ".filter(o => o.output_type === 'error' || String(o.text).startsWith('UsageError: '))"
+            ".map(o => o.text ?? `${o.ename}: ${o.evalue}`)"
         )
 
     def text(self, cell: int) -> str:

@@ -102,7 +102,7 @@ def test_many_ranks_are_one_expandable_line_and_the_record_is_short(notebook: La
     notebook.run(2)
     notebook.begin(1)
     output(notebook).locator(".nbddp-shots svg").first.wait_for()
-    notebook.await_text(1, "slowest 2", timeout=90)
+    notebook.await_text(1, "rank 2 is the slowest", timeout=90)
     opens = notebook.button("All ranks")
     before = opens.bounding_box()
     opens.click()
