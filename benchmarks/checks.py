@@ -13,8 +13,8 @@ import argparse
 import time
 from statistics import median, quantiles
 
-from nbddp.group import WorkerGroup
 from nbddp.group.checking import QuietChecks
+from nbddp.group.worker_group import WorkerGroup
 from nbddp.record.cell import CellHandle, CellRequest
 
 SETUP = """

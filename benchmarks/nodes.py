@@ -22,9 +22,9 @@ from statistics import median, quantiles
 import psutil
 
 from nbddp.errors import CellFailedError
-from nbddp.group import WorkerGroup
 from nbddp.group.node_pool import NodesSpec
 from nbddp.group.recovery import show_cell
+from nbddp.group.worker_group import WorkerGroup
 from nbddp.record.cell import CellRequest
 from nbddp.ui.frontend import StreamTarget
 from nbddp.ui.text_view import TextView

@@ -24,7 +24,7 @@ from statistics import median, quantiles
 
 from steady import CALIBRATE
 
-from nbddp.group import WorkerGroup
+from nbddp.group.worker_group import WorkerGroup
 from nbddp.publish.publication import Publication
 from nbddp.publish.tracker import TRACKER_CLASSES, Target, require_package
 

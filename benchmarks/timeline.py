@@ -19,7 +19,7 @@ from statistics import median, quantiles
 
 from steady import CALIBRATE
 
-from nbddp.group import WorkerGroup
+from nbddp.group.worker_group import WorkerGroup
 
 SETUP = (
     CALIBRATE

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from nbddp.course.exercises import Judgement, check_answer
-    from nbddp.group import WorkerGroup
+    from nbddp.group.worker_group import WorkerGroup
     from nbddp.magics.extension import timeline
     from nbddp.record.cell import CellResult
     from nbddp.record.heal.heal_report import Healed
@@ -96,7 +96,7 @@ __all__ = [
 
 _MODULES = {
     "nbddp.course.exercises": ("Judgement", "check_answer"),
-    "nbddp.group": ("WorkerGroup",),
+    "nbddp.group.worker_group": ("WorkerGroup",),
     "nbddp.magics.extension": ("timeline",),
     "nbddp.runs_api": ("Run", "compare", "runs"),
     "nbddp.record.cell": ("CellResult",),
