@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from drivers.ranks import Capture, Ranks, WarmLauncher
@@ -119,7 +120,7 @@ def make_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     monkeypatch.setenv("HOME", str(folder))
     with ExitStack() as stack:
 
-        def make(kind: type[OnNodes] = OnNodes, **options: int) -> OnNodes:
+        def make(kind: type[OnNodes] = OnNodes, **options: Any) -> OnNodes:
             made = kind(**options)
             stack.callback(made.close)
             return made

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import nbformat
 import psutil
-from playwright.sync_api import Browser, Locator, Page, Playwright, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, Playwright, ViewportSize, sync_playwright
 from playwright.sync_api import TimeoutError as OutOfTime
 from processes import wait_until
 
@@ -29,7 +29,7 @@ CHROMIUM_ARGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--no-first-run"),
 ]
-SIZE = {"width": 1200, "height": 1000}
+SIZE: ViewportSize = {"width": 1200, "height": 1000}
 SERVER = (
     *("jupyterlab" if IS_LAB else "notebook", "--port=0", "--expose-app-in-browser"),
     *("--IdentityProvider.token={token}", "--ServerApp.root_dir={folder}"),

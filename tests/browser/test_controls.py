@@ -6,7 +6,7 @@ import re
 
 import pytest
 from limits import limits_source
-from playwright.sync_api import expect
+from playwright.sync_api import ViewportSize, expect
 
 from browser.conftest import IN_BROWSER, START, TRAIN
 from browser.lab import LabNotebook
@@ -15,7 +15,7 @@ from browser.lab_page import LabPage
 pytestmark = IN_BROWSER
 
 # a page at 200 %, or beside another window; the wrap around a row of buttons cuts what sticks out
-NARROW = {"width": 620, "height": 700}
+NARROW: ViewportSize = {"width": 620, "height": 700}
 CUT_OFF = """rows => rows.flatMap(row => {
     const box = row.closest('.nbddp-panel, .jp-OutputArea-output').getBoundingClientRect();
     const inside = row.querySelectorAll('button, select, input');

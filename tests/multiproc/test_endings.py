@@ -417,6 +417,7 @@ def test_forkserver_starts_after_ipython_reset(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "__main__", main)
     launcher = new_launcher("forkserver")
     launcher.preload()
+    assert launcher.forkserver is not None
     assert psutil.pid_exists(launcher.forkserver.pid)
     launcher.close()
 
@@ -436,7 +437,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("driver")
     source, library = folder / "cuda.c", folder / DRIVER
     source.write_text(DRIVER_SOURCE)
-    build = ["cc", "-shared", "-fPIC", f"-Wl,-soname,{DRIVER}", "-o", library, source]
+    build = ["cc", "-shared", "-fPIC", f"-Wl,-soname,{DRIVER}", "-o", str(library), str(source)]
     try:
         subprocess.run(build, check=True)
     except FileNotFoundError:

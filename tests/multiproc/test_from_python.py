@@ -60,7 +60,7 @@ def test_a_group_traces_steps_without_a_notebook(folder: Path) -> None:
         for refused in (
             lambda: group.trace(source, 1, 2, ranks=[5]),
             lambda: group.trace(source, 2, 1),
-            lambda: group.run(None),
+            lambda: group.run(None),  # type: ignore[arg-type]
         ):
             with pytest.raises(ArgumentError):
                 refused()

@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from contextlib import suppress
+from functools import partial
 
 import psutil
 import pytest
@@ -65,7 +66,7 @@ def test_heal_replaces_a_rank_whose_process_is_still_exiting(make_group: MakeRan
         pids = group.pids
         for rank in dead:
             os.kill(pids[rank], signal.SIGKILL)
-            assert wait_until(lambda pid=pids[rank]: _is_killed(pid))
+            assert wait_until(partial(_is_killed, pids[rank]))
         assert group.heal().ranks == dead
 
 

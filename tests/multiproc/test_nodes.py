@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -119,10 +120,13 @@ def _listens_only_on_the_named_address(on_nodes: OnNodes) -> None:
                 assert connection.laddr.ip == "127.0.0.1", pid
 
 
+def _has_hello(log: Path, rank: int) -> bool:
+    return f"hello of {rank}\n" in log.read_text()
+
+
 def _logs_are_here(group: Ranks, *, steps: int = 1) -> None:
     for rank in range(4):
-        log = group.log(rank)
-        assert wait_until(lambda log=log, rank=rank: f"hello of {rank}\n" in log.read_text())
+        assert wait_until(partial(_has_hello, group.log(rank), rank))
     assert wait_until(lambda: len(group.read_lines("metrics.jsonl")) == 4 * steps)
 
 

@@ -8,6 +8,7 @@ import lzma
 import pickle
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from drivers.ranks import Capture, MakeRanks, Write
@@ -52,7 +53,7 @@ def last():
 last()
 """
 KINDS = 13  # of files by a rank that forks no child
-OPENERS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
 
 def content(path: Path) -> str:
@@ -62,7 +63,7 @@ def content(path: Path) -> str:
         case ".zip":
             return zipfile.ZipFile(path).read("name").decode()
         case ending if ending in OPENERS:
-            return OPENERS[ending](path).read().decode()
+            return str(OPENERS[ending](path).read(), "utf-8")
     return path.read_text()
 
 

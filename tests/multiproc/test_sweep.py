@@ -310,11 +310,17 @@ def test_interrupt_between_two_runs_ends_the_sweep(
         group.sweep("1", {"lr": [1, 2]})
 
 
+INVALID_SWEEPS: list[Any] = [
+    *({}, {"lr": []}, {"rank": [1]}, {"a b": [1]}, {"lr": 0.1}, {"net": "cnn"})
+]
+INVALID_SCALES: list[tuple[Any, int]] = [([2, 2], 3), ([1, 2], 2), ("1,2", 3), (2, 3)]
+
+
 def test_invalid_sweep_is_refused_and_a_sweep_without_success_fails(group: Ranks) -> None:
-    for settings in ({}, {"lr": []}, {"rank": [1]}, {"a b": [1]}, {"lr": 0.1}, {"net": "cnn"}):
+    for settings in INVALID_SWEEPS:
         with pytest.raises(ArgumentError):
             group.sweep("1", settings)
-    for sizes, rounds in (([2, 2], 3), ([1, 2], 2), ("1,2", 3), (2, 3)):
+    for sizes, rounds in INVALID_SCALES:
         with pytest.raises(ArgumentError):
             group.scale("1", sizes, rounds=rounds)
     for retries in ({"heal": -1}, {"max_restarts": -1}, {"heal": "1"}):

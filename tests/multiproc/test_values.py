@@ -99,8 +99,9 @@ REFUSED = {
 
 def test_a_push_overwrites_no_name_of_nbddp_and_needs_names(shared_group: Ranks) -> None:
     for name, words in REFUSED.items():
+        values: dict[Any, int] = {"fine": 1, name: 5}
         with pytest.raises(ArgumentError, match=words):
-            shared_group.push({"fine": 1, name: 5})
+            shared_group.push(values)
     assert shared_group.pull("'fine' in globals()") == [False, False]
 
 

@@ -87,7 +87,7 @@ def test_exported_notebook_gives_the_same_numbers_under_torchrun(folder: Path, n
         assert text.count("left out") == 1  # the cell in which rank 1 dies
     for script in scripts:
         text = script.path.read_text()
-        options = ["--folder", script.folder] if "'--folder'" in text else []
+        options = ("--folder", str(script.folder)) if "'--folder'" in text else ()
         shown = under_torchrun(script.path, *options, nproc=script.nproc)
         found = [GRADIENTS.sub("", line) for line in shown]
         # print() writes the end of a line separately: the line of another rank may come before it

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import cloudpickle
 import pytest
@@ -102,7 +103,8 @@ def test_under_torchrun_a_tcp_address_has_no_server(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_loader_counts_the_replies_of_an_interrupted_reset() -> None:
-    loader = DataLoader(range(4), num_workers=1, persistent_workers=True, timeout=5)
+    samples: Any = range(4)
+    loader = DataLoader(samples, num_workers=1, persistent_workers=True, timeout=5)
     assert len([*loader]) == 4
     iterator: Any = loader._iterator
 
@@ -184,7 +186,7 @@ def test_a_message_to_a_widget_triggers_the_events_of_a_cell(
 
 def test_a_kernel_asks_programs_for_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {})
-    ZMQInteractiveShell.init_environment(SimpleNamespace())
+    ZMQInteractiveShell.init_environment(Mock())
     assert {"FORCE_COLOR", "CLICOLOR_FORCE"} <= os.environ.keys()
 
 

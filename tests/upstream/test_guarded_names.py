@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 PROPAGATOR = "_op_dispatcher.sharding_propagator"
 NAMES: dict[str, Any] = {
     f"{PROPAGATOR}.propagate_op_sharding.cache.cache_clear": DTensor,
-    "_iterator": DataLoader(range(1)),
+    "_iterator": DataLoader(range(1)),  # type: ignore[arg-type]
     "_metadata": nn.Linear(1, 1).state_dict(),
     "_modules": nn.Linear(1, 1),
     "_msg_callback": comm.base_comm.BaseComm(primary=False),

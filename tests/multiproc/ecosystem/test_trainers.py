@@ -273,7 +273,9 @@ def test_interrupted_trainer_trains_again_to_the_same_weights(group: Ranks, name
     cell = group.begin("while True: train()")
     assert wait_until(lambda: path.stat().st_size > size, timeout=120)
     group.interrupt()
-    assert group.finish(cell).verdict.is_interrupt
+    verdict = group.finish(cell).verdict
+    assert verdict is not None
+    assert verdict.is_interrupt
     for tensors in group.evaluate(weights):
         assert all(map(torch.equal, tensors, expected))
     cell = group.begin("open(f'begun{rank}', 'w').close()\nwhile True: pass")
