@@ -96,8 +96,8 @@ def current() -> Accelerator:
     If there is none, or it has no row, return the first row. torch then finds no devices of it.
     """
     device = importlib.import_module("torch").accelerator.current_accelerator()
-    known = (kind for kind in ACCELERATORS if device and kind.device_type == device.type)
-    return next(known, ACCELERATORS[0])
+    kinds = (kind for kind in ACCELERATORS if device and kind.device_type == device.type)
+    return next(kinds, ACCELERATORS[0])
 
 
 def device_count() -> int:

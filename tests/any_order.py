@@ -51,7 +51,7 @@ WORLD = st.integers(1, 3)
 RANK = st.integers(0, 2)
 NUMBER = st.integers(0, 9)
 FAILURE = {"name": "ValueError", "text": "no", "traceback": "ValueError: no", "at": 1.0}
-NAMES = NamesSent(payload={}, size=1, names=["x"], left={}, more=0, storages=[], shards="")
+NAMES = NamesSent(payload={}, size=1, names=["x"], not_sent={}, more=0, storages=[], shards="")
 HELLO = CellRequest(source="hello")
 
 

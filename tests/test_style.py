@@ -19,15 +19,8 @@ VAGUE_NAMES = frozenset(
 ONE_LINE = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.Lambda
 BOOL_CALLS = {"all", "any", "bool", "callable", "hasattr", "isinstance", "issubclass"}
 
-EXCEPTIONS = {
-    "nbddp/controller/heal_requests.py": {"known", "left", "own"},  # not renamed yet
-    "nbddp/record/heal/heal_report.py": {"left", "own"},  # facts of an event, also in files
-    "nbddp/record/heal/rank_values.py": {"own"},  # not renamed yet
-    "nbddp/worker/cell/shell.py": {"each"},  # not renamed yet
-    "nbddp/worker/heal/shard_copies.py": {"own"},  # not renamed yet
-    "nbddp/worker/main.py": {"mine"},  # not renamed yet
-    "nbddp/worker/process_group/process_group.py": {"each", "mine"},  # not renamed yet
-    "nbddp/worker/watch/profiler.py": {"each"},  # not renamed yet
+EXCEPTIONS = {  # a stored event and its file have these names
+    "nbddp/record/heal/heal_report.py": {"left", "own"},
 }
 
 

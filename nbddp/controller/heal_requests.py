@@ -86,7 +86,7 @@ class HealRequests:
             payload=self._names.payload,
             storages=self._names.storages,
             shards=self._names.shards,
-            own_values=dict(self._own_values[rank].own) if rank in self._own_values else {},
+            own_values=dict(self._own_values[rank].texts) if rank in self._own_values else {},
         )
         self._join_requests[rank] = request.request
         answer = self._state.request(rank, request)
@@ -150,24 +150,26 @@ class HealRequests:
             raise RuntimeError("a heal finished without pickled names")
         sent, joined, state = self._names, self._joined, self._state
         state.rank_monitor.values.clear_deaths(self.ranks)
-        own = _paths(each.own for each in joined)
-        left = {name: why for each in joined for name, why in each.not_loaded.items()} | sent.left
-        left = {name: why for name, why in left.items() if name not in own}
+        own_values = _paths(each.own_values for each in joined)
+        reasons = {name: why for each in joined for name, why in each.not_loaded.items()}
+        reasons |= sent.not_sent
+        reasons = {name: why for name, why in reasons.items() if name not in own_values}
         may_differ = [each.unknown for each in self._own_values.values()]
         unknown = _paths([*may_differ, *(each.differing for each in joined)])
-        lost = [path for path in unknown if path.isidentifier() and path not in sent.names]
-        left |= {name: f"rank {self._donor} does not have it" for name in lost if name not in left}
-        state.replay_log.not_carried = {**state.replay_log.not_carried, **left}
+        for path in unknown:
+            if path.isidentifier() and path not in sent.names:
+                reasons.setdefault(path, f"rank {self._donor} does not have it")
+        state.replay_log.not_carried = {**state.replay_log.not_carried, **reasons}
         return Healed(
             ranks=self.ranks,
             donor=self._donor,
             names=len(sent.names),
-            left=left,
+            left=reasons,
             more={"": sent.more} if sent.more else {},
             places=_paths(each.places for each in joined),
-            own=own,
-            unknown=tuple(path for path in unknown if {path, root_name(path)}.isdisjoint(left)),
-            cells={path: cell_that_assigned(path, state.replay_log.entries) for path in left},
+            own=own_values,
+            unknown=tuple(path for path in unknown if {path, root_name(path)}.isdisjoint(reasons)),
+            cells={path: cell_that_assigned(path, state.replay_log.entries) for path in reasons},
             size=sent.size + sum(size for size, _ in sent.storages),
             fork=self._forked_at - self._started_at,
             carry=self._pickled_at - self._forked_at,

@@ -100,7 +100,7 @@ class NamesSent(Frozen):
         payload: reference to the pickled variables.
         size: bytes of the pickle.
         names: the pickled variables.
-        left: why a variable or a part of one could not be pickled; only some of very many.
+        not_sent: why a variable or a part of one could not be pickled; only some of very many.
         more: number of the others that could not be pickled.
         storages: bytes and device type of each tensor's memory, which is not in the pickle.
         shards: as in :class:`JoinGroup`.
@@ -109,7 +109,7 @@ class NamesSent(Frozen):
     payload: dict[str, Any]
     size: int
     names: list[str]
-    left: dict[str, str]
+    not_sent: dict[str, str]
     more: int
     storages: list[list[Any]]
     shards: str
@@ -122,14 +122,14 @@ class JoinedGroup(Frozen):
         is_consequence: whether it could not join only because another rank did not.
         not_loaded: by name, why this replacement could not load a variable.
         places: paths at which this replacement put its own rank number.
-        own: paths at which it put its own value.
+        own_values: paths at which it put its own value.
         differing: paths at which it has the donor's value, although its own one was another.
     """
 
     is_consequence: bool = False
     not_loaded: dict[str, str] = field(default_factory=dict)
     places: list[str] = field(default_factory=list)
-    own: list[str] = field(default_factory=list)
+    own_values: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
 
 

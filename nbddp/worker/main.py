@@ -488,8 +488,8 @@ class Rank:
 
         Runs on the main thread.
         """
-        key, mine = f"a{self._start.attempt}/break/{self._cell}", str(self._topology.rank)
-        return bool(self._clients.commands.compare_set(key, "", mine).decode() == mine)
+        key, rank = f"a{self._start.attempt}/break/{self._cell}", str(self._topology.rank)
+        return bool(self._clients.commands.compare_set(key, "", rank).decode() == rank)
 
     def _notify_user(self, line: str) -> None:
         """Show a line that is the same on all ranks; only rank 0 sends it."""

@@ -20,10 +20,10 @@ def prose_of(number: str) -> str:
     return "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
 
 
-def defined(number: str, *names: str, **known: Any) -> dict[str, Any]:
-    """Return these definitions of a notebook; `known` are the variables that they use."""
-    exec(definitions(number, *names), known)
-    return known
+def defined(number: str, *names: str, **variables: Any) -> dict[str, Any]:
+    """Return these definitions of a notebook; `variables` are the variables that they use."""
+    exec(definitions(number, *names), variables)
+    return variables
 
 
 def test_the_stages_of_zero_take_the_bytes_of_the_table() -> None:
@@ -70,8 +70,8 @@ def test_the_verdict_about_a_predicted_step_follows_the_figures(
 def test_a_split_block_refuses_ranks_that_cannot_share_its_heads(
     ranks: int, is_refused: bool
 ) -> None:
-    known = {"torch": torch, "HEADS": 4, "world_size": ranks, "rank": 0, "f": None, "g": None}
-    split_block = defined("17", "part_of", "SplitBlock", **known)["SplitBlock"]
+    variables = {"torch": torch, "HEADS": 4, "world_size": ranks, "rank": 0, "f": None, "g": None}
+    split_block = defined("17", "part_of", "SplitBlock", **variables)["SplitBlock"]
     layer = torch.nn.Linear(24, 24)
     block = type("Block", (), dict.fromkeys(("qkv", "inner", "out", "outer"), layer))
     if is_refused:
@@ -100,5 +100,5 @@ def test_torchrun_chooses_a_gpu_only_with_virtual_local_ranks(
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node=2", *["--virtual-local-rank"][:is_virtual]]
     subprocess.run([*command, "--no-python", "sh", "-c", script], cwd=tmp_path, check=True)
-    said = [(tmp_path / rank).read_text().strip() for rank in "01"]
-    assert said == (["0 0", "0 1"] if is_virtual else ["0 none", "1 none"])
+    written = [(tmp_path / rank).read_text().strip() for rank in "01"]
+    assert written == (["0 0", "0 1"] if is_virtual else ["0 none", "1 none"])

@@ -30,12 +30,12 @@ class OwnValues:
     """The values of a replacement.
 
     Attributes:
-        own: for each path, the text of the donor's value and the text of its own value. It keeps
+        texts: for each path, the text of the donor's value and the text of its own value. It keeps
             the donor's value if its own text is a fingerprint.
         unknown: paths at which it keeps the donor's value, because its own value is unknown.
     """
 
-    own: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    texts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     unknown: Sequence[str] = ()
 
 

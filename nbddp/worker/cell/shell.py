@@ -102,9 +102,9 @@ class RankShell(InteractiveShell):
 
     def _print_nested_errors(self, result: ExecutionResult) -> None:
         error = result.error_before_exec or result.error_in_exec
-        for each in self._nested_errors:
-            if each is not error:
-                print(self.format_error(each))  # noqa: T201 - as IPython does
+        for nested in self._nested_errors:
+            if nested is not error:
+                print(self.format_error(nested))  # noqa: T201 - as IPython does
 
     def run_cell(self, raw_cell: str, *args: Any, **options: Any) -> ExecutionResult:
         """Run a cell within the cell, as ``%%capture`` does. If it fails, so does the outer cell.

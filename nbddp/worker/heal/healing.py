@@ -128,7 +128,7 @@ class HealHandler:
             payload=payloads.put(self._store, key, pickled.data),
             size=len(pickled.data),
             names=list(pickled.names),
-            left={name: reason[:MAX_REASON] for name, reason in not_carried[:MAX_LISTED]},
+            not_sent={name: reason[:MAX_REASON] for name, reason in not_carried[:MAX_LISTED]},
             more=max(0, len(not_carried) - MAX_LISTED),
             storages=[[each.nbytes(), each.device.type] for each in self._storages],
             shards=shards,
@@ -198,13 +198,13 @@ class HealHandler:
         gathered = [each for each in gather_objects(attributes) if each is not None]
         if not is_new:
             return JoinedGroup()
-        own = self._reported_values.restore(command.own_values, self._preset_names)
+        own_values = self._reported_values.restore(command.own_values, self._preset_names)
         agreed = {*gathered[0]}.intersection(*gathered[1:]) - command.own_values.keys()
         places = set_rank_attributes(self._namespace, self._preset_names, agreed)
         if set_sampler_ranks(command.donor):
             places.append("a DistributedSampler")
         differing = self._reported_values.differing(command.own_values)
-        return JoinedGroup(places=places, own=own, differing=differing)
+        return JoinedGroup(places=places, own_values=own_values, differing=differing)
 
     def _apply_extra(self, extra: Any) -> None:
         sources, environment = extra

@@ -48,13 +48,13 @@ class Copy:
 
     Attributes:
         step: the number of steps that the optimizer had made.
-        own: the packed state of this rank.
+        own_state: the packed state of this rank.
         held: the packed state of the rank before this one.
         objects: the sharded models and optimizers of the copy, by path.
     """
 
     step: int
-    own: Packed
+    own_state: Packed
     held: Packed
     objects: dict[str, Any]
 
@@ -145,7 +145,7 @@ class ShardCopies:
         if not self._busy.locked():
             packed.append(pack(objects | companions(self._namespace)))
         copy = Copy.empty(step, objects)
-        copy.own = packed
+        copy.own_state = packed
         self._pending = obj, copy, objects
 
     def _end_copy(self, obj: Optimizer) -> None:
@@ -158,10 +158,10 @@ class ShardCopies:
         (_, copy, objects), self._pending = self._pending, None
         self._count += 1
         key = f"{self._prefix}/{self._count}"
-        if not copy.own or not self._busy.acquire(blocking=False):
+        if not copy.own_state or not self._busy.acquire(blocking=False):
             self._jobs.put((key, None))
             return
-        copy.own.append(pack(late_companions(objects, self._namespace, self._bound_objects)))
+        copy.own_state.append(pack(late_companions(objects, self._namespace, self._bound_objects)))
         self._jobs.put((key, copy))
 
     def _announce(self, objects: Objects) -> None:
@@ -220,11 +220,13 @@ class ShardCopies:
         before, after = (own_rank - 1) % self._world_size, (own_rank + 1) % self._world_size
         # a new rank gets its own state from the next rank, and the state that it must hold
         sent = {before: copy.held} if before in new_ranks else {}
-        copy.own = send_and_receive(sent, after if is_new else own_rank, wait) or copy.own
-        sent = {after: copy.own} if after in new_ranks else {}
+        copy.own_state = (
+            send_and_receive(sent, after if is_new else own_rank, wait) or copy.own_state
+        )
+        sent = {after: copy.own_state} if after in new_ranks else {}
         copy.held = send_and_receive(sent, before if is_new else own_rank, wait) or copy.held
         late = late_companions(objects, self._namespace, self._bound_objects)
-        for packed in copy.own:
+        for packed in copy.own_state:
             unpack(objects | companions(self._namespace) | late, packed)
         self._heals += 1
         self._copies, self._made[first] = [copy], step
@@ -267,7 +269,7 @@ class ShardCopies:
         group = dist.ProcessGroupGloo(
             dist.PrefixStore("gloo", store), self._rank, self._world_size, timeout=TIMEOUT
         )
-        copy.held = _pass_on(copy.own, group, self._rank, self._world_size)
+        copy.held = _pass_on(copy.own_state, group, self._rank, self._world_size)
         if heals == self._heals:  # else the models are back at an earlier step
             # a rank whose exchange failed does not know which copy all ranks have
             self._copies = [*self._copies[-2:], copy]

@@ -179,18 +179,18 @@ class ProcessGroup:
         """
         if not name:
             return dist.group.WORLD
-        mine, (ranks, description) = self._topology.rank, self._all_groups.get(name, ([], ""))
+        rank, (ranks, description) = self._topology.rank, self._all_groups.get(name, ([], ""))
         candidates = [
-            each
-            for each, (others, text) in self._all_groups.items()
-            if mine in others and text == description and len(others) == len(ranks)
+            candidate
+            for candidate, (others, text) in self._all_groups.items()
+            if rank in others and text == description and len(others) == len(ranks)
         ]
-        if mine not in ranks and description.startswith(MESH) and candidates:
+        if rank not in ranks and description.startswith(MESH) and candidates:
             name = min(candidates, key=lambda each: abs(int(each) - int(name)))
         for group, own_name in dist.distributed_c10d._world.pg_names.items():
             if own_name == name:
                 return group
-        raise LookupError(f"rank {mine} has no process group {name}")
+        raise LookupError(f"rank {rank} has no process group {name}")
 
     def _check_not_broken(self) -> None:
         if self.is_broken:  # the connections to some ranks may be those to itself
@@ -282,8 +282,8 @@ class ProcessGroup:
 
         A group of a mesh does not count: the other rank gets its own group of the mesh.
         """
-        mine = self._topology.rank
-        parts = (each for each in self._group_members if (mine in each) != (other in each))
+        rank = self._topology.rank
+        parts = (each for each in self._group_members if (rank in each) != (other in each))
         return min((sorted(part) for part in parts if len(part) > 1), default=[])
 
     def is_intact(self) -> bool:
@@ -291,9 +291,9 @@ class ProcessGroup:
         return not self.is_broken and self._has_all_ranks()
 
     def _has_all_ranks(self) -> bool:
-        mine = self._topology
+        topology = self._topology
         return dist.is_initialized() and (
-            (dist.get_rank(), dist.get_world_size()) == (mine.rank, mine.world_size)
+            (dist.get_rank(), dist.get_world_size()) == (topology.rank, topology.world_size)
         )
 
     def groups(self) -> dict[str, int]:

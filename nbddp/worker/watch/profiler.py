@@ -225,12 +225,12 @@ def build_merged_part(
     """
     trace_events = [each for each in document["traceEvents"] if isinstance(each.get("pid"), int)]
     shift = (int(document.get("baseTimeNanoseconds", 0)) - command.start_ns) / 1000
-    for each in trace_events:
-        each["pid"] += PID_RANGE * command.rank
-        if isinstance(each.get("id"), int):
-            each["id"] += ID_RANGE * command.rank
-        if each["ph"] != "M":
-            each["ts"] = round(each["ts"] + shift, 3)
+    for event in trace_events:
+        event["pid"] += PID_RANGE * command.rank
+        if isinstance(event.get("id"), int):
+            event["id"] += ID_RANGE * command.rank
+        if event["ph"] != "M":
+            event["ts"] = round(event["ts"] + shift, 3)
     metadata = [each for each in trace_events if each["ph"] == "M"]
     _name_rows(metadata, command)
     events = [each for each in trace_events if each["ph"] != "M"]
@@ -244,14 +244,14 @@ def _name_rows(metadata: Iterable[dict[str, Any]], command: SendTrace) -> None:
     labelled = [each for each in metadata if each["name"] == "process_labels"]
     labels = {each["pid"]: each["args"]["labels"] for each in labelled}
     title = f"rank {command.rank}" + (f" (node {command.node})" if command.node else "")
-    for each in metadata:
-        label = labels.get(each["pid"], "CPU")
-        if each["name"] == "process_name":
-            each["args"]["name"] = title if label == "CPU" else f"{title}, {label}"
-        elif each["name"] == "process_sort_index":
-            each["args"]["sort_index"] = each["pid"]
-        elif each["name"] == "thread_name" and each["tid"] == each["pid"] % PID_RANGE:
-            each["args"]["name"] = "main thread"
+    for row in metadata:
+        label = labels.get(row["pid"], "CPU")
+        if row["name"] == "process_name":
+            row["args"]["name"] = title if label == "CPU" else f"{title}, {label}"
+        elif row["name"] == "process_sort_index":
+            row["args"]["sort_index"] = row["pid"]
+        elif row["name"] == "thread_name" and row["tid"] == row["pid"] % PID_RANGE:
+            row["args"]["name"] = "main thread"
 
 
 def operator_times(averages: Iterable[Any], events: Iterable[Any]) -> dict[str, list[float]]:
@@ -263,11 +263,11 @@ def operator_times(averages: Iterable[Any], events: Iterable[Any]) -> dict[str, 
     """
     spent: dict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
-    for each in averages:
-        if not each.is_user_annotation:  # an annotation; its operators are counted
-            on_cpu = each.device_type == torch.autograd.DeviceType.CPU
-            spent[each.key] += each.self_cpu_time_total if on_cpu else each.self_device_time_total
-            calls[each.key] += each.count
+    for op in averages:
+        if not op.is_user_annotation:  # an annotation; its operators are counted
+            on_cpu = op.device_type == torch.autograd.DeviceType.CPU
+            spent[op.key] += op.self_cpu_time_total if on_cpu else op.self_device_time_total
+            calls[op.key] += op.count
     for name, intervals in _collectives(events).items():
         spent[name], calls[name] = _covered_time(intervals), len(intervals)
     most = sorted(spent, key=lambda name: -spent[name])[:MAX_OPERATORS]
@@ -286,9 +286,9 @@ def idle_time(events: Iterable[Any], whole: float) -> float:
 
 def _collectives(events: Iterable[Any]) -> dict[str, list[Interval]]:
     found: dict[str, list[Interval]] = {}
-    for each in events:
-        if each.is_user_annotation and each.name.startswith(BACKENDS):
-            found.setdefault(each.name, []).append(_interval(each))
+    for event in events:
+        if event.is_user_annotation and event.name.startswith(BACKENDS):
+            found.setdefault(event.name, []).append(_interval(event))
     return found
 
 

@@ -68,7 +68,7 @@ def own_after_death(namespaces: list[dict[str, Any]], source: str, **changed: An
 def test_only_values_that_differ_between_ranks_are_restored() -> None:
     values = values_of({0: {"a": 0, "b": 1, "c": True}, 1: {"a": 1, "b": 1, "c": 1, "d": "x"}})
     found = own_of(values, 1, [0])
-    assert found.own == {"a": ("0", "1"), "c": ("True", "1"), "d": ("", "'x'")}
+    assert found.texts == {"a": ("0", "1"), "c": ("True", "1"), "d": ("", "'x'")}
     assert not found.unknown
 
 
@@ -83,7 +83,7 @@ def test_an_object_assigned_by_the_failed_cell_is_not_replaced_by_an_earlier_val
     namespaces: list[dict[str, Any]] = [{"model": None}, {"model": None}]
     model = nn.Linear(1, 1)
     found = own_after_death(namespaces, "model = nn.Linear(1, 1)", model=model)
-    assert ReportedValues(namespaces[0]).restore(found.own, ()) == []
+    assert ReportedValues(namespaces[0]).restore(found.texts, ()) == []
     assert namespaces[0]["model"] is model
 
 
@@ -127,7 +127,7 @@ def test_values_of_the_failed_cell_are_derived_from_the_rank_only_if_certain(
     values = values_of(alive)
     values.add_death(0, 1, source)
     found = own_of(values, 0, [*alive])
-    marks = {path: mark for path, (_, mark) in found.own.items()}
+    marks = {path: mark for path, (_, mark) in found.texts.items()}
     assert marks | dict.fromkeys(found.unknown, "?") == expected
 
 
@@ -190,7 +190,7 @@ def test_the_report_is_bounded_and_has_only_the_ends_of_long_texts_and_lists() -
 
 def healed(ranks: dict[int, dict[str, Any]], here: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Give a donor's values those of rank 1. Return the paths that changed, and that differ."""
-    rank_values = own_of(values_of(ranks), 1, [0]).own
+    rank_values = own_of(values_of(ranks), 1, [0]).texts
     values = ReportedValues(here)
     return values.restore(rank_values, ()), values.differing(rank_values)
 
@@ -311,7 +311,7 @@ def test_only_other_values_that_differ_between_ranks_are_named(make: Callable[[i
     one, other, same = (holders(partial(make, rank)) for rank in (0, 1, 1))
     taken, unlike = healed({0: one, 1: other}, one)
     assert (taken, unlike) == ([], ["value", "held.value", "Kind.value"])
-    assert not own_of(values_of({0: same, 1: other}), 1, [0]).own
+    assert not own_of(values_of({0: same, 1: other}), 1, [0]).texts
 
 
 def test_a_default_of_a_cells_function_that_differs_is_named() -> None:
@@ -325,7 +325,7 @@ def test_equal_sets_and_dicts_in_another_order_are_not_named() -> None:
     objects = [closure(1), closure(2)]
     one = {"few": {1, 17, 33}, "many": {*objects}, "by": {1: deque([1]), "b": 2}}
     two = {"few": {33, 17, 1}, "many": {*objects[::-1]}, "by": {"b": 2, 1: deque([1])}}
-    assert not own_of(values_of({0: one, 1: two}), 1, [0]).own
+    assert not own_of(values_of({0: one, 1: two}), 1, [0]).texts
 
 
 def test_a_value_omitted_for_lack_of_time_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
