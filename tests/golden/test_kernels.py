@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from golden.walks import KEEP, all_text, are_gone, assert_ranks_work, pids, run_folders, run_json
 from notebook import Notebook
-from processes import GLOO_ABORTS, wait_until
+from processes import under_torchrun, wait_until
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
@@ -116,15 +115,6 @@ def test_kernel_works_in_a_folder_with_blanks_and_umlauts(odd_folder: Path) -> N
         assert_ranks_work(notebook)
 
 
-def under_torchrun(folder: Path, script: str) -> list[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*torchrun, script], cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0 or GLOO_ABORTS in done.stderr, done.stderr
-    return sorted(done.stdout.splitlines())
-
-
 @pytest.mark.full
 def test_an_export_runs_under_torchrun_in_a_folder_with_blanks_and_umlauts(
     odd_folder: Path,
@@ -132,7 +122,8 @@ def test_an_export_runs_under_torchrun_in_a_folder_with_blanks_and_umlauts(
     with Notebook(odd_folder) as notebook:
         notebook.run(f"%%ddp --nproc 2\n{KEEP}\nprint(f'grüße von {{kept}}\\n', end='')")
         assert notebook.run("%ddp export 'mein Skript.py'").status == "ok"
-        assert under_torchrun(odd_folder, "mein Skript.py") == ["grüße von 0", "grüße von 10"]
+        lines = under_torchrun("mein Skript.py", cwd=odd_folder)
+        assert sorted(lines) == ["grüße von 0", "grüße von 10"]
         assert_ranks_work(notebook)
 
 
