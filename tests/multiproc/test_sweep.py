@@ -7,6 +7,7 @@ import random
 import re
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -252,16 +253,21 @@ def test_sweep_with_repeat_and_fresh_uses_seeds_and_skips_earlier_cells(group: R
     assert [run.config for run in found] == [{"seed": 0}, {"seed": 1}]
 
 
-def test_sweep_interrupted_while_ranks_start_records_its_settings(group: Ranks) -> None:
+def run_of_interrupted_sweep(group: Ranks, source: str, condition: Callable[[], bool]) -> Run:
+    """Interrupt a sweep in its first run, as soon as a condition is true; return this run."""
     main = threading.main_thread().ident or 0
-    presser = when(
-        lambda: group.scripts.last_session.life.state is GroupState.STARTING,
-        lambda: signal.pthread_kill(main, signal.SIGINT),
-    )
+    presser = when(condition, lambda: signal.pthread_kill(main, signal.SIGINT))
     with pytest.raises(CellInterruptedError, match="sweep of 2: 1 ended by you, 1 not run"):
-        group.sweep("1", {"lr": [1, 2]})
+        group.sweep(source, {"lr": [1, 2]})
     presser.join()
     [run] = [run for run in runs(Path.cwd()) if run.path != group.folder]
+    return run
+
+
+def test_sweep_interrupted_while_ranks_start_records_its_settings(group: Ranks) -> None:
+    run = run_of_interrupted_sweep(
+        group, "1", lambda: group.scripts.last_session.life.state is GroupState.STARTING
+    )
     assert run.config == {"lr": 1}
 
 
@@ -283,15 +289,8 @@ def test_run_is_recorded_as_ended_if_a_replayed_cell_catches_the_interrupt(
 ) -> None:
     group.run(CATCHES.format(folder=str(folder)))
     (folder / "again").touch()
-    main = threading.main_thread().ident or 0
-    presser = when(
-        lambda: all((folder / f"stuck{rank}").exists() for rank in range(2)),
-        lambda: signal.pthread_kill(main, signal.SIGINT),
-    )
-    with pytest.raises(CellInterruptedError, match="sweep of 2: 1 ended by you, 1 not run"):
-        group.sweep("lr", {"lr": [1, 2]})
-    presser.join()
-    [run] = [run for run in runs(Path.cwd()) if run.path != group.folder]
+    stuck = [folder / f"stuck{rank}" for rank in range(2)]
+    run = run_of_interrupted_sweep(group, "lr", lambda: all(map(Path.exists, stuck)))
     assert run.outcome == "ended by you"
     assert run.ending == "stopped"
     summary = summarize(run.path)
