@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-TREES = {
-    str(path.relative_to(ROOT)): ast.parse(path.read_text())
-    for folder in ("nbddp", "tests", "tools", "benchmarks", "binder")
-    for path in sorted((ROOT / folder).rglob("*.py"))
-}
 VAGUE_NAMES = frozenset(
     ("each", "had", "its", "known", "left", "mine", "own", "said", "who", "whose")
 )  # they do not say which value they stand for
@@ -22,6 +18,15 @@ BOOL_CALLS = {"all", "any", "bool", "callable", "hasattr", "isinstance", "issubc
 EXCEPTIONS = {  # a stored event and its file have these names
     "nbddp/record/heal/heal_report.py": {"left", "own"},
 }
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {
+        str(path.relative_to(ROOT)): ast.parse(path.read_text())
+        for folder in ("nbddp", "tests", "tools", "benchmarks", "binder")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
 
 
 def bound_names(tree: ast.AST) -> Iterator[tuple[str, Any]]:
@@ -64,7 +69,7 @@ def is_condition(node: ast.AST) -> bool:
 def test_names_say_which_value_they_stand_for() -> None:
     found = [
         f"{path}:{node.lineno}: {name}"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for name, node in vague_names(tree)
         if name not in EXCEPTIONS.get(path, ())
     ]
@@ -72,14 +77,14 @@ def test_names_say_which_value_they_stand_for() -> None:
 
 
 def test_each_exception_is_still_used() -> None:
-    used = {path: {name for name, _ in vague_names(TREES[path])} for path in EXCEPTIONS}
+    used = {path: {name for name, _ in vague_names(trees()[path])} for path in EXCEPTIONS}
     assert used == EXCEPTIONS
 
 
 def test_no_condition_is_added_to_a_number() -> None:
     found = [
         f"{path}:{node.lineno}"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.AugAssign)
         and isinstance(node.op, ast.Add | ast.Sub)
