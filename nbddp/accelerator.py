@@ -77,8 +77,9 @@ def visible_gpus(names: str) -> list[str]:
 def select_devices(devices: Sequence[int | str], rank: int) -> dict[str, str]:
     """Return the environment variables that limit a rank to some devices.
 
-    >>> select_devices(["MIG-1", "MIG-2"], 3), select_devices([0, "GPU-8f2a"], 3)
-    ({'CUDA_VISIBLE_DEVICES': 'MIG-2'}, {'CUDA_VISIBLE_DEVICES': '0,GPU-8f2a'})
+    >>> names = (["MIG-1", "MIG-2"], [0, "GPU-8f2a"])
+    >>> [select_devices(each, rank=3)["CUDA_VISIBLE_DEVICES"] for each in names]
+    ['MIG-2', '0,GPU-8f2a']
     """
     shown = [str(device) for device in devices]
     if shown and all(name.startswith("MIG-") for name in shown):
