@@ -29,7 +29,6 @@ from nbddp.controller.rank_processes import (
 from nbddp.errors import NbddpError, StartError
 from nbddp.launch.local_launcher import Launcher, RankHandle
 from nbddp.lifecycle import events as ev
-from nbddp.lifecycle.heal_steps import KILLED
 from nbddp.record import run_events
 from nbddp.record.cell import CellResult
 from nbddp.record.log_reader import LogReader, log_name
@@ -149,18 +148,21 @@ class Executor:
                 self._finish_cell(is_outgrown=is_outgrown)
             case ev.GroupStopped():
                 self._on_group_stopped()
-            case ev.StartReplacements(ranks=dead) if state.life.heal is not None:
-                self._heal = HealRequests(state, state.life.heal)
-                ranks.forget(dead)  # first: the rest may fail
-                self._launch(self._rank_starts(dead))
-            case ev.HealFailed(reason=reason, is_refused=is_refused):
-                self._end_failed_heal(reason, is_refused=is_refused)
+            case ev.StartReplacements() if state.life.heal is not None:
+                self._heal = HealRequests(
+                    state,
+                    state.life.heal,
+                    lambda dead: self._launch(self._rank_starts(dead)),
+                    self._messages.end_waits,
+                )
+                return self._heal.perform(action)
             case (
                 ev.ReplacementsReady()
                 | ev.RequestNamespace()
                 | ev.RequestJoin()
                 | ev.CancelJoin()
                 | ev.HealFinished()
+                | ev.HealFailed()
             ) if self._heal is not None:
                 return self._heal.perform(action)
             case ev.Send(ranks=receivers, message=message):
@@ -203,14 +205,6 @@ class Executor:
         state = self._state
         stopped, working = state.stopped_ranks(), state.ranks.working_ranks(state.life.alive)
         state.step(replace(event, stopped=stopped, working=working))
-
-    def _end_failed_heal(self, reason: str, *, is_refused: bool) -> None:
-        self._state.event_log.record(run_events.HealFailed(reason=reason))
-        if self._heal is not None:
-            self._heal.close()
-            for rank in self._heal.ranks:  # they are all dead
-                self._messages.end_waits(rank, KILLED)
-        self._state.reject_heal(reason, is_refused=is_refused)
 
     def on_link_lost(self, error: Exception) -> None:
         """Kill all ranks, because their messages cannot be read any more."""

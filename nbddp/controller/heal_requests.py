@@ -1,9 +1,12 @@
-"""Send the requests of a heal to the ranks, and collect their answers."""
+"""Carry out a heal: start replacements, send requests to the ranks, collect their answers.
+
+:meth:`HealRequests.perform` tells the whole heal.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING
 from nbddp.controller.rank_processes import FailedRanks, try_each
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.group_state import HealLife
+from nbddp.lifecycle.heal_steps import KILLED
 from nbddp.record import run_events
 from nbddp.record.heal.heal_report import MAX_SHOWN_PLACES, MAX_SHOWN_VALUES, Healed, HealFacts
 from nbddp.record.heal.rank_values import OwnValues
@@ -24,16 +28,26 @@ if TYPE_CHECKING:
 
 
 class HealRequests:
-    """Sends the requests of one heal, as a part of the actor and on its thread.
+    """Carries out the steps of one heal, as a part of the actor and on its thread.
 
     Args:
         state: the state of the actor, which gets the events for the lifecycle.
         heal: names the donor and the ranks that get a replacement.
+        start_processes: starts a process for each of these ranks, and does not wait.
+        end_waits: ends the waits for a dead rank.
     """
 
-    def __init__(self, state: ActorState, heal: HealLife) -> None:
+    def __init__(
+        self,
+        state: ActorState,
+        heal: HealLife,
+        start_processes: Callable[[Sequence[int]], None],
+        end_waits: Callable[[int, int | None], None],
+    ) -> None:
         self._state = state
-        self.ranks = heal.replacements
+        self._start_processes = start_processes
+        self._end_waits = end_waits
+        self._ranks = heal.replacements
         self._donor = heal.donor
         self._join_requests: dict[int, int] = {}  # the number of the newest request to each rank
         self._names: NamesSent | None = None
@@ -42,70 +56,117 @@ class HealRequests:
         self._joined: list[JoinedGroup] = []  # the answers of all ranks
         self._started_at = self._forked_at = self._pickled_at = time.monotonic()
 
-    def perform(self, action: ev.Action) -> FailedRanks:
-        """Carry out the next action of the heal. Return the ranks on which it failed."""
+    def perform(self, action: ev.Action) -> FailedRanks:  # noqa: C901 - one case for each step
+        """Carry out a step of the heal. Return the ranks on which it failed.
+
+        The cases tell the heal from top to bottom. They are separate calls, because this thread
+        must not wait: between two of them, it handles messages, deaths and interrupts. A rank's
+        answer becomes an event, and :mod:`nbddp.lifecycle.heal_steps` decides the next case.
+        """
+        state, link = self._state, self._state.runtime.link
         match action:
+            # New processes. The launch thread starts one for each dead rank, under the rank's next
+            # incarnation, so that late messages of the dead process are ignored. A replacement
+            # gets a shell, joins no group yet, and sends Ready. The old processes are forgotten
+            # first: if the start fails, they must not pass for the replacements.
+            case ev.StartReplacements(ranks=dead):
+                state.ranks.forget(dead)
+                self._start_processes(dead)
+
+            # Names sent. Meanwhile the donor pickles its variables and stores them; their tensors
+            # stay in its memory (HealHandler.send_namespace). It refuses if the new ranks need
+            # state that no rank has. Its answer becomes NamespaceSent. If a replacement cannot load
+            # a variable, this step comes again without it.
+            case ev.RequestNamespace(generation=generation):
+
+                def ask_donor(donor: int) -> None:
+                    self._discard()
+                    request = SendNamespace(
+                        request=next(state.numbers),
+                        exclude=[*action.exclude],
+                        replacements=[*action.replacements],
+                        checks=action.checks,
+                    )
+                    answer = state.request(donor, request)
+                    answer.add_done_callback(partial(self._on_pickled, generation))
+
+                return try_each([self._donor], ask_donor)
+
+            # All replacements have sent Ready. The lifecycle asks the ranks to join as soon as the
+            # donor has pickled its variables, too.
             case ev.ReplacementsReady():
                 self._forked_at = self._pickled_at = time.monotonic()
-            case ev.RequestNamespace():
-                return try_each([self._donor], lambda _donor: self._request_namespace(action))
-            case ev.RequestJoin(ranks=ranks):
-                return try_each(ranks, lambda rank: self._request_join(action, rank))
+
+            # Groups joined, and models moved. All ranks get this request, and carry it out together
+            # (HealHandler.join_group). Regrouper.connect gives the groups new connections, or forms
+            # a new group. In it the donor sends its tensors, and the replacements load the
+            # variables. Regrouper.move_models makes the models equal on all ranks. A replacement
+            # keeps the values that only its rank had. Each answer becomes GroupJoined.
+            case ev.RequestJoin(ranks=ranks, generation=generation):
+                if self._names is None:
+                    raise RuntimeError("ranks were asked to join before the names were pickled")
+                names = self._names
+                if not self._own_values:
+                    self._find_own_values()
+
+                def ask_to_join(rank: int) -> None:
+                    own_values = self._own_values.get(rank)
+                    request = JoinGroup(
+                        request=next(state.numbers),
+                        generation=generation,
+                        donor=self._donor,
+                        replacements=[*self._ranks],
+                        payload=names.payload,
+                        storages=names.storages,
+                        shards=names.shards,
+                        own_values=dict(own_values.texts) if own_values is not None else {},
+                    )
+                    self._join_requests[rank] = request.request
+                    answer = state.request(rank, request)
+                    answer.add_done_callback(partial(self._on_joined, generation, rank))
+
+                return try_each(ranks, ask_to_join)
+
+            # A rank could not join or has died, or the user has interrupted the heal. Other ranks
+            # may wait for it in a collective that cannot end, so their requests are cancelled
+            # (CellInterrupter.cancel). They still answer with GroupJoined.
             case ev.CancelJoin(ranks=ranks):
-                return try_each(ranks, self._cancel_join)
+                return try_each(
+                    ranks,
+                    lambda rank: link.send(rank, CancelRequest(request=self._join_requests[rank])),
+                )
+
+            # Report. All ranks have joined. The future gets its result even if the report cannot be
+            # recorded, because Session.heal waits for it.
             case ev.HealFinished():
                 healed = self._build_report()
                 try:
-                    self.close()
+                    self._close()
                     self._record(healed)
                 finally:
-                    self._state.futures.resolve("heal", value=healed)
+                    state.futures.resolve("heal", value=healed)
+
+            # Or the heal has failed. The lifecycle has killed the replacements, and already counts
+            # them as dead, so that their exits will not end the waits for them: this does. The
+            # user's error comes last, because the user may heal again at once.
+            case ev.HealFailed(reason=reason, is_refused=is_refused):
+                state.event_log.record(run_events.HealFailed(reason=reason))
+                self._close()
+                for rank in self._ranks:
+                    self._end_waits(rank, KILLED)
+                state.reject_heal(reason, is_refused=is_refused)
         return {}
-
-    def _request_namespace(self, action: ev.RequestNamespace) -> None:
-        self._discard()
-        request = SendNamespace(
-            request=next(self._state.numbers),
-            exclude=[*action.exclude],
-            replacements=[*action.replacements],
-            checks=action.checks,
-        )
-        answer = self._state.request(self._donor, request)
-        answer.add_done_callback(partial(self._on_pickled, action.generation))
-
-    def _request_join(self, action: ev.RequestJoin, rank: int) -> None:
-        if self._names is None:
-            raise RuntimeError("ranks were asked to join before the names were pickled")
-        if not self._own_values:
-            self._find_own_values()
-        request = JoinGroup(
-            request=next(self._state.numbers),
-            generation=action.generation,
-            donor=self._donor,
-            replacements=[*self.ranks],
-            payload=self._names.payload,
-            storages=self._names.storages,
-            shards=self._names.shards,
-            own_values=dict(self._own_values[rank].texts) if rank in self._own_values else {},
-        )
-        self._join_requests[rank] = request.request
-        answer = self._state.request(rank, request)
-        answer.add_done_callback(partial(self._on_joined, action.generation, rank))
-
-    def _cancel_join(self, rank: int) -> None:
-        cancel = CancelRequest(request=self._join_requests[rank])
-        self._state.runtime.link.send(rank, cancel)
 
     def _find_own_values(self) -> None:
         """Find the values that the replacements must have instead of the donor's."""
         self._pickled_at = time.monotonic()
         state = self._state
-        alive = [rank for rank in state.life.alive if rank not in self.ranks]
+        alive = [rank for rank in state.life.alive if rank not in self._ranks]
         port = state.runtime.link.reserved_port
         places = state.launcher.topologies(len(state.life.ranks), master_port=port)
         self._own_values = {
             rank: state.rank_monitor.values.of_replacement(rank, self._donor, alive, places)
-            for rank in self.ranks
+            for rank in self._ranks
         }
 
     def _on_pickled(self, generation: int, future: Future[Answer]) -> None:
@@ -113,7 +174,7 @@ class HealRequests:
             return  # the donor died, and the lifecycle knows it
         answer = future.result()
         self._names = None if answer.error else NamesSent(**answer.content)
-        if self._is_closed:
+        if self._is_closed:  # the heal failed before this answer: nothing else deletes the payload
             self._discard()
         reason = f"rank {self._donor}: {answer.error}" if answer.error else ""
         attempt = self._state.life.attempt
@@ -135,7 +196,7 @@ class HealRequests:
         )
         self._state.step(event)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """End the heal, and delete the pickled variables."""
         self._is_closed = True
         self._discard()
@@ -149,7 +210,7 @@ class HealRequests:
         if self._names is None:
             raise RuntimeError("a heal finished without pickled names")
         sent, joined, state = self._names, self._joined, self._state
-        state.rank_monitor.values.clear_deaths(self.ranks)
+        state.rank_monitor.values.clear_deaths(self._ranks)
         own_values = _paths(each.own_values for each in joined)
         reasons = {name: why for each in joined for name, why in each.not_loaded.items()}
         reasons |= sent.not_sent
@@ -161,7 +222,7 @@ class HealRequests:
                 reasons.setdefault(path, f"rank {self._donor} does not have it")
         state.replay_log.not_carried = {**state.replay_log.not_carried, **reasons}
         return Healed(
-            ranks=self.ranks,
+            ranks=self._ranks,
             donor=self._donor,
             names=len(sent.names),
             left=reasons,
