@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from nbddp import accelerator
 
-_KIT = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 def rank() -> int:
@@ -67,8 +67,8 @@ def mix(*numbers: int) -> int:
 
 
 def warn_user(text: str) -> None:
-    """Issue a warning that points at the innermost line outside of the training kit."""
+    """Issue a warning that points at the innermost line outside of nbddp."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_KIT):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
     warnings.warn(text, stacklevel=level)

@@ -328,7 +328,7 @@ def test_the_gpt_of_the_judge_is_that_of_the_notebook() -> None:
     [notebook] = NOTEBOOKS.glob("19_*.ipynb")
     cells = nbformat.read(notebook, as_version=4).cells
     [source] = [each.source for each in cells if "class GPT(nn.Module)" in each.source]
-    names: dict[str, Any] = {"torch": torch, "device": torch.device("cpu")}
+    names: dict[str, Any] = {"torch": torch, "device": torch.device("cpu"), "world_size": 4}
     names["dist"] = Mock(get_backend=lambda: "gloo")
     exec(source.partition("\n")[2], names)
     theirs = names["make_model"]()
