@@ -41,14 +41,16 @@ def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
         replace(life, state=GroupState.HEALING, ranks=ranks), heal
     )
     return healing, [
-        ev.StartReplacements(ranks=event.ranks),
+        ev.StartReplacements(ranks=event.ranks),  # first: it creates what carries out the others
         *request,
         healing.set_deadline(ev.Deadline.START, START_TIMEOUT),
     ]
 
 
 def _request_namespace(life: Life, heal: HealLife) -> Step:
-    generation = life.generation + 1  # each join has its own generation
+    # each join has its own generation, so that late answers and deadlines of an earlier one are
+    # ignored, and that no rank meets an earlier join in the store
+    generation = life.generation + 1
     request = ev.RequestNamespace(
         generation=generation,
         exclude=heal.not_loaded,
@@ -63,6 +65,7 @@ def on_replacement_ready(life: Life, heal: HealLife) -> Step:
     if life.ranks_in_state(RankState.STARTING):
         return life, []
     life, actions = _join_when_ready(life, heal)
+    # first: the times of the report, which RequestJoin sets too, have this order
     return life, [ev.ReplacementsReady(), *actions]
 
 
@@ -112,12 +115,16 @@ def fail_heal(life: Life, heal: HealLife, reason: str) -> Step:
 
 def _finish_when_all_answered(life: Life, heal: HealLife) -> Step:
     """Finish, repeat or fail the heal once all ranks have answered; cancel it if one failed."""
+    # A rank that still tries to join can do nothing else, so wait for all answers before the heal
+    # is repeated or fails. The first failure cancels the join; later ones are its consequences.
     if heal.joining:
         is_first = heal.failures and life.heal is not None and not life.heal.failures
         life = replace(life, heal=heal)
         deadline = life.set_deadline(ev.Deadline.CANCEL, CANCEL_TIMEOUT)
         cancel = [ev.CancelJoin(ranks=tuple(sorted(heal.joining))), deadline]
         return life, cancel if is_first else []
+    # A variable that was not loaded fails the join on all ranks, but not the heal. A death, an
+    # interrupt or a deadline does (``has_failed``).
     if heal.must_repeat and not heal.has_failed:
         repeated = HealLife(
             replacements=heal.replacements,
@@ -168,7 +175,7 @@ def abandon_heal(life: Life, heal: HealLife, reason: str, *, is_refused: bool = 
 
 def on_exited(life: Life, heal: HealLife, rank: int, how: str) -> Step:
     """Fail the heal, because a rank has died."""
-    heal = replace(heal, joining=heal.joining - {rank})
+    heal = replace(heal, joining=heal.joining - {rank})  # a dead rank does not answer
     return fail_heal(life, heal, f"rank {rank} {how} during the heal")
 
 

@@ -78,6 +78,8 @@ class CellInterrupter:
     def __post_init__(self) -> None:
         self.last_step.raise_interrupt = self._raise_pending
         self._text = ""  # of the KeyboardInterrupt: how the cell was interrupted
+        # Guards the cell and the request that run. The signal handler must not take it: it can run
+        # while the main thread holds it, and it waits for the control thread, which needs it.
         self._changed = threading.Condition()
         self._cell = 0  # the newest cell that has begun
         self._interrupted_cell = 0  # the newest cell to interrupt
@@ -128,15 +130,15 @@ class CellInterrupter:
             self._deferred_since = 0.0
             self._text = ""
             self.last_step.begin_cell()
-            self._requested = self._raised
-            self._is_in_cell = not self.was_interrupted
-            self._changed.notify_all()
+            self._requested = self._raised  # a request of an earlier cell must not hit this one
+            self._is_in_cell = not self.was_interrupted  # last: from here on a signal may raise
+            self._changed.notify_all()  # the control thread may wait for this start
             return self._is_in_cell
 
     def install_signal_handler(self) -> None:
         """Handle SIGINT in place of a cell's own handler. Call this on the main thread."""
         signal.signal(signal.SIGINT, self._on_sigint)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a rank starts with a block
 
     def end_cell(self) -> None:
         """End the cell. Ignore later signals and messages for it."""
@@ -145,14 +147,15 @@ class CellInterrupter:
             self._changed.notify_all()
 
     def interrupt(self, cell: int, *, rank_died: bool = False, ranks: Sequence[int] = ()) -> None:
-        """Interrupt this cell unless it has ended. Call this on the control thread.
+        """Interrupt this cell unless it has ended.
 
         Args:
             cell: the number of the cell.
             rank_died: whether a rank has died, so that waits for it cannot end.
             ranks: the ranks that run the cell, if they try to stop after the same step.
         """
-        with self._changed:
+        # On the control thread.
+        with self._changed:  # begin_cell() either sees the number, or has begun the cell before
             is_over = cell < self._cell or (cell == self._cell and not self._is_in_cell)
             if not is_over:
                 self._interrupted_cell = cell
@@ -172,16 +175,20 @@ class CellInterrupter:
                     self.acknowledge(cell)  # to describe and send the end of the cell may take long
 
     def _wait_for_last_step(self, cell: int, ranks: Sequence[int]) -> None:
+        # On the control thread.
         def has_ended(timeout: float) -> bool:
             with self._changed:
                 self._changed.wait_for(lambda: not self._is_in_cell, timeout)
                 return not self._is_in_cell or not self._is_pending
 
+        # First, whether a step is awaited: the signal handler waits for the request, then reads it,
+        # and ignores the signal if so. C code such as re.match lets no second signal through.
         self.last_step.begin_wait()
         self._requested = self._raised + 1
         announce = partial(self.announce_wait, cell)
         try:
             reason = self.last_step.wait(cell, ranks, announce, has_ended)
+            # before the wait ends: then the main thread may raise the interrupt with this text
             self._text = reason and (self.last_step.text or f"at once ({reason})")
         finally:
             self.last_step.is_awaited = False
@@ -205,14 +212,18 @@ class CellInterrupter:
                 self._changed.notify_all()
 
     def cancel(self, request: int) -> None:
-        """Interrupt the answer to this request from the control thread, without waiting."""
+        """Interrupt the answer to this request, without waiting."""
+        # On the control thread, which must read on: the wait for the end has a thread of its own.
         interrupt = partial(self._interrupt_request, request)
         threading.Thread(target=interrupt, name="nbddp-cancel", daemon=True).start()
 
     def _interrupt_request(self, request: int) -> None:
+        # On the nbddp-cancel thread.
         timeout = TIMEOUT_AFTER_DEATH
-        self.is_transferring()
+        self.is_transferring()  # the next call compares with this one
         deadline = time.monotonic() + TRANSFER_TIMEOUT
+        # All under the lock, which only the waits release. So the answer cannot end between a check
+        # and a signal or an abort, which would hit the next cell and its connections.
         with self._changed:
             if self._request == request:
                 self._requested = self._raised + 1
@@ -234,14 +245,16 @@ class CellInterrupter:
 
         Abort its process group if the group does not form in time.
         """
-        self.is_transferring()
+        # On the control thread.
+        self.is_transferring()  # the next call compares with this one
         deadline = time.monotonic() + TRANSFER_TIMEOUT
         cpu_time, has_acknowledged, timeout = main_thread.main_cpu_time(), False, GROUP_TIMEOUT
-        with self._changed:
+        with self._changed:  # so that the cell cannot begin between a check and an abort
             while not self._changed.wait_for(lambda: self._cell >= cell, timeout):
                 timeout = SIGNAL_TIMEOUT
                 cpu_time, before = main_thread.main_cpu_time(), cpu_time
                 is_transferring = self.is_transferring()
+                # not a rank that only waits: if nothing ends its wait, it must be killed
                 if not has_acknowledged and (is_transferring or cpu_time - before > BUSY_CPU_TIME):
                     has_acknowledged = True
                     self.acknowledge(cell)
@@ -259,14 +272,15 @@ class CellInterrupter:
         Returns:
             Whether the interrupt was acknowledged.
         """
+        # On the control thread.
         position, rounds, has_acknowledged = self._position(), 0, False
         began, cpu_time = time.monotonic(), main_thread.main_cpu_time()
-        self.record_wait()
-        self.is_transferring()
+        self.record_wait()  # before the signal: an aborted wait cannot be found any more
+        self.is_transferring()  # the next call compares with this one
         if not is_requested:
             self._requested = self._raised + 1
         while True:
-            handled_before = self._signals_handled
+            handled_before = self._signals_handled  # before the signal, which may come at once
             if self._is_pending:
                 signal.pthread_kill(main_thread.main_thread_id(), signal.SIGINT)
             with self._changed:
@@ -285,8 +299,10 @@ class CellInterrupter:
             is_handling = has_arrived and not self._deferred_since
             if is_handling and seconds > REPEAT_TIMEOUT:
                 return has_acknowledged
-            if is_transferring:
+            if is_transferring:  # a wait that ends inside a message hangs: see had_traffic()
                 continue
+            # The signal has not reached Python. Or it has, and the cell waits in a collective for
+            # others again, for example in a `finally` block.
             waits_in_torch = "torch/distributed" in main_thread.main_frame().f_code.co_filename
             if not has_arrived or (position == previous and waits_in_torch):
                 rounds += 1
@@ -296,16 +312,18 @@ class CellInterrupter:
                         self.abort_waits(others_too=others_too)
 
     def _on_sigint(self, _signum: int, frame: FrameType | None) -> None:
+        # On the main thread, between any two of its instructions.
         self._signals_handled += 1
         if not self._is_interruptible or self._is_forking or not self._should_act():
             return
-        if self.last_step.is_awaited:
+        if self.last_step.is_awaited:  # the end of the step raises it: see _raise_pending()
             return
         if main_thread.is_called_from(frame, self.is_cell_file):
             if self._must_wait(frame):
                 return
-            self._raised += 1
+            self._raised += 1  # first; the unraisable hook takes it back if Python discards it
             raise KeyboardInterrupt(self._text)
+        # the main thread waits in the event loop of a cell with `await`, not in the cell's code
         if self.cancel_task():
             self._raised += 1
 
@@ -322,6 +340,7 @@ class CellInterrupter:
         itself, unless the cell was interrupted before.
         """
         requested, deadline = self._requested, time.monotonic() + MESSAGE_TIMEOUT
+        # no lock and no condition: the main thread may be in either when the signal arrives
         while not self._is_pending and self._requested == requested and time.monotonic() < deadline:
             time.sleep(0.001)  # another signal may arrive here
         return self._is_pending or not self.was_interrupted

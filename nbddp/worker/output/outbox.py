@@ -95,6 +95,7 @@ class Outbox:
 
     def notify(self) -> None:
         """Tell the thread that a source has output. This is cheap enough for each printed line."""
+        # On any thread, and in signal handlers.
         if not self._has_output and not self._is_in_child():
             self._has_output = True
             self._wake.put(None)
@@ -109,6 +110,7 @@ class Outbox:
 
         Wait while the queue holds too many images, as ``print`` waits for a full pipe.
         """
+        # On any thread, and in signal handlers.
         if self._is_in_child():
             return
         if isinstance(message, msg.URGENT_MESSAGES):
@@ -118,6 +120,7 @@ class Outbox:
         if isinstance(message, msg.CellEnded):
             self._is_in_cell = False
         self._enqueue(partial(self._send, self._writer, message))
+        # the outbox's own thread must not wait here: it would wait for itself
         if isinstance(message, msg.Display) and threading.current_thread() is not self._thread:
             characters = sum(len(each) for each in message.data.values() if isinstance(each, str))
             self._queued_characters += characters
@@ -128,7 +131,7 @@ class Outbox:
     def _enqueue(self, action: Callable[[], None]) -> None:
         """Queue an action that runs after all earlier output is sent."""
         self._queue.append((action, self._positions()))
-        self._wake.put(None)
+        self._wake.put(None)  # last: the thread looks into the queue when it wakes
 
     def _wait_until_sent(self, timeout: float = -1.0) -> None:
         """Wait until all messages so far are sent."""
@@ -141,7 +144,7 @@ class Outbox:
         return [_position_of(source) for source in self._sources]
 
     def _is_in_child(self) -> bool:
-        """Return whether a cell forked this process. A child has no outbox."""
+        """Return whether a cell forked this process. A child has no thread of the outbox."""
         return os.getpid() != self._pid
 
     def reconnect(self) -> None:
@@ -159,6 +162,7 @@ class Outbox:
         deadline = time.monotonic() + FLUSH_TIMEOUT
         self._wait_until_sent(FLUSH_TIMEOUT)
         with suppress(RuntimeError):  # from torch: the store is gone
+            # the store can tell the length of a queue, but not wait until it is empty
             while time.monotonic() < deadline and not self._writer.is_read():
                 time.sleep(BATCH_PERIOD / 50)
 
@@ -168,16 +172,19 @@ class Outbox:
         self._thread.join()
 
     def _stop(self) -> None:
+        # On the nbddp-outbox thread, after all earlier messages.
         self._is_open = False
 
-    # ---- the thread
+    # ---- on the nbddp-outbox thread
 
     def _run(self) -> None:
+        # On the nbddp-outbox thread, as all methods below.
         next_batch = 0.0
         while self._is_open:
             # a timeout, because C code writes to the file without a notification
             timeout = POLL_INTERVAL if self._is_in_cell else IDLE_POLL_INTERVAL
             self._wait_for(lambda: self._has_output or self._has_messages(), timeout)
+            # then until the next batch is due; output does not end this wait, but messages do
             self._wait_for(self._has_messages, next_batch - time.monotonic())
             self._send_urgent()
             if self._queue or time.monotonic() >= next_batch:
@@ -206,8 +213,9 @@ class Outbox:
 
     def _send_batch(self) -> int:
         """Send all output and messages. Return the number of lines."""
-        self._has_output = False
+        self._has_output = False  # before all reading: output that comes meanwhile sets it again
         now = self._positions()  # first: output after a queued message is not sent before it
+        # only what is queued now: other threads may add messages faster than this one sends them
         queue = [self._queue.popleft() for _ in range(len(self._queue))]
         lines = 0
         for number, (action, positions) in enumerate(queue):
@@ -255,7 +263,7 @@ class Outbox:
     def _wait_for_reader(self) -> None:
         self._send_urgent()
         with suppress(RuntimeError):  # from torch: the next message connects again
-            while self._writer.is_full():
+            while self._writer.is_full():  # urgent messages end the wait: they have another queue
                 self._wait_for(lambda: bool(self._urgent), BATCH_PERIOD / 4)
                 self._send_urgent()
 

@@ -122,13 +122,15 @@ class ProcessGroup:
         can_revive = keeps_groups and not is_exhausted
         if is_new or not can_revive:
             self.destroy()
-        self.is_broken = False
+        self.is_broken = False  # abort_waits() sets it again, which _check_not_broken() looks for
+        # before this rank arrives: else the others would connect to it in vain
         check_free_descriptors(self._topology.world_size + EXTRA_DESCRIPTORS)
         prefix = f"a{self._attempt}/group/{generation}"
         self._group_store = dist.PrefixStore(prefix, self._store.ensure_connected())
         world = self._topology.world_size
         self._connect_timeout = max(self._timeout, CONNECT_TIMEOUT_PER_RANK * world)
         self._is_reviving = can_revive  # see suspend()
+        # these keys before the arrival: other ranks read them as soon as all have arrived
         if is_exhausted:
             self._group_store.set("exhausted", "")
         if can_revive and not is_new:
@@ -146,6 +148,7 @@ class ProcessGroup:
             name = int(self._group_store.get("name")) if all_can else 0
             self._form_new(self._group_store, name)
         self._check_not_broken()
+        # nbddp's own collectives follow, until apply_user_timeout()
         self._set_timeout(max(self._connect_timeout, FORM_TIMEOUT))
         return all_can
 
@@ -250,7 +253,7 @@ class ProcessGroup:
     def _wait_for_all_ranks(self, store: dist.Store, world_size: int, *, can_revive: bool) -> bool:
         """Wait until every rank has arrived. Return whether all of them can revive their groups."""
         if not can_revive:
-            store.set("forms new", "")
+            store.set("forms new", "")  # before the arrival: others check it when all are here
         if store.add("here", 1) == world_size:
             store.set("all here", "")
         try:
@@ -315,6 +318,8 @@ class ProcessGroup:
         connections, so this rank connects to itself. If the wait goes on until the next call, it
         may be for a send that Gloo has lost.
         """
+        # On the control thread or the nbddp-cancel thread, while the main thread waits. First what
+        # the main thread reads when it wakes: that the group is broken, and where it waited.
         was_broken, self.is_broken = self.is_broken, True
         self._store.invalidate()
         self.record_wait()
@@ -330,6 +335,7 @@ class ProcessGroup:
 
         Another interrupted rank may end the wait before this rank has to abort it.
         """
+        # On the control thread or the nbddp-cancel thread.
         newest = newest_collective(functions_in(main_frame()))
         if newest is not None and newest.is_in_flight:
             self.stuck_in = newest
