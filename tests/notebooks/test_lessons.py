@@ -112,13 +112,12 @@ def test_an_assert_is_about_a_variable() -> None:
         asserts = [
             node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Assert)
         ]
-        for each in asserts:
-            names = [node for node in ast.walk(each.test) if isinstance(node, ast.Name)]
-            own = {
-                name.id for name in names if isinstance(name.ctx, ast.Store)
-            }  # of a comprehension
-            if {name.id for name in names} <= constants | own:
-                without_variable.append(ast.unparse(each.test))
+        for statement in asserts:
+            names = [node for node in ast.walk(statement.test) if isinstance(node, ast.Name)]
+            # variables of comprehensions
+            bound = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+            if {name.id for name in names} <= constants | bound:
+                without_variable.append(ast.unparse(statement.test))
     assert [test for test in without_variable if not test.startswith(tuple(ASK))] == []
     unused = {begin for begin in ASK if not any(t.startswith(begin) for t in without_variable)}
     assert unused == set()
