@@ -332,7 +332,8 @@ class Executor:
             runtime.launch_thread.submit(self._start_process, start, state.launcher, runtime)
 
     def _start_process(self, start: RankStart, launcher: Launcher, runtime: Runtime) -> None:
-        """On the launch thread: start a process, and pass it to the actor."""
+        """Start a process, and pass it to the actor."""
+        # On the launch thread.
         if start.topology.rank in self._state.ranks.abandoned or self._is_superseded(start):
             return
         submit = runtime.event_thread.submit

@@ -179,6 +179,7 @@ class Runtime:
         """Start to read messages: call ``read`` with each one, and ``on_lost`` if reading fails."""
 
         def read_on(*, is_urgent: bool) -> None:
+            # On a reader thread, nbddp-messages or nbddp-urgent: hand each message on at once.
             thread = self.event_thread
             submit: Callable[..., Any] = thread.submit_urgent if is_urgent else thread.submit
             try:

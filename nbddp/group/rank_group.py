@@ -106,6 +106,7 @@ class RankGroup:
         start_thread(threading.Thread(target=self._preload_rest, name="nbddp-warm-up", daemon=True))
 
     def _preload_rest(self) -> None:
+        # On the nbddp-warm-up thread.
         importlib.import_module("torch.distributed")
         with self._start_lock:  # a start that was requested in the meantime goes first
             pass

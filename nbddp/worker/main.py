@@ -257,14 +257,13 @@ class Rank:
         if start.spec.joins_group:
             self._group.init(0)
             self._group.apply_user_timeout()
-        ranks_here = start.topology.local_world_size
-        self._notify_user(describe_shared_gpus(start.spec.backend, ranks_here))
+        self._notify_user(describe_shared_gpus(start.spec.backend, start.topology.local_world_size))
         self._notify_user(describe_missing_gpus())
         serve = self._serve_control_queue
         threading.Thread(target=serve, name="nbddp-control", daemon=True).start()
         self._outbox.post(self._sampler.sample())
         self._sampler.start()
-        self._report_ready()
+        self._report_ready()  # last: now the controller may send cells
 
     def _report_ready(self) -> None:
         self._reported_values.report_all_next()
@@ -334,6 +333,7 @@ class Rank:
                 yield envelope.message
 
     def _serve_control_queue(self) -> None:
+        # On the control thread.
         clients = self._clients
         for message in self._messages(clients.control, control_queue, self._reconnect_control):
             match message:
@@ -345,6 +345,7 @@ class Rank:
                     self._request_handler.cancel(request)
 
     def _interrupt(self, command: msg.Interrupt) -> None:
+        # On the control thread.
         try:
             self._interrupter.interrupt(
                 command.cell, rank_died=command.rank_died, ranks=command.ranks
@@ -358,16 +359,18 @@ class Rank:
         self._clients.payloads.reconnect()
         self._outbox.reconnect()
         self._clients.groups.invalidate()
-        self._report_ready()
+        self._report_ready()  # last: over the new connections
         return store
 
     def _reconnect_control(self) -> dist.Store:
         """Connect the control thread. Interrupt a running cell: no notebook shows it any more."""
+        # On the control thread.
         store: dist.Store = self._clients.control.reconnect()
         self._interrupt(msg.Interrupt(cell=self._cell))
         return store
 
     def _record_wait(self) -> None:
+        # On the control thread.
         if blocking_call(main_frame(), self._shell.is_cell_file):
             self._group.record_wait()
 
@@ -448,7 +451,7 @@ class Rank:
         self._outbox.begin_cell()
         copies = f"a{self._start.attempt}/copies/{command.cell}"
         self._shard_copies.begin_cell(copies, command.shard_copies)
-        return self._interrupter.begin_cell(command.cell)
+        return self._interrupter.begin_cell(command.cell)  # last: now interrupts raise
 
     def _end_cell(
         self, command: msg.RunCell, failure: msg.Failure | None, value: Any = None
@@ -484,10 +487,7 @@ class Rank:
         self._outbox.post(self._sampler.sample(self._cell))  # show it in the panel at once
 
     def _claim_breakpoint(self) -> bool:
-        """Return whether this rank is the first to reach a breakpoint in this cell.
-
-        Runs on the main thread.
-        """
+        """Return whether this rank is the first to reach a breakpoint in this cell."""
         key, rank = f"a{self._start.attempt}/break/{self._cell}", str(self._topology.rank)
         return bool(self._clients.commands.compare_set(key, "", rank).decode() == rank)
 

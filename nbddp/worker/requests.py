@@ -67,7 +67,8 @@ class RequestHandler:
 
     def cancel(self, request: int) -> None:
         """Cancel a request, which may be running or still in the queue."""
-        self._cancelled.add(request)
+        # On the control thread.
+        self._cancelled.add(request)  # first: the request may begin before the interrupt
         self._interrupter.cancel(request)
 
     def answer(self, command: Request) -> None:

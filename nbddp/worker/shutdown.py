@@ -118,6 +118,7 @@ def exit_with_kernel(kernel_pid: int) -> None:
 
 
 def _kill_with_kernel(sentinels: list[int]) -> NoReturn:
+    # On the nbddp-watch thread.
     wait(sentinels)
     try:
         kill_all(lambda: find_descendants(os.getpid()))

@@ -191,6 +191,7 @@ class Checkpoint:
         atomic_files.remove_leftovers(self.folder)
 
     def _write(self, state: dict[str, Any]) -> None:
+        # On the main thread, or on the nbddp-checkpoint thread if the save is in the background.
         if this_rank.rank() != 0:
             return
         path = self.folder / _file_name(state["step"])

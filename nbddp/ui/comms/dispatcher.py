@@ -81,6 +81,7 @@ class CommDispatcher:
         self._has_logged_error = False
         # replaced but never changed, because other threads read it
         self._served: tuple[ServedWidgets, ...] = ()
+        # held to replace _served, and to publish "busy" for a cell in it: see _stop()
         self._lock = threading.Lock()
         self._interceptor: StreamInterceptor | None = None
         self._thread: threading.Thread | None = None
@@ -134,7 +135,7 @@ class CommDispatcher:
             self._publish_still_busy()
         if self.mode is not DispatchMode.POLL or self._interceptor is None:
             return
-        with sigint_deferred():
+        with sigint_deferred():  # an interrupt would lose a message that the stream has given out
             self._kernel.shell_stream.flush()
             for item in self._pending_messages():
                 self._answer(*item)
@@ -174,11 +175,12 @@ class CommDispatcher:
         """Stop serving these widgets; after the last ones, restore the original kernel callback."""
         if served not in self._served:
             return
-        with sigint_deferred():
+        with sigint_deferred():  # an interrupt would leave the interceptor until the next cell ends
             with self._lock:  # so that no thread publishes "busy" for its cell afterwards
                 self._served = tuple(each for each in self._served if each is not served)
             thread = self._thread
             self._update_interceptor()
+            # not under the lock: the handler that still runs takes it to publish "busy"
             if thread is not None and thread is not self._thread:
                 _join(thread)
 
@@ -204,16 +206,18 @@ class CommDispatcher:
 
     def _update_on_reading_thread(self) -> None:
         async def update() -> None:
+            # On the kernel's reading thread.
             self._update_here()
 
         loop = self._kernel.shell_channel_thread.io_loop.asyncio_loop
         updated = run_in_loop(loop, update())
-        wait_for_all([updated], JOIN_TIMEOUT)
+        wait_for_all([updated], JOIN_TIMEOUT)  # no longer: the cell is more important than buttons
         if not updated.done():
             raise TimeoutError
         updated.result()
 
     def _update_here(self) -> None:
+        # On the thread that reads the stream: in mode POLL this is the main thread.
         is_wanted = self.mode is not DispatchMode.NONE and bool(self._served)
         # unless a cell blocks the main thread, the kernel itself answers
         if self._kernel_mode is DispatchMode.POLL:
@@ -231,7 +235,7 @@ class CommDispatcher:
             self._control_ids |= {key for key, each in comms if each.target_name == CONTROL_TARGET}
             self._interceptor = StreamInterceptor(self._kernel, self._intercept)
         if not is_wanted and self._thread is not None:
-            self._queue.put(None)
+            self._queue.put(None)  # after the interceptor has gone: no message may follow it
             self._thread = None
 
     def _remove_interceptor(self, current: StreamInterceptor) -> None:
@@ -250,6 +254,7 @@ class CommDispatcher:
 
     def _intercept(self, frames: list[Any]) -> bool:
         """Queue a message for a served widget. Return whether it was one."""
+        # On the thread that reads the stream, which delivers nothing else meanwhile.
         try:
             served = self._find_recipient(frames)
         except Exception:
@@ -287,6 +292,7 @@ class CommDispatcher:
     # ---- answers
 
     def _serve(self, queue: SimpleQueue[tuple[list[Any], ServedWidgets] | None]) -> None:
+        # On the nbddp-widgets thread.
         while (item := queue.get()) is not None:
             try:
                 self._answer(*item)
@@ -300,6 +306,7 @@ class CommDispatcher:
         return identities, session.deserialize(parts, content=content, copy=is_copy)
 
     def _answer(self, frames: list[Any], served: ServedWidgets) -> None:
+        # On the nbddp-widgets thread, or on the main thread in process_pending().
         # In the context of the cell, the output of a handler appears in the cell. Each message
         # needs a copy: a handler may call process_pending(), and a context cannot be entered twice.
         served.context.copy().run(self._answer_in_context, frames)

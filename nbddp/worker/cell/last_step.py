@@ -169,6 +169,7 @@ class LastStep:
         C code that holds the GIL, such as ``re.match``, may let only one signal through. If no step
         is expected, that signal must raise the interrupt.
         """
+        # On the control thread.
         self._awaited = [each for each in list(self._progress.values()) if each.is_active]
         self._next = self._count() + 1
         self.is_awaited = bool(self._awaited)
@@ -191,6 +192,7 @@ class LastStep:
         Returns:
             Why the cell must be interrupted in a step; empty if it has no step, or has ended.
         """
+        # On the control thread.
         counts = [each.count for each in self._awaited]
         end = self._key(cell, "end")
         if not counts:
@@ -207,6 +209,7 @@ class LastStep:
     def _wait(
         self, keys: list[str], end: str, limit: float, has_ended: Callable[[float], bool]
     ) -> str:
+        # On the control thread.
         deadline = time.monotonic() + limit
         while not self._store.check([end]):
             if time.monotonic() > deadline:

@@ -104,5 +104,6 @@ class StdinProxy:
 
     def receive_reply(self, reply: msg.InputReply) -> None:
         """Deliver a reply to the open request. Ignore replies to cancelled requests."""
+        # On the control thread.
         if reply.question == self._number and self.waiting_for:
             self._replies.put(reply)

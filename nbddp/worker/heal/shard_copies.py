@@ -243,6 +243,7 @@ class ShardCopies:
     # ---- on the thread
 
     def _run(self) -> None:
+        # On the nbddp-copies thread.
         while True:
             key, copy = self._jobs.get()
             try:
@@ -258,6 +259,7 @@ class ShardCopies:
 
         A rank leaves out a copy while it still exchanges the one before.
         """
+        # On the nbddp-copies thread.
         assert self._store is not None
         heals = self._heals
         store = dist.PrefixStore(key, self._store)

@@ -131,6 +131,7 @@ class LogWriter:
         The file has all messages of torch, but the returned output leaves some out. Of very long
         output, only the position in the file is returned, so that later output is not delayed.
         """
+        # On the nbddp-outbox thread.
         end = self.position() if upto is None else upto
         if self._hidden and end > self._hidden[0][0]:
             hidden_start, hidden_end = self._hidden[0]

@@ -161,6 +161,7 @@ class MetricSink(Sink):
 
     def read(self, upto: int | None = None) -> MessageFromRank | None:  # noqa: ARG002 - see Source
         """Return the next message with unsent reports, or None."""
+        # On the nbddp-outbox thread.
         if self._events:
             return self._next_event()
         if self._rows:

@@ -108,6 +108,8 @@ class Migration:
         signatures = {kind: [*map(signature, objects)] for kind, objects in found.items()}
         report = {"tries": may_migrate, "has any": has_any, "signatures": signatures}
         gathered = self._gather(report)
+        # From here on, branch only on what all ranks have gathered: each _gather and broadcast is a
+        # collective, and a rank that skips one leaves the others waiting in it.
         if not any(each["has any"] for each in gathered):
             return []
         others, self._not_moved = self._not_moved, []
@@ -264,7 +266,7 @@ class Migration:
         tensors += [each for obj in succeeded for each in object_state.tensors_in(states[id(obj)])]
         broadcast_tensors(tensors, self._source, self._group)
         self._moved += models
-        for obj in succeeded:
+        for obj in succeeded:  # after the broadcast: if one rank fails here, no other rank waits
             _, reason = _attempt(object_state.load_state, obj, states[id(obj)])
             if reason:
                 self._not_moved.append((obj, reason, _MAKE_AGAIN))
@@ -273,7 +275,7 @@ class Migration:
 
     def _without_failures(self, objects: list[Any], failures: list[str]) -> list[Any]:
         """Return the objects without a failure on any rank, and record the others as not moved."""
-        all_ranks = self._gather(failures)
+        all_ranks = self._gather(failures)  # also without any failure: it is a collective
         succeeded = []
         for index, obj in enumerate(objects):
             reasons = [failures[index] for failures in all_ranks if failures[index]]
@@ -360,7 +362,7 @@ def _bind(model: DistributedDataParallel) -> None:
         state["process_group"] = old  # __setstate__ begins with the default group
     if model.static_graph:  # the new reducer records the graph in its first iteration
         state["_static_graph_delay_allreduce_enqueued"] = False
-    unbind(model)
+    unbind(model)  # frees the old reducer, which removes its hooks
     model.zero_grad(set_to_none=True)  # drop gradients of an incomplete backward pass
     model.__setstate__(state)
     # __setstate__ does not register them
@@ -483,7 +485,6 @@ def match_across_ranks(all_ranks: Sequence[Sequence[str]], rank: int) -> list[in
 
 def signature(value: Any) -> str:
     """Return a hash of what must be equal on all ranks for two objects to match."""
-    facts: list[Any]
     if isinstance(value, Optimizer):
         groups = [[_facts(each) for each in group["params"]] for group in value.param_groups]
         facts = [type(value).__name__, groups]

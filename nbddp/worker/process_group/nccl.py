@@ -74,6 +74,7 @@ def abort_all(groups: Iterable[dist.ProcessGroup], timeout: float) -> bool:
 
 
 def _abort(group: dist.ProcessGroup) -> None:
+    # On an nbddp-abort thread; each group has its own.
     try:
         group.abort()
     except RuntimeError as error:  # a backend without abort

@@ -103,6 +103,7 @@ def wait_for_message(work: Any, is_broken: Callable[[], bool]) -> None:
     failed: list[Exception] = []
 
     def wait() -> None:
+        # On the nbddp-message thread.
         try:
             work.wait()
         except Exception as error:  # noqa: BLE001 - raised again by the waiting thread

@@ -96,6 +96,7 @@ class Sampler:
         self._cell = 0
 
     def _run(self) -> None:
+        # On the nbddp-sampler thread.
         rng = Random()  # not the module's generator, which the user may have seeded
         while True:
             self._sample_until_due(rng)
