@@ -263,7 +263,7 @@ class GroupActor:
         """Send a numbered request to an idle rank. Return a future for its answer."""
         state = self.state
         if state.life.state not in (GroupState.IDLE, GroupState.BROKEN, GroupState.HEALING):
-            raise RequestError(f"the ranks are {state.life.state.value}")
+            raise RequestError(refusals.not_ready(state.life))
         if not state.life.is_alive(rank):
             raise RequestError(refusals.rank_not_running(state.life, rank))
         try:

@@ -10,6 +10,7 @@ from typing import Any
 from nbddp.controller.rank_requests import ask_all, resolve_ranks
 from nbddp.controller.session import Session
 from nbddp.errors import ArgumentError, RequestError
+from nbddp.lifecycle.refusals import not_ready
 from nbddp.record.push_store import PushRecord, pickle_values
 from nbddp.record.replay_log import SET_IN_EACH_RANK
 from nbddp.ui.frontend import StreamTarget
@@ -27,7 +28,7 @@ def push(session: Session, values: Mapping[str, Any], ranks: Sequence[int] | Non
     # before pickling, so that the death of a rank from here on is an error
     chosen = resolve_ranks(session, ranks)
     if not session.life.state.is_ready:
-        raise RequestError(f"the ranks are {session.life.state.value}")
+        raise RequestError(not_ready(session.life))
     data = pickle_values(values, prompt_numbers())
     _send(session, session.store_push(tuple(values), ranks, data), data, chosen)
 

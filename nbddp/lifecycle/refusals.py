@@ -24,6 +24,11 @@ NOT_HEALED = "the group was not healed"
 CANNOT_HEAL = "the group cannot be healed"  # another try would fail in the same way
 
 
+def not_ready(life: Life) -> str:
+    """Say why the ranks cannot do anything else now."""
+    return BUSY if life.state.is_busy else f"the ranks are {life.state.value}"
+
+
 def already_running(life: Life) -> str:
     """Say why a group cannot be started."""
     if life.state is GroupState.BROKEN:
@@ -36,8 +41,7 @@ def why_no_heal(life: Life, ranks: Sequence[int], donor: int | None) -> str:
     if not life.state.is_live:
         return NO_GROUP
     if life.state is not GroupState.BROKEN:
-        is_whole = life.state is GroupState.IDLE
-        return "no rank is dead" if is_whole else f"the ranks are {life.state.value}"
+        return "no rank is dead" if life.state is GroupState.IDLE else not_ready(life)
     if not life.alive:
         return (
             "no rank is alive to copy variables from: `%ddp restart --replay` runs the cells again"

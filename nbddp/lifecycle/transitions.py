@@ -228,10 +228,8 @@ def _on_run_asked(life: Life, event: ev.RunAsked) -> Step:
 
 
 def _why_not_run(life: Life, event: ev.RunAsked) -> str:
-    if life.state.is_busy:
-        return refusals.BUSY
-    if life.state not in (GroupState.IDLE, GroupState.BROKEN):
-        return f"the ranks are {life.state.value}"
+    if not life.state.is_ready:
+        return refusals.not_ready(life)
     if not event.ranks or len(set(event.ranks)) < len(event.ranks):
         return "a cell needs at least one rank, and no rank twice"
     for rank in event.ranks:

@@ -188,9 +188,17 @@ def _kill(notebook: NotebookState, args: KillArguments) -> None:
 def _fault(notebook: NotebookState, args: FaultArguments) -> None:
     session, call = notebook.group.session, "clear()"
     ranks = tuple(session.life.alive) or None
-    if args.kind != "off":
-        if args.rank is None or args.step is None:
-            command_parser("fault").error("the following arguments are required: --rank, --step")
+    if args.kind == "off":
+        if args.rank is not None or args.step is not None:
+            raise RequestError("`%ddp fault off` disarms the faults of all ranks and steps")
+    else:
+        given = {"--rank": args.rank, "--step": args.step}
+        if missing := [name for name, value in given.items() if value is None]:
+            command_parser("fault").error(
+                f"the following arguments are required: {', '.join(missing)}"
+            )
+        assert args.rank is not None
+        assert args.step is not None
         fault = Fault(kind=args.kind, rank=args.rank, step=args.step, factor=args.factor)
         at = f"step={fault.step}, rank={fault.rank}, kind={fault.kind!r}, factor={fault.factor}"
         ranks, call = (fault.rank,), f"at({at}, again=True)"

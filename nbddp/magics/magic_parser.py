@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import REMAINDER, SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Mapping
 from dataclasses import Field, fields
 from functools import partial
@@ -60,7 +60,8 @@ class MagicParser(ArgumentParser, Generic[T]):
             more["metavar"] = "".join(values) or None
         if "repeat" in declared:
             more["action"] = "append"
-        self.add_argument(*(flags or values), type=declared["read"], **more)
+        action = self.add_argument(*(flags or values), type=declared["read"], **more)
+        action.required = action.required and action.nargs != REMAINDER  # Python 3.11 differs
 
     def build(self, parsed: Namespace) -> T:
         """Return what was parsed as the dataclass of this parser."""

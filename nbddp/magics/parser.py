@@ -166,7 +166,11 @@ def _parse_words(parser: MagicParser[Any], words: Sequence[str]) -> Namespace:
         options = parser.options()
         close = get_close_matches(unknown[0].partition("=")[0], options, n=1, cutoff=MIN_SIMILARITY)
         advice = f"did you mean {close[0]}?" if close else f"the options are: {', '.join(options)}"
-        quote = "" if unknown[0].startswith("-") else "put a value with spaces into quotes; "
-        hint = f"{quote}{advice}" if options else "the command has no options"
+        if unknown[0].startswith("-"):
+            hint = advice if options else "the command has no options"
+        elif options:
+            hint = f"put a value with spaces into quotes; {advice}"
+        else:
+            hint = parser.epilog or "the command has no arguments"
         raise UsageError(f"unrecognized arguments: {' '.join(unknown)}; {hint}")
     return args

@@ -91,7 +91,7 @@ class StartOptions(Frozen):
     )
     grace: float = option(
         "--grace SECONDS",
-        "after it, an ignored interrupt or stop is a kill (default: {default:g})",
+        "seconds until a rank that ignores an interrupt or a stop is killed (default: {default:g})",
         5.0,
         seconds,
     )

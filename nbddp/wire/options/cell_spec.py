@@ -31,7 +31,7 @@ class RunOptions(Frozen):
     )
     no_trainer_metrics: bool = flag(
         "--no-trainer-metrics",
-        "do not record what other people's trainers report",
+        "do not record the metrics that trainers of other libraries report",
         before="no_wait",
     )
 

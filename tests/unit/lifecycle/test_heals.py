@@ -13,6 +13,7 @@ from life_states import (
     IDLE,
     INTERRUPT,
     OFF,
+    RUNNING,
     STOP,
     Row,
     after,
@@ -136,6 +137,7 @@ REFUSED = {
     "the donor is dead": Row(BROKEN, [ev.HealAsked(ranks=(1,), donor=1)]),
     "an unknown rank": Row(BROKEN, [ev.HealAsked(ranks=(9,), donor=0)]),
     "a second heal": Row(HEALING, [HEAL]),
+    "a heal while a cell ends": Row(after(RUNNING, died(1)), [HEAL]),
     "taking ranks back while idle": Row(IDLE, [BACK]),
 }
 IGNORED = {

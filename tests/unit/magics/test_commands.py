@@ -223,8 +223,10 @@ def test_a_fault_is_armed_on_the_given_rank_with_the_given_options(typed: Typed)
     calls: list[dict[str, Any]] = []
     exec(request.source, {"nbddp": Mock(**{"faults.at": lambda **how: calls.append(how)})})
     assert calls == [{"kind": "slow", "rank": 1, "step": 7, "factor": 3.0, "again": True}]
-    with pytest.raises(UsageError, match="required: --rank, --step; for "):
+    with pytest.raises(UsageError, match="required: --step; for "):
         typed.line("fault kill --rank 1")
+    with pytest.raises(UsageError, match="disarms the faults of all ranks and steps"):
+        typed.line("fault off --rank 1")
     typed.line("fault off")
     exec(typed.run.call_args.args[0].source, {"nbddp": (kit := Mock())})
     kit.faults.clear.assert_called_once_with()

@@ -140,7 +140,7 @@ REFUSED = (
 REFUSED_COMMANDS = (
     *("kill", "kill one", "logs 0 -n 0", "pull", "pull x --rank -1", "push", "push a --to 1"),
     *("stop now", "nodes --port 65536", "nodes --nnodes 4:2", "view", "auto", "fault"),
-    *("run --kep train.py", "trace --memory", "trace --off --steps 1"),
+    *("kill 1 2", "run", "run --kep train.py", "trace --memory", "trace --off --steps 1"),
 )
 
 
