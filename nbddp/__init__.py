@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
     from nbddp.course.exercises import Judgement, check_answer
     from nbddp.group.worker_group import WorkerGroup
-    from nbddp.magics.extension import timeline
+    from nbddp.magics.load import timeline
     from nbddp.record.cell import CellResult
     from nbddp.record.heal.heal_report import Healed
     from nbddp.record.trace import Trace
     from nbddp.record.waiting.collective_timeline import Timeline
+    from nbddp.reporting.log_and_track import Track, log, track
     from nbddp.runs_api import Run, compare, runs
     from nbddp.train.checkpoint.checkpoint import Checkpoint, Resumed
     from nbddp.train.collectives import all_gather, all_reduce, main_rank_first, on_main
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from nbddp.train.digits import Digits, digits
     from nbddp.train.faults import arming as faults
     from nbddp.train.loader import Loader, loader
-    from nbddp.train.log_and_track import Track, log, track
     from nbddp.train.precision import Precision, precision
     from nbddp.train.prepare import prepare
     from nbddp.train.sonnets import sonnets
@@ -97,7 +97,7 @@ __all__ = [
 _MODULES = {
     "nbddp.course.exercises": ("Judgement", "check_answer"),
     "nbddp.group.worker_group": ("WorkerGroup",),
-    "nbddp.magics.extension": ("timeline",),
+    "nbddp.magics.load": ("timeline",),
     "nbddp.runs_api": ("Run", "compare", "runs"),
     "nbddp.record.cell": ("CellResult",),
     "nbddp.record.heal.heal_report": ("Healed",),
@@ -111,7 +111,7 @@ _MODULES = {
     "nbddp.train.faults.arming": ("faults",),
     "nbddp.train.prepare": ("prepare",),
     "nbddp.train.precision": ("Precision", "precision"),
-    "nbddp.train.log_and_track": ("Track", "log", "track"),
+    "nbddp.reporting.log_and_track": ("Track", "log", "track"),
     "nbddp.train.sonnets": ("sonnets",),
     "nbddp.trainers.attach": ("report_trainers",),
 }
@@ -133,9 +133,9 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(ipython: InteractiveShell) -> None:
     """Register ``%ddp`` and ``%%ddp``, and start to preload in the background."""
-    import_module("nbddp.magics.extension").load(ipython)
+    import_module("nbddp.magics.load").load(ipython)
 
 
 def unload_ipython_extension(ipython: InteractiveShell) -> None:
     """Stop the worker group and remove the magics."""
-    import_module("nbddp.magics.extension").unload(ipython)
+    import_module("nbddp.magics.load").unload(ipython)

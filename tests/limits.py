@@ -14,7 +14,7 @@ from nbddp.controller import group_actor
 from nbddp.lifecycle import heal_steps, transitions
 from nbddp.magics import completion
 from nbddp.nodes import handshake, listener, local_agents, node_agent
-from nbddp.record.waiting import hang_detector
+from nbddp.record import hang_detector
 from nbddp.ui.panel import panel_view
 
 LIMITS = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from nbddp.train import this_rank
+from nbddp.reporting import this_rank
 from nbddp.train.loader import Loader
 
 SIZES = {

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nbddp.train import log_and_track
-from nbddp.train.log_and_track import ProgressBar, Sink, set_sink
+from nbddp.reporting import log_and_track
+from nbddp.reporting.log_and_track import ProgressBar, Sink, set_sink
 
 
 class Recorder(Sink):

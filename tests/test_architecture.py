@@ -57,7 +57,7 @@ STAGES = {  # statements of a fresh Python, and the modules that each must not l
     },
     imported(queues, payloads, rank_start): {"torch", *PAGE},  # what every rank needs
     "nbddp.sonnets()": {"torch"},
-    "import nbddp.magics.extension, nbddp.group.worker_group": {"torch", "numpy"},
+    "import nbddp.magics.load, nbddp.group.worker_group": {"torch", "numpy"},
     f"{imported(require_package, Publication)}for kind in {TRACKER_CLASSES}:\n"
     "    try: require_package(kind)\n    except nbddp.NbddpError: pass": {
         "torch",

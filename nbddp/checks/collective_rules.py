@@ -18,13 +18,13 @@ from nbddp.checks.conditions import (
 )
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.source import CellSource, cached_per_source
-from nbddp.checks.syntax import (
+from nbddp.checks.values import are_numbers, is_in_set_order
+from nbddp.record.heal.cell_syntax import (
     argument_text,
     has_star_arguments,
     names_in,
     plain_names,
 )
-from nbddp.checks.values import are_numbers, is_in_set_order
 
 _GROUP_POSITIONS = {  # position of the ``group`` argument; None if there is no such argument
     **dict.fromkeys(("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce"), 2),

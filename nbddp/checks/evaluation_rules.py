@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from nbddp.checks.collective_rules import COLLECTIVES, is_without_gradients
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.source import CellSource
-from nbddp.checks.syntax import argument, names_in, plain_names
 from nbddp.checks.training_rules import training_loops
+from nbddp.record.heal.cell_syntax import argument, names_in, plain_names
 
 _GATHERS = re.compile(
     r"(?i)reduce|gather|synchroni[sz]e|meter|metric|all_|sync|broadcast|accelerat|evaluator"

@@ -12,7 +12,7 @@ from nbddp.checks.collective_rules import collective_name
 from nbddp.checks.conditions import depends_on_rank, is_called_guarded, with_ranks
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.source import CellSource, cached_per_source
-from nbddp.checks.syntax import argument, last_name, names_in, plain_names
+from nbddp.record.heal.cell_syntax import argument, last_name, names_in, plain_names
 
 _RANK_SPECIFIC = re.compile(
     r"(?i)rank|local|uuid|getpid|tempfile|buffer|bytesio|stringio|std(out|err)|devnull|time_ns"

@@ -10,7 +10,7 @@ from functools import cached_property, wraps
 from itertools import pairwise, takewhile
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from nbddp.checks.syntax import last_name, plain_names, without_ipython
+from nbddp.record.heal.cell_syntax import last_name, plain_names, without_ipython
 
 # names that a cell has without an import
 PRESET_ALIASES = {"torch": "torch", "dist": "torch.distributed", "nbddp": "nbddp"}

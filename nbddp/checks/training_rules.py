@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from nbddp.checks.conditions import are_exclusive
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.source import CellSource, cached_per_source
-from nbddp.checks.syntax import last_name, plain_names
+from nbddp.record.heal.cell_syntax import last_name, plain_names
 
 
 def backward_calls(source: CellSource) -> list[ast.Call]:

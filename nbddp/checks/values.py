@@ -7,7 +7,7 @@ import re
 from collections import Counter, defaultdict
 
 from nbddp.checks.source import CellSource, Function, cached_per_source
-from nbddp.checks.syntax import argument, last_name
+from nbddp.record.heal.cell_syntax import argument, last_name
 
 MAX_DEPTH = 4  # names that are followed, one after the other
 ITEM = ast.Constant("an item")  # the value of a loop's variable

@@ -36,8 +36,8 @@ from nbddp.wire import messages as msg
 from nbddp.wire.rank_start import RankStart
 
 if TYPE_CHECKING:
+    from nbddp.controller.surviving_group import SurvivingGroup
     from nbddp.controller.threads import Runtime
-    from nbddp.nodes.rejoin import SurvivingGroup
     from nbddp.wire.group_spec import GroupSpec
 
 

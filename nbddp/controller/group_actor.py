@@ -37,8 +37,8 @@ from nbddp.wire.messages import InputReply
 from nbddp.wire.request_messages import Answer, Request
 
 if TYPE_CHECKING:
+    from nbddp.controller.surviving_group import SurvivingGroup
     from nbddp.controller.threads import Runtime
-    from nbddp.nodes.rejoin import SurvivingGroup
     from nbddp.wire.group_spec import GroupSpec
 
 

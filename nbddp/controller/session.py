@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 from nbddp.controller.gpu_monitor import GpuMonitor
 from nbddp.controller.group_actor import GroupActor, start_event
 from nbddp.controller.rank_processes import start_error
+from nbddp.controller.surviving_group import SurvivingGroup
 from nbddp.controller.threads import Runtime, open_runtime
 from nbddp.errors import RequestError
 from nbddp.launch.local_launcher import Launcher, LocalLauncher
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.group_state import GroupState, Life
 from nbddp.lifecycle.refusals import NO_GROUP
-from nbddp.nodes.rejoin import SurvivingGroup
 from nbddp.record.cell import CellHandle, NoticeRouter
 from nbddp.record.event_log import EventLog
 from nbddp.record.heal.heal_report import Healed

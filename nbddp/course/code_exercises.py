@@ -28,7 +28,7 @@ from nbddp.course.grading import (
     stop_if,
 )
 from nbddp.errors import RequestError
-from nbddp.train import this_rank
+from nbddp.reporting import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather
 from nbddp.train.prepare import prepare

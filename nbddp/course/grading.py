@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from nbddp.train import this_rank
+from nbddp.reporting import this_rank
 from nbddp.train.collectives import all_gather
 
 RIGHT = ""

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 
 from nbddp.course.grading import judge, require, require_function, require_none
 from nbddp.course.own_classes import Traffic
-from nbddp.train import this_rank
+from nbddp.reporting import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather
 

@@ -23,7 +23,7 @@ from nbddp.course.grading import (
     say,
     stop_if,
 )
-from nbddp.train import this_rank
+from nbddp.reporting import this_rank
 from nbddp.train.call_agreement import communication_device
 
 T = TypeVar("T")

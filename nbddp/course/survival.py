@@ -40,8 +40,8 @@ from nbddp.course.survival_trace import (
     judge_steps,
     read_attempt,
 )
+from nbddp.reporting import this_rank
 from nbddp.sigint import sigint_deferred
-from nbddp.train import this_rank
 
 POLL_INTERVAL = 0.1  # seconds
 STANDSTILL = 90.0  # seconds without an event; on a busy machine, importing torch takes half of it

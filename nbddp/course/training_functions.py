@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, linear
 from torch.utils.data import Dataset
 
 from nbddp.course.grading import is_close, judge, require, require_function
-from nbddp.train import this_rank
+from nbddp.reporting import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather
 

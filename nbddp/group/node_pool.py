@@ -11,6 +11,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from nbddp.controller.session import Session
+from nbddp.controller.surviving_group import SurvivingGroup
 from nbddp.errors import RequestError
 from nbddp.formatting import format_ranks, format_seconds, plural
 from nbddp.launch.local_launcher import Launcher
@@ -19,7 +20,6 @@ from nbddp.nodes.join_file import ORPHAN_TIMEOUT, JoinFile
 from nbddp.nodes.listener import Node, NodeListener
 from nbddp.nodes.local_agents import SINGLE_NODE_OPTIONS, LocalAgents
 from nbddp.nodes.node_connection import FrameType
-from nbddp.nodes.rejoin import SurvivingGroup
 from nbddp.nodes.remote_launcher import RemoteLauncher
 from nbddp.nodes.stale_files import LockedPath, remove_stale_files
 from nbddp.topology import TORCHRUN

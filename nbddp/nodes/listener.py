@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import nbddp
+from nbddp.controller.surviving_group import SurvivingRank, run_folder_of
 from nbddp.errors import WireError
 from nbddp.nodes.clock_offset import ClockOffset
 from nbddp.nodes.handshake import Handshake, listener_context
@@ -35,7 +36,6 @@ from nbddp.nodes.node_connection import (
     forward,
     start_task,
 )
-from nbddp.nodes.rejoin import SurvivingRank, run_folder_of
 from nbddp.nodes.remote_start import start_facts
 from nbddp.sigint import run_in_loop, start_thread, wait_for_result
 from nbddp.wire.rank_start import RankStart

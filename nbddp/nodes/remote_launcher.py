@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 
+from nbddp.controller.surviving_group import SurvivingGroup
 from nbddp.errors import RequestError
 from nbddp.launch.local_launcher import Launcher, RankHandle
 from nbddp.nodes.listener import Node, NodeListener, placeholder_node, sort_nodes
-from nbddp.nodes.rejoin import SurvivingGroup
 from nbddp.topology import Topology
 from nbddp.wire.rank_start import RankStart
 

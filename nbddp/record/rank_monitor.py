@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbddp.record.cell import Purpose
+from nbddp.record.hang_detector import HangDetector, Heartbeat
 from nbddp.record.heal.rank_values import RankValues
 from nbddp.record.metrics import MetricStore, RunTotals
 from nbddp.record.waiting.collective_matcher import CollectiveMatcher
-from nbddp.record.waiting.hang_detector import HangDetector, Heartbeat
 from nbddp.record.waiting.stragglers import StragglerLag, slow_by_step_rate
 from nbddp.wire.messages import Metrics, Progress, RankStatus
 from nbddp.wire.timing_messages import CollectiveArrivals
@@ -45,7 +45,7 @@ class RankMonitor:
     """Keeps the reports of all ranks. The session's thread writes; any thread may read.
 
     Args:
-        is_stopped, is_working: see :class:`nbddp.record.waiting.hang_detector.HangDetector`.
+        is_stopped, is_working: see :class:`nbddp.record.hang_detector.HangDetector`.
 
     Attributes:
         version: a counter that changes with every report.

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from nbddp import accelerator
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.train import this_rank
+from nbddp.reporting import this_rank
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from nbddp.errors import ArgumentError, CheckpointError
-from nbddp.train import this_rank
+from nbddp.reporting import this_rank
 from nbddp.train.call_agreement import (
     CallOutcome,
     Group,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from nbddp.errors import ArgumentError
-from nbddp.train import log_and_track
+from nbddp.reporting import log_and_track
 
 MAX_SETTINGS = 500
 MAX_TEXT = 500  # characters of a name or a value

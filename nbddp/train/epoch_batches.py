@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset
 
-from nbddp.train import this_rank
-from nbddp.train.this_rank import mix, seeded
+from nbddp.reporting import this_rank
+from nbddp.reporting.this_rank import mix, seeded
 
 Collate = Callable[[list[Any]], Any]
 

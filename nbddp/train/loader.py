@@ -14,7 +14,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from torch.utils.data import default_collate as torch_collate
 
 from nbddp.errors import ArgumentError
-from nbddp.train import log_and_track, state_providers, this_rank
+from nbddp.reporting import log_and_track, state_providers, this_rank
+from nbddp.reporting.state_providers import StateProvider
+from nbddp.reporting.this_rank import mix, warn_user
 from nbddp.train.epoch_batches import (
     BatchDataset,
     EpochBatches,
@@ -22,8 +24,6 @@ from nbddp.train.epoch_batches import (
     InterleavedStream,
     LoaderPosition,
 )
-from nbddp.train.state_providers import StateProvider
-from nbddp.train.this_rank import mix, warn_user
 
 
 def loader(

@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from nbddp import accelerator
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.train import state_providers, this_rank
-from nbddp.train.state_providers import StateProvider
+from nbddp.reporting import state_providers, this_rank
+from nbddp.reporting.state_providers import StateProvider
 
 Kind = Literal["bf16", "fp16", "fp32"]
 

@@ -11,8 +11,8 @@ from numbers import Real
 from typing import Any
 
 from nbddp.checks.facts import TrainerFacts
-from nbddp.train import log_and_track
-from nbddp.train.log_and_track import RESERVED, ProgressBar
+from nbddp.reporting import log_and_track
+from nbddp.reporting.log_and_track import RESERVED, ProgressBar
 
 _is_enabled = False
 _trainers: dict[str, TrainerFacts] = {}

@@ -13,7 +13,7 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback
 
 from nbddp.checks.facts import TrainerFacts
-from nbddp.train.log_and_track import length_of
+from nbddp.reporting.log_and_track import length_of
 from nbddp.trainers.reporting import StepReporter, add_trainer, report
 from nbddp.trainers.training_data import data_facts
 

@@ -24,8 +24,8 @@ from IPython.core.interactiveshell import ExecutionResult
 
 import nbddp
 from nbddp import accelerator
+from nbddp.reporting import log_and_track
 from nbddp.topology import cores_here
-from nbddp.train import log_and_track
 from nbddp.train.faults import arming
 from nbddp.trainers import reporting
 from nbddp.trainers.attach import attach_to_libraries

@@ -13,7 +13,7 @@ from nbddp import accelerator
 from nbddp.accelerator import Accelerator
 from nbddp.errors import RequestError
 from nbddp.nodes.node_agent import node_facts
-from nbddp.train import this_rank
+from nbddp.reporting import this_rank
 from nbddp.train.checkpoint import state_dicts
 from nbddp.wire.group_spec import GroupSpec
 from nbddp.worker.cell.failure import describe_out_of_memory

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nbddp.checks.syntax import without_ipython
+from nbddp.record.heal.cell_syntax import without_ipython
 from nbddp.topology import Topology
 
 _NODES = (

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from nbddp.errors import CheckpointError
-from nbddp.train import this_rank
+from nbddp.reporting import this_rank
 from nbddp.train.checkpoint import atomic_files
 
 UNSHARDED_FILE = "rest.pt"  # the parts that are not sharded, and the checksums of the shards

@@ -13,7 +13,7 @@ from torch import nn
 
 from nbddp import accelerator
 from nbddp.errors import CheckpointError
-from nbddp.train import this_rank
+from nbddp.reporting import this_rank
 
 _PLAIN_TYPES = (
     *(str, bytes, bool, int, float, complex, type(None)),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch.distributed as dist
 
 from nbddp.errors import ArgumentError
-from nbddp.train import log_and_track, this_rank
+from nbddp.reporting import log_and_track, this_rank
 from nbddp.train.faults.fault_actions import ACTION_CLASSES, FaultAction, FaultError
 from nbddp.train.faults.kinds import FACTOR, FAULTS_VARIABLE, KINDS, Fault
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from nbddp.train import this_rank
+from nbddp.reporting import this_rank
 from nbddp.train.checkpoint.checkpoint import checkpoints
 from nbddp.train.faults.kinds import Fault
 from nbddp.train.prepare import prepared

@@ -11,8 +11,8 @@ import torch
 from torch.optim import Optimizer
 
 from nbddp import accelerator
-from nbddp.train import state_providers
-from nbddp.train.state_providers import StateProvider
+from nbddp.reporting import state_providers
+from nbddp.reporting.state_providers import StateProvider
 from nbddp.worker.heal.spread_state import Objects
 from nbddp.worker.process_group.bound_objects import BoundObjects, instances
 from nbddp.worker.watch.namespace import paths_of

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.private_files import open_private_file
-from nbddp.train.log_and_track import ProgressBar, Sink
+from nbddp.reporting.log_and_track import ProgressBar, Sink
 from nbddp.wire.messages import (
     ConfigReported,
     EventReported,

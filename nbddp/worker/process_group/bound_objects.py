@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from nbddp.train import state_providers
+from nbddp.reporting import state_providers
 from nbddp.train.checkpoint.sharded import fsdp_classes
 from nbddp.worker.watch.namespace import walk
 from nbddp.worker.wrapping import wrap

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nbddp.formatting import with_article
-from nbddp.train import state_providers
+from nbddp.reporting import state_providers
 from nbddp.worker.process_group.object_collectives import fingerprints
 
 PLAIN = (type(None), bool, int, float, str)

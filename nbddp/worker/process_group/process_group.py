@@ -15,8 +15,8 @@ import torch.distributed as dist
 from nbddp import accelerator
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
+from nbddp.reporting import this_rank
 from nbddp.topology import Topology
-from nbddp.train import this_rank
 from nbddp.wire.group_spec import StartOptions
 from nbddp.wire.messages import RunCell
 from nbddp.worker.process_group import gloo, lost_sends, nccl, rendezvous, revival, unfinished_steps

@@ -30,11 +30,11 @@ from nbddp.archive.stored_run import StoredRun
 from nbddp.archive.summary import summarize
 from nbddp.controller.group_actor import start_event
 from nbddp.controller.session import Session
+from nbddp.controller.surviving_group import SurvivingGroup, SurvivingRank
 from nbddp.errors import RequestError
 from nbddp.launch.memory import MemoryWatch
 from nbddp.lifecycle.events import InterruptAsked
 from nbddp.lifecycle.group_state import GroupState
-from nbddp.nodes.rejoin import SurvivingGroup, SurvivingRank
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.log_reader import LogReader
 from nbddp.record.notices import ControllerMessage, OutputText

@@ -18,8 +18,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from nbddp.controller.surviving_group import SurvivingGroup, SurvivingRank
 from nbddp.lifecycle.group_state import GroupState
-from nbddp.nodes.rejoin import SurvivingGroup, SurvivingRank
 from nbddp.record import run_folder
 from nbddp.wire import messages as msg
 from nbddp.wire.group_spec import GroupSpec

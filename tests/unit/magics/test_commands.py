@@ -23,7 +23,7 @@ from nbddp.group.node_pool import NodesSpec
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
 from nbddp.lifecycle.retries import Retries
-from nbddp.magics import extension
+from nbddp.magics import load as extension
 from nbddp.magics.cell_magic import run_cell
 from nbddp.magics.export_log import ExportLog
 from nbddp.magics.line_magic import run_command

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nbddp.record.cell import Purpose
+from nbddp.record.hang_detector import Heartbeat
 from nbddp.record.rank_monitor import LoopProgress, RankMonitor
-from nbddp.record.waiting.hang_detector import Heartbeat
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import Metrics, Progress, RankStatus
 

@@ -14,10 +14,10 @@ from arrivals import arrival_messages
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.record.event_log import EventLog
+from nbddp.record.hang_detector import HANG_AFTER
 from nbddp.record.rank_monitor import LoopProgress, RankMonitor
 from nbddp.record.run_events import RankExited, RankFailed, RanksStarted
 from nbddp.record.snapshot import RankSnapshot, Snapshot, build_snapshot
-from nbddp.record.waiting.hang_detector import HANG_AFTER
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import CellEnded, Failure, Metrics, Progress, RankStatus, Ready
 from nbddp.wire.rank_start import Script

@@ -19,7 +19,7 @@ from syrupy.assertion import SnapshotAssertion
 from torch.utils.data import Dataset, DistributedSampler, TensorDataset
 
 from nbddp.errors import ArgumentError
-from nbddp.train import log_and_track
+from nbddp.reporting import log_and_track
 from nbddp.train.loader import Loader, loader
 
 # a rank of a worker group, and pytest, have threads; workers that only load do not mind

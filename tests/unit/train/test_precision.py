@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nbddp.errors import RequestError
-from nbddp.train import this_rank
+from nbddp.reporting import this_rank
 from nbddp.train.precision import Precision, precision
 
 mse = nn.functional.mse_loss

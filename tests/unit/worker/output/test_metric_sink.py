@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 from processes import in_child
 
-from nbddp.train.log_and_track import ProgressBar
+from nbddp.reporting.log_and_track import ProgressBar
 from nbddp.wire.messages import (
     ConfigReported,
     EventReported,

@@ -15,7 +15,7 @@ from stores import MemoryStore
 from torch import nn
 
 import nbddp
-from nbddp.train import log_and_track
+from nbddp.reporting import log_and_track
 from nbddp.wire.messages import EventReported, Metrics
 from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.worker.output import outbox as outbox_module

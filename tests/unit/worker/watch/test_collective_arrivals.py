@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fakes import recorder_entry
 
-from nbddp.train import this_rank
+from nbddp.reporting import this_rank
 from nbddp.wire.timing_messages import CollectiveArrivals
 from nbddp.worker.watch import collective_arrivals, flight_recorder
 from nbddp.worker.watch.collective_arrivals import BLOCK, MAX_ROWS_PER_SECOND, ArrivalRecorder

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
-from nbddp.train import log_and_track
+from nbddp.reporting import log_and_track
 from nbddp.wire.trace_messages import SendTrace, TraceSent, TraceSteps
 from nbddp.worker.watch import profiler
 from nbddp.worker.watch.profiler import (

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.record.waiting import hang_detector
-from nbddp.record.waiting.hang_detector import HangDetector, Heartbeat
+from nbddp.record import hang_detector
+from nbddp.record.hang_detector import HangDetector, Heartbeat
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import RankStatus
 

@@ -17,7 +17,7 @@ from nbddp.magics.line_magic import HELP, run_command
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.parser import CELL
 from nbddp.record.waiting.collective_timeline import Timeline
-from nbddp.train.log_and_track import Sink, set_sink
+from nbddp.reporting.log_and_track import Sink, set_sink
 
 ATTRIBUTE = "_nbddp"  # attribute of a shell: the extension that nbddp added
 _RANK_NAMES = ("nbddp", "rank", "local_rank", "world_size", "device", "dist")

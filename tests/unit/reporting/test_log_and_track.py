@@ -20,8 +20,8 @@ from syrupy.assertion import SnapshotAssertion
 from torch.utils.data import DataLoader, IterableDataset
 
 from nbddp.errors import ArgumentError
-from nbddp.train import log_and_track
-from nbddp.train.log_and_track import ProgressBar, log, record_event, track
+from nbddp.reporting import log_and_track
+from nbddp.reporting.log_and_track import ProgressBar, log, record_event, track
 
 
 @pytest.fixture
