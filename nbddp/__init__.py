@@ -28,7 +28,9 @@ from nbddp.topology import Topology
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from nbddp.course.exercises import Judgement, check_answer
+    from nbddp.extensions.course.digits import Digits, digits
+    from nbddp.extensions.course.exercises import Judgement, check_answer
+    from nbddp.extensions.course.sonnets import sonnets
     from nbddp.group.worker_group import WorkerGroup
     from nbddp.magics.load import timeline
     from nbddp.record.cell import CellResult
@@ -40,12 +42,10 @@ if TYPE_CHECKING:
     from nbddp.train.checkpoint.checkpoint import Checkpoint, Resumed
     from nbddp.train.collectives import all_gather, all_reduce, main_rank_first, on_main
     from nbddp.train.config import config
-    from nbddp.train.digits import Digits, digits
     from nbddp.train.faults import arming as faults
     from nbddp.train.loader import Loader, loader
     from nbddp.train.precision import Precision, precision
     from nbddp.train.prepare import prepare
-    from nbddp.train.sonnets import sonnets
     from nbddp.trainers.attach import report_trainers
 
 __version__ = "0.1.0"
@@ -95,7 +95,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "nbddp.course.exercises": ("Judgement", "check_answer"),
+    "nbddp.extensions.course.exercises": ("Judgement", "check_answer"),
     "nbddp.group.worker_group": ("WorkerGroup",),
     "nbddp.magics.load": ("timeline",),
     "nbddp.runs_api": ("Run", "compare", "runs"),
@@ -107,12 +107,12 @@ _MODULES = {
     "nbddp.train.collectives": ("all_gather", "all_reduce", "main_rank_first", "on_main"),
     "nbddp.train.config": ("config",),
     "nbddp.train.loader": ("Loader", "loader"),
-    "nbddp.train.digits": ("Digits", "digits"),
+    "nbddp.extensions.course.digits": ("Digits", "digits"),
     "nbddp.train.faults.arming": ("faults",),
     "nbddp.train.prepare": ("prepare",),
     "nbddp.train.precision": ("Precision", "precision"),
     "nbddp.reporting.log_and_track": ("Track", "log", "track"),
-    "nbddp.train.sonnets": ("sonnets",),
+    "nbddp.extensions.course.sonnets": ("sonnets",),
     "nbddp.trainers.attach": ("report_trainers",),
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}

@@ -26,9 +26,9 @@ from typing import Any
 import torch
 
 from nbddp.child_processes import find_descendants, kill_all
-from nbddp.course.grading import WrongError, judge, require, require_none, say
-from nbddp.course.survival_reference import given_training, judge_changes
-from nbddp.course.survival_trace import (
+from nbddp.extensions.course.grading import WrongError, judge, require, require_none, say
+from nbddp.extensions.course.survival_reference import given_training, judge_changes
+from nbddp.extensions.course.survival_trace import (
     FINAL_FILE,
     RANKS,
     Attempt,

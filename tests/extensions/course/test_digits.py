@@ -12,8 +12,8 @@ import torch
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.train import digits as digits_module
-from nbddp.train.digits import FILES, digits
+from nbddp.extensions.course import digits as digits_module
+from nbddp.extensions.course.digits import FILES, digits
 
 
 def idx(*sizes: int) -> bytes:

@@ -11,9 +11,16 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from nbddp.course.grading import require
-from nbddp.course.survival_hook import checksum, describe_dropout, describe_optimizer
-from nbddp.course.survival_trace import EPOCHS, N_STEPS, RANKS, Attempt, RankTrace, TracedStep
+from nbddp.extensions.course.grading import require
+from nbddp.extensions.course.survival_hook import checksum, describe_dropout, describe_optimizer
+from nbddp.extensions.course.survival_trace import (
+    EPOCHS,
+    N_STEPS,
+    RANKS,
+    Attempt,
+    RankTrace,
+    TracedStep,
+)
 
 BATCH_SIZE = 16
 

@@ -21,17 +21,17 @@ from syrupy.assertion import SnapshotAssertion
 from torch import nn
 
 import nbddp
-from nbddp.course import code_exercises, grading
-from nbddp.course.exercises import (
+from nbddp.errors import ArgumentError
+from nbddp.extensions.course import code_exercises, grading
+from nbddp.extensions.course.exercises import (
     EXERCISES,
     VALUE_EXERCISES,
     Judgement,
     check_answer,
     value_names,
 )
-from nbddp.course.grading import HINTS
-from nbddp.course.mesh_project import GPT, LENGTH, LETTERS
-from nbddp.errors import ArgumentError
+from nbddp.extensions.course.grading import HINTS
+from nbddp.extensions.course.mesh_project import GPT, LENGTH, LETTERS
 
 
 def begin(loader, state):

@@ -13,7 +13,7 @@ from lessons import written_file
 from syrupy.assertion import SnapshotAssertion
 
 import nbddp
-from nbddp.course import survival
+from nbddp.extensions.course import survival
 
 pytestmark = pytest.mark.timeout(500)
 

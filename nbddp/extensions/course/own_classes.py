@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nbddp.course.grading import all_true, is_close, judge, require, require_class
+from nbddp.extensions.course.grading import all_true, is_close, judge, require, require_class
 from nbddp.reporting import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather

@@ -14,17 +14,17 @@ from lessons import written_file
 from runs_on_disk import lines
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.course import survival
-from nbddp.course.exercises import check_answer
-from nbddp.course.grading import RIGHT, WrongError
-from nbddp.course.survival_reference import (
+from nbddp.extensions.course import survival
+from nbddp.extensions.course.exercises import check_answer
+from nbddp.extensions.course.grading import RIGHT, WrongError
+from nbddp.extensions.course.survival_reference import (
     BATCH_SIZE,
     given_training,
     judge_changes,
     make_dataset,
     make_net,
 )
-from nbddp.course.survival_trace import (
+from nbddp.extensions.course.survival_trace import (
     EPOCHS,
     N_STEPS,
     PER_EPOCH,

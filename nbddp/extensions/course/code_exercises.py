@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from nbddp.checks.checker import check_source
 from nbddp.checks.source import CellSource
-from nbddp.course.grading import (
+from nbddp.errors import RequestError
+from nbddp.extensions.course.grading import (
     RIGHT,
     WrongError,
     judge,
@@ -27,7 +28,6 @@ from nbddp.course.grading import (
     say,
     stop_if,
 )
-from nbddp.errors import RequestError
 from nbddp.reporting import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather

@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
-from nbddp.course.grading import judge, require, require_function, require_none
-from nbddp.course.own_classes import Traffic
+from nbddp.extensions.course.grading import judge, require, require_function, require_none
+from nbddp.extensions.course.own_classes import Traffic
 from nbddp.reporting import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather

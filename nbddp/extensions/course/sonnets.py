@@ -21,4 +21,4 @@ def sonnets() -> str:
     >>> len(sonnets().splitlines())
     1184
     """
-    return files("nbddp.train").joinpath("sonnets.txt").read_text(encoding="utf-8")
+    return files("nbddp.extensions.course").joinpath("sonnets.txt").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from nbddp.course.grading import (
+from nbddp.extensions.course.grading import (
     RIGHT,
     WrongError,
     is_close,

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy, linear
 from torch.utils.data import Dataset
 
-from nbddp.course.grading import is_close, judge, require, require_function
+from nbddp.extensions.course.grading import is_close, judge, require, require_function
 from nbddp.reporting import this_rank
 from nbddp.train.call_agreement import communication_device
 from nbddp.train.collectives import all_gather

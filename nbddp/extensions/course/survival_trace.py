@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from nbddp.course.grading import RIGHT, require, require_none, say, stop_if
+from nbddp.extensions.course.grading import RIGHT, require, require_none, say, stop_if
 from nbddp.formatting import plural
 
 RANKS = 2

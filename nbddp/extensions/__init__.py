@@ -1,0 +1,1 @@
+"""Extensions: each folder can be deleted, and the core works without it."""
