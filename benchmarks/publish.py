@@ -24,9 +24,9 @@ from statistics import median, quantiles
 
 from steady import CALIBRATE
 
+from nbddp.extensions.publish.publication import Publication
+from nbddp.extensions.publish.tracker import TRACKER_CLASSES, Target, require_package
 from nbddp.group.worker_group import WorkerGroup
-from nbddp.publish.publication import Publication
-from nbddp.publish.tracker import TRACKER_CLASSES, Target, require_package
 
 SETUP = (
     CALIBRATE

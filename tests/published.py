@@ -13,7 +13,7 @@ from typing import Any
 
 from processes import wait_until
 
-from nbddp.publish.publisher import read_published
+from nbddp.extensions.publish.publisher import read_published
 
 BLOCK, WANDB_HEAD, RECORD_HEAD = 32768, 7, struct.Struct("<IHB")  # checksum, size, kind
 WHOLE, LAST = 1, 4

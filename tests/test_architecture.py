@@ -13,8 +13,8 @@ from drivers.inside import imported
 from runs_on_disk import make_run
 
 import nbddp
-from nbddp.publish.publication import Publication
-from nbddp.publish.tracker import TRACKER_CLASSES, require_package
+from nbddp.extensions.publish.publication import Publication
+from nbddp.extensions.publish.tracker import TRACKER_CLASSES, require_package
 from nbddp.wire import payloads, queues, rank_start
 
 PACKAGE = Path(nbddp.__file__).parent

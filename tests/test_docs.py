@@ -271,7 +271,7 @@ def test_the_generated_pages_have_all_options_commands_and_public_names() -> Non
 
 def test_the_example_of_each_command_has_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     # no tracker is installed
-    monkeypatch.setattr("nbddp.magics.publishing.require_package", lambda _kind: None)
+    monkeypatch.setattr("nbddp.extensions.publish.notebook.require_package", lambda _kind: None)
     for name, parser in COMMANDS.items():
         example = re.search(rf"%ddp {name} (.*)`", parser.epilog or "")
         parse_line(parser, example[1] if example else "")

@@ -9,12 +9,12 @@ from typing import ClassVar
 
 from nbddp.archive.comparison import XAxis
 from nbddp.charts.axes import AxisScale
+from nbddp.extensions.publish.notebook import METAVAR, installed_target
+from nbddp.extensions.publish.tracker import Target
 from nbddp.group.node_pool import LOOPBACK
 from nbddp.magics.presenter import SHOWN_STEPS, ViewChoice
-from nbddp.magics.publishing import METAVAR, installed_target
 from nbddp.magics.run_arguments import TRACKER, GroupArguments, RunArguments
 from nbddp.nodes.join_file import ORPHAN_TIMEOUT
-from nbddp.publish.tracker import Target
 from nbddp.train.faults.kinds import FACTOR
 from nbddp.train.faults.kinds import MEANINGS as FAULTS
 from nbddp.ui.report.run_list import SHOWN_RUNS

@@ -13,12 +13,12 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.archive.find import runs_below
 from nbddp.errors import RequestError
+from nbddp.extensions.publish.tracker import TRACKER_CLASSES
 from nbddp.group.rank_group import RankGroup
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.magic_parser import MagicParser
 from nbddp.magics.parser import CELL, COMMANDS
-from nbddp.publish.tracker import TRACKER_CLASSES
 from nbddp.sigint import wait_for_all
 from nbddp.wire.messages import JsonDict
 from nbddp.wire.request_messages import Complete, Inspect

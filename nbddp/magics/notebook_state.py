@@ -16,6 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError, NbddpError, RequestError, StartError
+from nbddp.extensions.publish.notebook import LivePublishing
 from nbddp.formatting import format_ranks, plural, unknown_rank
 from nbddp.group.push_pull import check_names
 from nbddp.group.rank_group import RankGroup
@@ -26,7 +27,6 @@ from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.export_log import ExportLog, omitted_cell
 from nbddp.magics.notebook_names import describe_name
 from nbddp.magics.presenter import NotebookDisplay, Presenter
-from nbddp.magics.publishing import LivePublishing
 from nbddp.magics.run_arguments import GroupArguments, RunArguments
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.heal.heal_report import Healed

@@ -8,9 +8,9 @@ from dataclasses import field, replace
 from typing import Any
 
 from nbddp.archive.scaling import MIN_ROUNDS
+from nbddp.extensions.publish.notebook import installed_target
+from nbddp.extensions.publish.tracker import TRACKER_CLASSES, Target
 from nbddp.lifecycle.retries import Retries
-from nbddp.magics.publishing import installed_target
-from nbddp.publish.tracker import TRACKER_CLASSES, Target
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.options import option_values as values

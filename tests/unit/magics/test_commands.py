@@ -19,6 +19,7 @@ from traitlets.config import Config
 
 from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError
+from nbddp.extensions.publish.tracker import Target
 from nbddp.group.node_pool import NodesSpec
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
@@ -29,7 +30,6 @@ from nbddp.magics.export_log import ExportLog
 from nbddp.magics.line_magic import run_command
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.presenter import Presenter
-from nbddp.publish.tracker import Target
 from nbddp.record.cell import CellRequest, CellResult
 from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.sigint import run_in_thread
@@ -304,7 +304,7 @@ RETRIES = {
 def test_a_cell_or_a_script_runs_with_the_given_options(
     typed: Typed, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nbddp.magics.publishing.require_package", lambda _kind: None)
+    monkeypatch.setattr("nbddp.extensions.publish.notebook.require_package", lambda _kind: None)
     typed.notebook.publishing = publishing = Mock()
     run(typed, "--publish wandb:digits")
     assert publishing.follow.call_args.args[-1] == [Target("wandb", "digits")]

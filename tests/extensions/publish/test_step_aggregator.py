@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.publish.step_aggregator import STEP_TIMEOUT, AggregatedStep, StepAggregator
+from nbddp.extensions.publish.step_aggregator import STEP_TIMEOUT, AggregatedStep, StepAggregator
 
 Row = dict[str, Any]
 

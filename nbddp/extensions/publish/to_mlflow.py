@@ -13,8 +13,8 @@ import mlflow
 from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
-from nbddp.publish.step_aggregator import AggregatedStep
-from nbddp.publish.tracker import RunIdentity, RunOutcome, events_text, plain_name
+from nbddp.extensions.publish.step_aggregator import AggregatedStep
+from nbddp.extensions.publish.tracker import RunIdentity, RunOutcome, events_text, plain_name
 
 METRICS_PER_CALL, PARAMS_PER_CALL = 1000, 100  # MLflow's limits for a request
 MAX_VALUE_LENGTH = 500  # characters of a value that every server accepts

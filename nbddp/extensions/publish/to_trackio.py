@@ -7,8 +7,8 @@ from typing import Any
 
 import trackio
 
-from nbddp.publish.step_aggregator import AggregatedStep
-from nbddp.publish.tracker import (
+from nbddp.extensions.publish.step_aggregator import AggregatedStep
+from nbddp.extensions.publish.tracker import (
     PublishError,
     RunIdentity,
     RunOutcome,

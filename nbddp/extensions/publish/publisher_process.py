@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nbddp.publish.publisher import Publisher, write_published
-from nbddp.publish.tracker import TRACKER_CLASSES, PublishError, Tracker, parse_target
+from nbddp.extensions.publish.publisher import Publisher, write_published
+from nbddp.extensions.publish.tracker import TRACKER_CLASSES, PublishError, Tracker, parse_target
 
 POLL_INTERVAL = 0.5  # seconds between two reads of new data
 EXIT_TIMEOUT = 5.0  # seconds that the threads of a tracker have to end
@@ -72,7 +72,7 @@ def main() -> int:
     A report is a ``notice`` for the user, or the last one: the reason why publishing ``failed``, or
     the result.
     """
-    parser = argparse.ArgumentParser(prog="nbddp.publish")
+    parser = argparse.ArgumentParser(prog="nbddp.extensions.publish")
     parser.add_argument("target", type=parse_target)
     parser.add_argument("folder", type=Path)
     parser.add_argument("name")
@@ -99,7 +99,7 @@ def _publish(args: argparse.Namespace, reports: ReportSender) -> None:
     limit = partial(time_limit, kind=kind, seconds=args.patience, reports=reports)
     with limit("load"):
         try:
-            module = importlib.import_module(f"nbddp.publish.to_{kind}")
+            module = importlib.import_module(f"nbddp.extensions.publish.to_{kind}")
             tracker: Tracker = getattr(module, TRACKER_CLASSES[kind])()
         except Exception as error:
             raise PublishError(f"the package {kind} cannot be loaded: {error}") from error

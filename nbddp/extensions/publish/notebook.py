@@ -10,9 +10,9 @@ from pathlib import Path
 
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
-from nbddp.publish.publication import Publication
-from nbddp.publish.publisher import name_in_tracker
-from nbddp.publish.tracker import Target, parse_target, require_package
+from nbddp.extensions.publish.publication import Publication
+from nbddp.extensions.publish.publisher import name_in_tracker
+from nbddp.extensions.publish.tracker import Target, parse_target, require_package
 
 METAVAR = "TRACKER"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import wandb
 
-from nbddp.publish.step_aggregator import AggregatedStep
-from nbddp.publish.tracker import RunIdentity, RunOutcome
+from nbddp.extensions.publish.step_aggregator import AggregatedStep
+from nbddp.extensions.publish.tracker import RunIdentity, RunOutcome
 
 STEP = "step"
 

@@ -22,8 +22,8 @@ from published import (
 )
 from runs_on_disk import BEGAN, make_run, rows_of
 
-from nbddp.publish.publication import Publication
-from nbddp.publish.tracker import TRACKER_CLASSES, Target, plain_name
+from nbddp.extensions.publish.publication import Publication
+from nbddp.extensions.publish.tracker import TRACKER_CLASSES, Target, plain_name
 
 for package in TRACKER_CLASSES:
     pytest.importorskip(package)

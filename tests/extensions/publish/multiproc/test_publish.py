@@ -9,7 +9,7 @@ import pytest
 from notebook import Notebook
 from published import await_whole, fake_wandb, run_folder
 
-from nbddp.publish.publisher import read_published
+from nbddp.extensions.publish.publisher import read_published
 
 # a tracker's process gets what others leave of the machine
 pytestmark = pytest.mark.timeout(200)

@@ -30,23 +30,23 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.archive.stored_run import StoredRun
 from nbddp.errors import RequestError
-from nbddp.magics.parser import CELL, COMMANDS, parse_line
-from nbddp.magics.publishing import LivePublishing
-from nbddp.publish.publication import Publication
-from nbddp.publish.publisher import (
+from nbddp.extensions.publish.notebook import LivePublishing
+from nbddp.extensions.publish.publication import Publication
+from nbddp.extensions.publish.publisher import (
     STEPS_PER_CALL,
     Publisher,
     name_in_tracker,
     read_published,
     write_published,
 )
-from nbddp.publish.step_aggregator import AggregatedStep
-from nbddp.publish.tracker import (
+from nbddp.extensions.publish.step_aggregator import AggregatedStep
+from nbddp.extensions.publish.tracker import (
     TRACKER_CLASSES,
     Target,
     Tracker,
     plain_name,
 )
+from nbddp.magics.parser import CELL, COMMANDS, parse_line
 from nbddp.sigint import wait_for_all
 
 # ---- a whole run, to a tracker that records its calls
@@ -336,7 +336,7 @@ def test_the_publisher_ends_with_its_notebook(tmp_path: Path, fake: Callable[[st
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nbddp.magics.publishing.require_package", lambda _kind: None)
+    monkeypatch.setattr("nbddp.extensions.publish.notebook.require_package", lambda _kind: None)
 
 
 @pytest.mark.usefixtures("installed")
@@ -355,7 +355,7 @@ def test_publishing_an_active_run_tells_its_place_at_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     run, group = make_run(folder, "digits", is_stopped=False), Mock()
-    monkeypatch.setattr("nbddp.magics.publishing.Publication", started := Mock())
+    monkeypatch.setattr("nbddp.extensions.publish.notebook.Publication", started := Mock())
     publishing = LivePublishing(late := Mock())
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
     group.scripts.active_session.call.side_effect = RequestError

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.publish.step_aggregator import AggregatedStep
+from nbddp.extensions.publish.step_aggregator import AggregatedStep
 
-# maps a tracker's package (also the name of an extra) to its class in nbddp.publish.to_KIND
+# maps a tracker's package (also the name of an extra) to its class in to_KIND.py
 TRACKER_CLASSES = {
     "trackio": "ToTrackio",
     "wandb": "ToWandb",

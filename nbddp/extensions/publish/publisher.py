@@ -14,8 +14,8 @@ from typing import Any
 from nbddp.archive.stored_run import UNREADABLE
 from nbddp.archive.summary import summarize
 from nbddp.errors import RequestError
-from nbddp.publish.step_aggregator import AggregatedStep, StepAggregator
-from nbddp.publish.tracker import RunIdentity, RunOutcome, Tracker
+from nbddp.extensions.publish.step_aggregator import AggregatedStep, StepAggregator
+from nbddp.extensions.publish.tracker import RunIdentity, RunOutcome, Tracker
 from nbddp.record import run_events
 from nbddp.record.json_lines import JsonLinesReader, Row
 from nbddp.record.run_folder import new_facts, read_facts, write_atomic

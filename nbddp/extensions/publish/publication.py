@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import RequestError, as_request_error
+from nbddp.extensions.publish.publisher_process import ANSWER_TIMEOUT
+from nbddp.extensions.publish.tracker import Target
 from nbddp.formatting import describe_exit
 from nbddp.private_files import open_private_file
-from nbddp.publish.publisher_process import ANSWER_TIMEOUT
-from nbddp.publish.tracker import Target
 from nbddp.sigint import run_in_thread, wait_for_result
 
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -54,7 +54,14 @@ class Publication:
         self.target, self.folder = target, folder
         self.log = folder / f"publish-{target.kind}.log"
         self._notify = notify
-        command = [sys.executable, "-m", "nbddp.publish", str(target), str(folder.resolve()), name]
+        command = [
+            sys.executable,
+            "-m",
+            "nbddp.extensions.publish",
+            str(target),
+            str(folder.resolve()),
+            name,
+        ]
         command += ["--patience", str(timeout), *(["--live", str(os.getpid())] if notify else [])]
         with (
             as_request_error("publishing cannot be started"),

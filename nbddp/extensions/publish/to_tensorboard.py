@@ -12,8 +12,8 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from nbddp.publish.step_aggregator import AggregatedStep
-from nbddp.publish.tracker import RunIdentity, RunOutcome, events_text, settings_text
+from nbddp.extensions.publish.step_aggregator import AggregatedStep
+from nbddp.extensions.publish.tracker import RunIdentity, RunOutcome, events_text, settings_text
 
 
 class ToTensorBoard:
