@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 
 from nbddp.archive.sweep_grid import sweep_points
 from nbddp.errors import CellFailedError, RequestError
-from nbddp.export.script import Omitted
+from nbddp.extensions.export.script import Omitted
 from nbddp.group.find_script import describe_syntax_error
 from nbddp.group.scaling import ScalingStudy
 from nbddp.group.sweep import Sweep

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from nbddp.errors import RequestError, as_request_error
-from nbddp.export.script import PulledValue
+from nbddp.extensions.export.notebook import export
+from nbddp.extensions.export.script import PulledValue
 from nbddp.group.find_script import find_script
 from nbddp.lifecycle.refusals import way_out
 from nbddp.magics.command_arguments import (
@@ -28,7 +29,6 @@ from nbddp.magics.command_arguments import (
     ViewArguments,
 )
 from nbddp.magics.commands.diagnose import check, set_trace_steps
-from nbddp.magics.commands.export import export
 from nbddp.magics.commands.nodes import manage_nodes
 from nbddp.magics.commands.publish import publish_run
 from nbddp.magics.commands.runs import compare_runs, manage_runs, show_run

@@ -16,6 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError, NbddpError, RequestError, StartError
+from nbddp.extensions.export.items import ExportLog, omitted_cell
 from nbddp.extensions.publish.notebook import LivePublishing
 from nbddp.formatting import format_ranks, plural, unknown_rank
 from nbddp.group.push_pull import check_names
@@ -24,7 +25,6 @@ from nbddp.group.recovery import Recovery
 from nbddp.group.trace import collect_trace
 from nbddp.lifecycle.refusals import with_way_out
 from nbddp.magics.auto_mode import AutoMode
-from nbddp.magics.export_log import ExportLog, omitted_cell
 from nbddp.magics.notebook_names import describe_name
 from nbddp.magics.presenter import NotebookDisplay, Presenter
 from nbddp.magics.run_arguments import GroupArguments, RunArguments

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nbddp.errors import RequestError, as_request_error
-from nbddp.export.slurm import nodes_job
+from nbddp.extensions.export.slurm import nodes_job
 from nbddp.group.node_pool import LOOPBACK, NodesSpec
 from nbddp.magics.command_arguments import NodesArguments
 from nbddp.magics.notebook_state import NotebookState

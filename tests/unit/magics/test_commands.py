@@ -19,6 +19,7 @@ from traitlets.config import Config
 
 from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError
+from nbddp.extensions.export.items import ExportLog
 from nbddp.extensions.publish.tracker import Target
 from nbddp.group.node_pool import NodesSpec
 from nbddp.group.rank_group import RankGroup
@@ -26,7 +27,6 @@ from nbddp.group.recovery import Recovery
 from nbddp.lifecycle.retries import Retries
 from nbddp.magics import load as extension
 from nbddp.magics.cell_magic import run_cell
-from nbddp.magics.export_log import ExportLog
 from nbddp.magics.line_magic import run_command
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.presenter import Presenter

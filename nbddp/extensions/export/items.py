@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
-from nbddp.export.script import Item, Omitted, PulledValue, PushedValues
+from nbddp.extensions.export.script import Item, Omitted, PulledValue, PushedValues
 from nbddp.record.cell import CellRequest, CellResult, ReplayEntry
 from nbddp.record.push_store import PushRecord
 from nbddp.record.replay_log import FAULT

@@ -17,9 +17,15 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from nbddp.errors import RequestError
-from nbddp.export import template
-from nbddp.export.ipython_syntax import Edit, PlainCell, apply_edits, span, translate_cell
-from nbddp.export.main_guard import (
+from nbddp.extensions.export import template
+from nbddp.extensions.export.ipython_syntax import (
+    Edit,
+    PlainCell,
+    apply_edits,
+    span,
+    translate_cell,
+)
+from nbddp.extensions.export.main_guard import (
     GUARD,
     IPYTHON_NAMES,
     Definition,

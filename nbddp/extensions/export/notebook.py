@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from nbddp.errors import RequestError, as_request_error
-from nbddp.export.script import ExportedScript, write_script
-from nbddp.export.slurm import script_job
+from nbddp.extensions.export.script import ExportedScript, write_script
+from nbddp.extensions.export.slurm import script_job
 from nbddp.magics.command_arguments import ExportArguments
 from nbddp.magics.notebook_state import NotebookState
 

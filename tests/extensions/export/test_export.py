@@ -17,9 +17,9 @@ from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
-from nbddp.export.ipython_syntax import translate_cell
-from nbddp.export.main_guard import indent, split_by_guard, undefined_names
-from nbddp.export.script import (
+from nbddp.extensions.export.ipython_syntax import translate_cell
+from nbddp.extensions.export.main_guard import indent, split_by_guard, undefined_names
+from nbddp.extensions.export.script import (
     ExportedScript,
     Item,
     Omitted,
@@ -27,7 +27,7 @@ from nbddp.export.script import (
     PushedValues,
     write_script,
 )
-from nbddp.export.slurm import script_job
+from nbddp.extensions.export.slurm import script_job
 from nbddp.record.cell import CellRequest
 from nbddp.record.replay_log import assigned_names
 from nbddp.wire.group_spec import GroupSpec
