@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nbddp.extensions.course.digits import Digits, digits
     from nbddp.extensions.course.exercises import Judgement, check_answer
     from nbddp.extensions.course.sonnets import sonnets
+    from nbddp.extensions.runs.api import Run, compare, runs
     from nbddp.group.worker_group import WorkerGroup
     from nbddp.magics.load import timeline
     from nbddp.record.cell import CellResult
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from nbddp.record.trace import Trace
     from nbddp.record.waiting.collective_timeline import Timeline
     from nbddp.reporting.log_and_track import Track, log, track
-    from nbddp.runs_api import Run, compare, runs
     from nbddp.train.checkpoint.checkpoint import Checkpoint, Resumed
     from nbddp.train.collectives import all_gather, all_reduce, main_rank_first, on_main
     from nbddp.train.config import config
@@ -98,7 +98,7 @@ _MODULES = {
     "nbddp.extensions.course.exercises": ("Judgement", "check_answer"),
     "nbddp.group.worker_group": ("WorkerGroup",),
     "nbddp.magics.load": ("timeline",),
-    "nbddp.runs_api": ("Run", "compare", "runs"),
+    "nbddp.extensions.runs.api": ("Run", "compare", "runs"),
     "nbddp.record.cell": ("CellResult",),
     "nbddp.record.heal.heal_report": ("Healed",),
     "nbddp.record.waiting.collective_timeline": ("Timeline",),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from nbddp.archive.stored_run import NOT_METRICS
+from nbddp.extensions.runs.stored_run import NOT_METRICS
 from nbddp.formatting import plural
 from nbddp.record.waiting.collective_timeline import Timeline
 

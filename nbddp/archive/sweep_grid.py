@@ -16,8 +16,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from nbddp.archive.find import runs_below
 from nbddp.errors import ArgumentError, RequestError
+from nbddp.extensions.runs.find import runs_below
 from nbddp.record.cell import ReplayEntry
 from nbddp.record.push_store import PushRecord
 from nbddp.record.replay_log import SET_IN_EACH_RANK

@@ -18,10 +18,10 @@ from nbddp.archive.scaling import (
     steady_rate,
     time_shares,
 )
-from nbddp.archive.stored_run import StoredRun
 from nbddp.archive.sweep_grid import SweepEntry, SweepPoint
 from nbddp.controller.session import Session
 from nbddp.errors import ArgumentError, RequestError
+from nbddp.extensions.runs.stored_run import StoredRun
 from nbddp.formatting import plural
 from nbddp.group.timeline import timeline_of
 from nbddp.group.trials import TrialRunner

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-from nbddp.archive.comparison import MAX_RUNS, compare
-from nbddp.archive.run_list import Listing
-from nbddp.archive.summary import Summary, summarize
 from nbddp.archive.sweep_grid import (
     SweepEntry,
     SweepPoint,
@@ -21,12 +18,15 @@ from nbddp.archive.sweep_grid import (
 )
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
+from nbddp.extensions.runs.comparison import MAX_RUNS, compare
+from nbddp.extensions.runs.comparison_view import comparison_report
+from nbddp.extensions.runs.run_list import Listing
+from nbddp.extensions.runs.run_list_view import run_list_report
+from nbddp.extensions.runs.summary import Summary, summarize
 from nbddp.group.push_pull import prompt_numbers
 from nbddp.group.trials import TrialRunner
 from nbddp.record.cell import CellResult
 from nbddp.record.push_store import pickle_values
-from nbddp.ui.report.comparison import comparison_report
-from nbddp.ui.report.run_list import run_list_report
 from nbddp.ui.report.sweep import describe_done, describe_row, sweep_report
 
 

@@ -13,6 +13,7 @@ from nbddp.archive.scaling import MIN_ROUNDS
 from nbddp.archive.sweep_grid import sweep_points
 from nbddp.controller.rank_requests import check_ranks
 from nbddp.errors import ArgumentError
+from nbddp.extensions.runs.api import Run
 from nbddp.group.display import TextDisplay
 from nbddp.group.find_script import find_script
 from nbddp.group.method_names import with_method_names
@@ -27,7 +28,6 @@ from nbddp.record.cell import CellRequest, CellResult
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.trace import Trace
 from nbddp.record.waiting.collective_timeline import Timeline
-from nbddp.runs_api import Run
 from nbddp.wire.group_spec import GroupSpec, StartOptions
 from nbddp.wire.options.cell_spec import CellOptions
 from nbddp.wire.trace_messages import TraceSteps

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from IPython.core import completer as completers
 from IPython.core.interactiveshell import InteractiveShell
 
-from nbddp.archive.find import runs_below
 from nbddp.errors import RequestError
 from nbddp.extensions.publish.tracker import TRACKER_CLASSES
+from nbddp.extensions.runs.find import runs_below
 from nbddp.group.rank_group import RankGroup
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.magics.auto_mode import AutoMode

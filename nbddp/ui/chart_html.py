@@ -13,12 +13,12 @@ from math import isfinite
 
 import numpy as np
 
-from nbddp.archive.comparison import format_last
 from nbddp.charts.axes import AxisScale, format_number
 from nbddp.charts.chart_lines import MANY_RANKS, Chart, ChartLine, Numbers, rank_chart
 from nbddp.charts.palette import rank_class
 from nbddp.charts.sparkline import svg_source
 from nbddp.charts.svg import HEIGHT, WIDTH, Frame, Label, draw
+from nbddp.extensions.runs.comparison import format_last
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.ui.html_pieces import escape, text_color
 from nbddp.ui.wording import note_hidden_metrics

@@ -16,7 +16,7 @@ from processes import free_port, under_torchrun
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp import CellFailedError, RequestError, runs
-from nbddp.archive.summary import summarize
+from nbddp.extensions.runs.summary import summarize
 
 pytestmark = pytest.mark.usefixtures("lasting_group")
 SHARES_KERNEL = True

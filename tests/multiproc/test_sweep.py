@@ -17,8 +17,8 @@ from drivers.ranks import Ranks
 from notebook import Notebook, Reply
 
 from nbddp import ArgumentError, CellFailedError, CellInterruptedError, Run, compare, runs
-from nbddp.archive.summary import summarize
 from nbddp.archive.sweep_grid import SweepEntry
+from nbddp.extensions.runs.summary import summarize
 from nbddp.group import sweep
 from nbddp.lifecycle.group_state import GroupState
 

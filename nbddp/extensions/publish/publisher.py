@@ -11,11 +11,11 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nbddp.archive.stored_run import UNREADABLE
-from nbddp.archive.summary import summarize
 from nbddp.errors import RequestError
 from nbddp.extensions.publish.step_aggregator import AggregatedStep, StepAggregator
 from nbddp.extensions.publish.tracker import RunIdentity, RunOutcome, Tracker
+from nbddp.extensions.runs.stored_run import UNREADABLE
+from nbddp.extensions.runs.summary import summarize
 from nbddp.record import run_events
 from nbddp.record.json_lines import JsonLinesReader, Row
 from nbddp.record.run_folder import new_facts, read_facts, write_atomic

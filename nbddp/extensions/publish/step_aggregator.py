@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from nbddp.archive.stored_run import NOT_METRICS
+from nbddp.extensions.runs.stored_run import NOT_METRICS
 
 STEP_TIMEOUT = 5.0  # seconds that a step waits for ranks that have not reported a later one
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nbddp.archive.find import find_run
-from nbddp.archive.summary import summarize
 from nbddp.errors import RequestError
 from nbddp.extensions.publish.publication import Publication
 from nbddp.extensions.publish.publisher import name_in_tracker
 from nbddp.extensions.publish.tracker import describe_place
+from nbddp.extensions.runs.find import find_run
+from nbddp.extensions.runs.summary import summarize
 from nbddp.formatting import plural
 from nbddp.magics.command_arguments import PublishArguments
 from nbddp.magics.notebook_state import NotebookState

@@ -28,7 +28,6 @@ from refusals import refusal
 from runs_on_disk import BEGAN, events_of, lines, make_run, rows_of
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.archive.stored_run import StoredRun
 from nbddp.errors import RequestError
 from nbddp.extensions.publish.notebook import LivePublishing
 from nbddp.extensions.publish.publication import Publication
@@ -46,6 +45,7 @@ from nbddp.extensions.publish.tracker import (
     Tracker,
     plain_name,
 )
+from nbddp.extensions.runs.stored_run import StoredRun
 from nbddp.magics.parser import CELL, COMMANDS, parse_line
 from nbddp.sigint import wait_for_all
 

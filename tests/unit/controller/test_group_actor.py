@@ -25,13 +25,13 @@ from fakes import (
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.archive.find import runs_below
-from nbddp.archive.stored_run import StoredRun
-from nbddp.archive.summary import summarize
 from nbddp.controller.group_actor import start_event
 from nbddp.controller.session import Session
 from nbddp.controller.surviving_group import SurvivingGroup, SurvivingRank
 from nbddp.errors import RequestError
+from nbddp.extensions.runs.find import runs_below
+from nbddp.extensions.runs.stored_run import StoredRun
+from nbddp.extensions.runs.summary import summarize
 from nbddp.launch.memory import MemoryWatch
 from nbddp.lifecycle.events import InterruptAsked
 from nbddp.lifecycle.group_state import GroupState

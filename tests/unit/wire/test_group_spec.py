@@ -17,9 +17,9 @@ from fakes import FakeLauncher, FakeLink, fake_session
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.archive.find import runs_below
 from nbddp.controller.group_actor import start_event
 from nbddp.errors import ArgumentError, RequestError
+from nbddp.extensions.runs.find import runs_below
 from nbddp.wire import group_spec
 from nbddp.wire.group_spec import GroupSpec, check_variables
 from nbddp.wire.rank_start import RankStart

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from runs_on_disk import FAILED, UNENDED, WHAT, failed_run, reported
 
-from nbddp.archive.stored_run import StoredRun
 from nbddp.errors import RequestError
+from nbddp.extensions.runs.stored_run import StoredRun
 from nbddp.record.metrics import Curve
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nbddp.archive.comparison import XAxis, compare, metric_filter, no_such_metric
-from nbddp.archive.find import find_run, unique_folders
-from nbddp.archive.run_list import list_runs, remove, write_note
-from nbddp.archive.stored_run import StoredRun
-from nbddp.archive.summary import describe_run_end, read_note
 from nbddp.charts.axes import AxisScale
 from nbddp.errors import RequestError, as_request_error
+from nbddp.extensions.runs.comparison import XAxis, compare, metric_filter, no_such_metric
+from nbddp.extensions.runs.comparison_view import comparison_report
+from nbddp.extensions.runs.find import find_run, unique_folders
+from nbddp.extensions.runs.run_list import list_runs, remove, write_note
+from nbddp.extensions.runs.run_list_view import run_list_report
+from nbddp.extensions.runs.stored_run import StoredRun
+from nbddp.extensions.runs.stored_run_view import run_report
+from nbddp.extensions.runs.summary import describe_run_end, read_note
 from nbddp.formatting import plural
 from nbddp.magics.command_arguments import CompareArguments, RunsArguments, ShowArguments
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.sigint import import_interruptibly
-from nbddp.ui.report.comparison import comparison_report
-from nbddp.ui.report.run_list import run_list_report
-from nbddp.ui.report.stored_run import run_report
 
 
 def manage_runs(notebook: NotebookState, args: RunsArguments) -> None:
@@ -112,8 +112,8 @@ def compare_runs(notebook: NotebookState, args: CompareArguments) -> None:
         notebook.presenter.show(report)
         return
     import_interruptibly("nbddp.charts.figure")  # loads matplotlib
-    from nbddp.archive.compared_chart import compared_charts
     from nbddp.charts.figure import draw_charts
+    from nbddp.extensions.runs.compared_chart import compared_charts
 
     charts = compared_charts(comparison, over, scale)
     figure = draw_charts(charts, names=comparison.legend, is_smooth=args.smooth)

@@ -13,9 +13,9 @@ from limits import set_limits
 from notebook import Notebook
 from processes import wait_until
 
-from nbddp.archive.stored_run import StoredRun
-from nbddp.archive.summary import summarize
 from nbddp.errors import CellFailedError
+from nbddp.extensions.runs.stored_run import StoredRun
+from nbddp.extensions.runs.summary import summarize
 from nbddp.record.run_folder import read_facts
 
 SHARES_KERNEL = True

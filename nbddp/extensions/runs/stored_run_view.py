@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
-from nbddp.archive.stored_run import StoredCell, StoredRun
 from nbddp.charts.axes import AxisScale
+from nbddp.extensions.runs.stored_run import StoredCell, StoredRun
 from nbddp.formatting import format_ranks, format_seconds, plural
 from nbddp.record.metrics import MetricStore
 from nbddp.ui.html_pieces import MAX_CHARTS, escape

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbddp.archive.comparison import ComparedRun, Comparison, XAxis
 from nbddp.charts.axes import AxisScale
 from nbddp.charts.sparkline import block_characters
+from nbddp.extensions.runs.comparison import ComparedRun, Comparison, XAxis
+from nbddp.extensions.runs.run_list_view import describe_outcome, describe_pace, midpoints, shorten
 from nbddp.formatting import format_seconds, plural
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Block, Cell, Code, Details, Picture, Report, Table, note
-from nbddp.ui.report.run_list import describe_outcome, describe_pace, midpoints, shorten
 from nbddp.ui.wording import align_columns
 
 DIFF_LINES = 400  # for each run
@@ -67,14 +67,14 @@ def _charts(comparison: Comparison, over: XAxis, scale: AxisScale, *, is_smooth:
         return note("no metrics were reported")
 
     def png() -> tuple[bytes, int]:
-        from nbddp.archive.compared_chart import compared_charts
         from nbddp.charts.figure import draw_charts, png_of  # loads matplotlib
+        from nbddp.extensions.runs.compared_chart import compared_charts
 
         charts = compared_charts(comparison, over, scale)
         return png_of(draw_charts(charts, names=comparison.legend, is_smooth=is_smooth))
 
     def html() -> str:
-        from nbddp.archive.compared_chart import compared_charts  # loads numpy
+        from nbddp.extensions.runs.compared_chart import compared_charts  # loads numpy
         from nbddp.ui.chart_html import charts_html, render
 
         charts = compared_charts(comparison, over, scale)

@@ -15,8 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nbddp.archive.find import is_in_name
-from nbddp.archive.summary import (
+from nbddp.errors import ArgumentError, RequestError, as_request_error
+from nbddp.extensions.runs.find import is_in_name
+from nbddp.extensions.runs.summary import (
     COLUMNS,
     NOTE_FILE,
     SHORT_COLUMNS,
@@ -25,7 +26,6 @@ from nbddp.archive.summary import (
     summarize,
     value_of,
 )
-from nbddp.errors import ArgumentError, RequestError, as_request_error
 from nbddp.formatting import list_some
 from nbddp.record.metrics import Pairs
 from nbddp.record.run_folder import write_atomic

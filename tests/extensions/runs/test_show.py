@@ -22,18 +22,18 @@ from pages import readable
 from runs_on_disk import BEGAN, STAMP, UNENDED, failed_run, make_run, rows_of
 
 import nbddp
-from nbddp.archive import summary
-from nbddp.archive.comparison import MAX_CHARTS, XAxis, compare
-from nbddp.archive.find import find_run, runs_below
-from nbddp.archive.run_list import list_runs
-from nbddp.archive.stored_run import StoredRun
 from nbddp.errors import RequestError
+from nbddp.extensions.runs import summary
+from nbddp.extensions.runs.comparison import MAX_CHARTS, XAxis, compare
+from nbddp.extensions.runs.find import find_run, runs_below
+from nbddp.extensions.runs.run_list import list_runs
+from nbddp.extensions.runs.stored_run import StoredRun
+from nbddp.extensions.runs.stored_run_view import SHOWN_METRICS, run_report
 from nbddp.magics import presenter
 from nbddp.record.metrics import MAX_NAMES
 from nbddp.record.run_events import event_of
 from nbddp.record.run_folder import folder_name, read_facts
 from nbddp.ui.report.render import render_html, render_text
-from nbddp.ui.report.stored_run import SHOWN_METRICS, run_report
 
 # ---- which run
 

@@ -13,7 +13,7 @@ from typing import Any
 from console import ddp
 
 import nbddp
-from nbddp.archive.stored_run import StoredRun
+from nbddp.extensions.runs.stored_run import StoredRun
 
 HERE = Path(__file__).parents[2]
 RECORDED = (HERE / "recorded_runs", HERE / "golden" / "recorded")

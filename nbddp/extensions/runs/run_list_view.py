@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from nbddp.archive.find import MAX_SHOWN_NAMES, short_names
-from nbddp.archive.run_list import Listing
-from nbddp.archive.summary import Summary
 from nbddp.charts.sparkline import block_characters, sparkline
+from nbddp.extensions.runs.find import MAX_SHOWN_NAMES, short_names
+from nbddp.extensions.runs.run_list import Listing
+from nbddp.extensions.runs.summary import Summary
 from nbddp.formatting import cut_text, format_bytes, format_seconds, list_some, plural
 from nbddp.record.metrics import Pairs
 from nbddp.ui.html_pieces import escape

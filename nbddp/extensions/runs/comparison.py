@@ -11,12 +11,12 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
-from nbddp.archive.find import short_names
-from nbddp.archive.stored_run import StoredCell, StoredRun
-from nbddp.archive.summary import summarize
 from nbddp.archive.sweep_grid import SWEEP
 from nbddp.charts.palette import LETTERS
 from nbddp.errors import ArgumentError
+from nbddp.extensions.runs.find import short_names
+from nbddp.extensions.runs.stored_run import StoredCell, StoredRun
+from nbddp.extensions.runs.summary import summarize
 from nbddp.formatting import list_some
 from nbddp.record.metrics import Curve, Pairs, spread
 from nbddp.record.run_events import Resumed

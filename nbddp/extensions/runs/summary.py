@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 
-from nbddp.archive.stored_run import UNREADABLE, StoredRun, damaged
 from nbddp.errors import RequestError
+from nbddp.extensions.runs.stored_run import UNREADABLE, StoredRun, damaged
 from nbddp.record.metrics import Pairs
 from nbddp.record.run_folder import new_facts, read_facts
 

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from pages import Page, readable
 from runs_on_disk import BEGAN, lines, make_run, rows_of
 
-from nbddp.archive.comparison import compare
-from nbddp.archive.run_list import Listing, list_runs, write_note
-from nbddp.archive.summary import Summary, summarize
 from nbddp.errors import ArgumentError, RequestError
+from nbddp.extensions.runs.comparison import compare
+from nbddp.extensions.runs.run_list import Listing, list_runs, write_note
+from nbddp.extensions.runs.run_list_view import SHOWN_RUNS, describe_outcome, run_list_report
+from nbddp.extensions.runs.summary import Summary, summarize
 from nbddp.ui.report.render import render_html, render_text
-from nbddp.ui.report.run_list import SHOWN_RUNS, describe_outcome, run_list_report
 
 
 def three(base: Path) -> None:

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from pages import Page, readable
 from runs_on_disk import BEGAN, make_run, rows_of
 
-from nbddp.archive.compared_chart import compared_chart
-from nbddp.archive.comparison import Comparison, XAxis, compare
 from nbddp.charts.axes import AxisScale
 from nbddp.charts.chart_lines import Chart
 from nbddp.charts.svg import Drawing, Frame, draw
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.ui.report.comparison import SAME_CODE, comparison_report
+from nbddp.extensions.runs.compared_chart import compared_chart
+from nbddp.extensions.runs.comparison import Comparison, XAxis, compare
+from nbddp.extensions.runs.comparison_view import SAME_CODE, comparison_report
 from nbddp.ui.report.render import render_html, render_text
 
 Rows = list[dict[str, Any]]

@@ -13,15 +13,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from nbddp.archive.comparison import compare as compare_folders
-from nbddp.archive.comparison import no_such_metric
-from nbddp.archive.find import find_run, runs_below
-from nbddp.archive.stored_run import StoredCell, StoredRun
-from nbddp.archive.summary import describe_run_end
 from nbddp.errors import RequestError
+from nbddp.extensions.runs.comparison import compare as compare_folders
+from nbddp.extensions.runs.comparison import no_such_metric
+from nbddp.extensions.runs.comparison_view import comparison_report
+from nbddp.extensions.runs.find import find_run, runs_below
+from nbddp.extensions.runs.stored_run import StoredCell, StoredRun
+from nbddp.extensions.runs.summary import describe_run_end
 from nbddp.formatting import plural
 from nbddp.record.run_events import TrialEnded
-from nbddp.ui.report.comparison import comparison_report
 from nbddp.ui.report.render import render_text
 
 MAX_CHARTS = 12  # of a figure, unless the user names others

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nbddp.archive.comparison import ComparedRun, Comparison, XAxis
 from nbddp.charts.axes import AxisScale, format_number
 from nbddp.charts.chart_lines import (
     Chart,
@@ -16,6 +15,7 @@ from nbddp.charts.chart_lines import (
     rank_lines,
 )
 from nbddp.errors import RequestError
+from nbddp.extensions.runs.comparison import ComparedRun, Comparison, XAxis
 
 UNITS = {XAxis.STEP: "step", XAxis.SAMPLES: "samples", XAxis.TIME: "s"}
 
