@@ -9,20 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from nbddp.archive.scaling import MIN_ROUNDS
-from nbddp.archive.sweep_grid import sweep_points
 from nbddp.controller.rank_requests import check_ranks
 from nbddp.errors import ArgumentError
 from nbddp.extensions.runs.api import Run
+from nbddp.extensions.sweeps.grid import sweep_points
+from nbddp.extensions.sweeps.scaling import ScalingStudy
+from nbddp.extensions.sweeps.scaling_results import MIN_ROUNDS
+from nbddp.extensions.sweeps.sweep import Sweep
+from nbddp.extensions.sweeps.trials import TrialRunner
 from nbddp.group.display import TextDisplay
 from nbddp.group.find_script import find_script
 from nbddp.group.method_names import with_method_names
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
-from nbddp.group.scaling import ScalingStudy
-from nbddp.group.sweep import Sweep
 from nbddp.group.trace import collect_trace
-from nbddp.group.trials import TrialRunner
 from nbddp.lifecycle.retries import Retries
 from nbddp.record.cell import CellRequest, CellResult
 from nbddp.record.heal.heal_report import Healed

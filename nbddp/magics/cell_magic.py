@@ -10,13 +10,13 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from nbddp.archive.sweep_grid import sweep_points
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.extensions.export.script import Omitted
+from nbddp.extensions.sweeps.grid import sweep_points
+from nbddp.extensions.sweeps.scaling import ScalingStudy
+from nbddp.extensions.sweeps.sweep import Sweep
+from nbddp.extensions.sweeps.trials import TrialRunner
 from nbddp.group.find_script import describe_syntax_error
-from nbddp.group.scaling import ScalingStudy
-from nbddp.group.sweep import Sweep
-from nbddp.group.trials import TrialRunner
 from nbddp.magics.magic_errors import reporting_errors
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.parser import CELL, parse_line

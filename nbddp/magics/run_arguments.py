@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
-from nbddp.archive.scaling import MIN_ROUNDS
 from nbddp.extensions.publish.notebook import installed_target
 from nbddp.extensions.publish.tracker import TRACKER_CLASSES, Target
+from nbddp.extensions.sweeps.scaling_results import MIN_ROUNDS
 from nbddp.lifecycle.retries import Retries
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.group_spec import GroupSpec

@@ -11,12 +11,12 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
-from nbddp.archive.sweep_grid import SWEEP
 from nbddp.charts.palette import LETTERS
 from nbddp.errors import ArgumentError
 from nbddp.extensions.runs.find import short_names
 from nbddp.extensions.runs.stored_run import StoredCell, StoredRun
 from nbddp.extensions.runs.summary import summarize
+from nbddp.extensions.sweeps.grid import SWEEP
 from nbddp.formatting import list_some
 from nbddp.record.metrics import Curve, Pairs, spread
 from nbddp.record.run_events import Resumed

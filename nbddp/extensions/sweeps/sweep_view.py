@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbddp.archive.sweep_grid import SweepEntry, SweepState, count_in
+from nbddp.extensions.sweeps.grid import SweepEntry, SweepState, count_in
 from nbddp.formatting import format_seconds, plural
 from nbddp.ui.report.blocks import Block, Cell, Dot, Markup, Report, Table, note
 from nbddp.ui.report.render import blocks_html
@@ -41,7 +41,7 @@ def sweep_report(
 def describe_current(rows: Sequence[SweepEntry], row: SweepEntry, *, what: str = "sweep") -> str:
     """Say which row is running and how many are left.
 
-    >>> from nbddp.archive.sweep_grid import sweep_points
+    >>> from nbddp.extensions.sweeps.grid import sweep_points
     >>> rows = [SweepEntry(point) for point in sweep_points([("lr", (0.1, 0.01))])]
     >>> describe_current(rows, rows[0])
     'sweep, 1 of 2: lr=0.1; 1 more to run'
@@ -54,7 +54,7 @@ def describe_current(rows: Sequence[SweepEntry], row: SweepEntry, *, what: str =
 def describe_outcome(rows: Sequence[SweepEntry], *, what: str = "sweep") -> str:
     """Count the rows by their state.
 
-    >>> from nbddp.archive.sweep_grid import sweep_points
+    >>> from nbddp.extensions.sweeps.grid import sweep_points
     >>> points = sweep_points([("lr", (0.1, 0.01))])
     >>> describe_outcome([SweepEntry(point, SweepState.OK) for point in points])
     'sweep of 2: 2 ok'

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from nbddp.archive.scaling import Scaling, WorldSizeResult
 from nbddp.charts.figure import COMPUTE, DATA, STYLE, WAIT, new_figure
 from nbddp.charts.palette import INK, rank_color
+from nbddp.extensions.sweeps.scaling_results import Scaling, WorldSizeResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

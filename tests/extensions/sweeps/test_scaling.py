@@ -10,19 +10,19 @@ import pytest
 from pages import readable
 from PIL import Image
 
-from nbddp.archive.scaling import (
+from nbddp.charts.figure import png_of
+from nbddp.extensions.sweeps.scaling_figure import draw_scaling
+from nbddp.extensions.sweeps.scaling_results import (
     Repetition,
     Scaling,
     WorldSizeResult,
     steady_rate,
     time_shares,
 )
-from nbddp.charts.figure import png_of
+from nbddp.extensions.sweeps.scaling_view import scaling_report
 from nbddp.record.waiting.collective_history import MatchedCollective
 from nbddp.record.waiting.collective_timeline import DdpOverlap, Timeline
 from nbddp.ui.report.render import render_html, render_text
-from nbddp.ui.report.scaling import scaling_report
-from nbddp.ui.report.scaling_figure import draw_scaling
 from nbddp.wire.collective import Collective
 
 

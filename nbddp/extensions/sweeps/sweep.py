@@ -7,7 +7,14 @@ from collections.abc import Sequence
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-from nbddp.archive.sweep_grid import (
+from nbddp.controller.session import Session
+from nbddp.errors import RequestError
+from nbddp.extensions.runs.comparison import MAX_RUNS, compare
+from nbddp.extensions.runs.comparison_view import comparison_report
+from nbddp.extensions.runs.run_list import Listing
+from nbddp.extensions.runs.run_list_view import run_list_report
+from nbddp.extensions.runs.summary import Summary, summarize
+from nbddp.extensions.sweeps.grid import (
     SweepEntry,
     SweepPoint,
     SweepState,
@@ -16,18 +23,11 @@ from nbddp.archive.sweep_grid import (
     sweep_key,
     value_key,
 )
-from nbddp.controller.session import Session
-from nbddp.errors import RequestError
-from nbddp.extensions.runs.comparison import MAX_RUNS, compare
-from nbddp.extensions.runs.comparison_view import comparison_report
-from nbddp.extensions.runs.run_list import Listing
-from nbddp.extensions.runs.run_list_view import run_list_report
-from nbddp.extensions.runs.summary import Summary, summarize
+from nbddp.extensions.sweeps.sweep_view import describe_done, describe_row, sweep_report
+from nbddp.extensions.sweeps.trials import TrialRunner
 from nbddp.group.push_pull import prompt_numbers
-from nbddp.group.trials import TrialRunner
 from nbddp.record.cell import CellResult
 from nbddp.record.push_store import pickle_values
-from nbddp.ui.report.sweep import describe_done, describe_row, sweep_report
 
 
 class Sweep:

@@ -22,8 +22,9 @@ from refusals import refusal
 from runs_on_disk import make_run
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.archive import sweep_grid
-from nbddp.archive.sweep_grid import (
+from nbddp.errors import ArgumentError
+from nbddp.extensions.sweeps import grid as sweep_grid
+from nbddp.extensions.sweeps.grid import (
     MAX_COMBINATIONS,
     SweepEntry,
     SweepState,
@@ -33,14 +34,8 @@ from nbddp.archive.sweep_grid import (
     sweep_key,
     sweep_points,
 )
-from nbddp.errors import ArgumentError
-from nbddp.group.sweep import Sweep, assigned_before_use
-from nbddp.magics.parser import CELL, parse_line
-from nbddp.magics.run_arguments import CellArguments
-from nbddp.record.cell import CellRequest
-from nbddp.record.push_store import PushRecord
-from nbddp.ui.report.render import render_html, render_text
-from nbddp.ui.report.sweep import (
+from nbddp.extensions.sweeps.sweep import Sweep, assigned_before_use
+from nbddp.extensions.sweeps.sweep_view import (
     MAX_ROWS,
     describe_current,
     describe_done,
@@ -49,6 +44,11 @@ from nbddp.ui.report.sweep import (
     describe_row,
     sweep_report,
 )
+from nbddp.magics.parser import CELL, parse_line
+from nbddp.magics.run_arguments import CellArguments
+from nbddp.record.cell import CellRequest
+from nbddp.record.push_store import PushRecord
+from nbddp.ui.report.render import render_html, render_text
 from nbddp.wire.function_sources import dumps
 from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.options.option_values import swept

@@ -17,9 +17,9 @@ from drivers.ranks import Ranks
 from notebook import Notebook, Reply
 
 from nbddp import ArgumentError, CellFailedError, CellInterruptedError, Run, compare, runs
-from nbddp.archive.sweep_grid import SweepEntry
 from nbddp.extensions.runs.summary import summarize
-from nbddp.group import sweep
+from nbddp.extensions.sweeps import sweep
+from nbddp.extensions.sweeps.grid import SweepEntry
 from nbddp.lifecycle.group_state import GroupState
 
 pytestmark = pytest.mark.timeout(400)

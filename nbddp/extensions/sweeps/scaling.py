@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.accelerator import is_device_backend
-from nbddp.archive.scaling import (
+from nbddp.controller.session import Session
+from nbddp.errors import ArgumentError, RequestError
+from nbddp.extensions.runs.stored_run import StoredRun
+from nbddp.extensions.sweeps.grid import SweepEntry, SweepPoint
+from nbddp.extensions.sweeps.scaling_results import (
     MIN_ROUNDS,
     Repetition,
     Scaling,
@@ -18,18 +22,14 @@ from nbddp.archive.scaling import (
     steady_rate,
     time_shares,
 )
-from nbddp.archive.sweep_grid import SweepEntry, SweepPoint
-from nbddp.controller.session import Session
-from nbddp.errors import ArgumentError, RequestError
-from nbddp.extensions.runs.stored_run import StoredRun
+from nbddp.extensions.sweeps.scaling_view import scaling_report
+from nbddp.extensions.sweeps.sweep_view import describe_row, sweep_report
+from nbddp.extensions.sweeps.trials import TrialRunner
 from nbddp.formatting import plural
 from nbddp.group.timeline import timeline_of
-from nbddp.group.trials import TrialRunner
 from nbddp.record.cell import CellResult
 from nbddp.record.run_folder import read_facts
 from nbddp.topology import cores_here
-from nbddp.ui.report.scaling import scaling_report
-from nbddp.ui.report.sweep import describe_row, sweep_report
 
 logger = logging.getLogger("nbddp")
 

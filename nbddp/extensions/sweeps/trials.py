@@ -7,9 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nbddp.archive.sweep_grid import SEED, SweepEntry, SweepState
 from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError, CellInterruptedError, NbddpError
+from nbddp.extensions.sweeps.grid import SEED, SweepEntry, SweepState
+from nbddp.extensions.sweeps.sweep_view import (
+    describe_current,
+    describe_failures,
+    describe_outcome,
+    sweep_report,
+)
 from nbddp.formatting import plural
 from nbddp.group.display import TextDisplay
 from nbddp.group.push_pull import push
@@ -19,12 +25,6 @@ from nbddp.record.cell import CellRequest, CellResult, ReplayEntry
 from nbddp.record.replay_log import describe_entries
 from nbddp.record.run_events import TrialEnded
 from nbddp.sigint import sigint_deferred
-from nbddp.ui.report.sweep import (
-    describe_current,
-    describe_failures,
-    describe_outcome,
-    sweep_report,
-)
 from nbddp.wire.group_spec import GroupSpec
 
 ENDED_BY_USER = "ended by you"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbddp.archive.scaling import MAX_SPREAD, Scaling, WorldSizeResult
+from nbddp.extensions.sweeps.scaling_results import MAX_SPREAD, Scaling, WorldSizeResult
 from nbddp.formatting import format_bytes, format_seconds, plural
 from nbddp.ui.report.blocks import Picture, Report, Table, note
 from nbddp.ui.wording import align_columns, format_rate
@@ -38,7 +38,7 @@ def scaling_report(scaling: Scaling) -> Report:
 
 def _draw(scaling: Scaling) -> tuple[bytes, int]:
     from nbddp.charts.figure import png_of  # loads matplotlib
-    from nbddp.ui.report.scaling_figure import draw_scaling
+    from nbddp.extensions.sweeps.scaling_figure import draw_scaling
 
     return png_of(draw_scaling(scaling))
 

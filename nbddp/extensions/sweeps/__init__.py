@@ -1,0 +1,1 @@
+"""Sweeps: run a cell for each combination of values, seeds or world sizes."""
