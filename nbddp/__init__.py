@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from nbddp.extensions.course.exercises import Judgement, check_answer
     from nbddp.extensions.course.sonnets import sonnets
     from nbddp.extensions.runs.api import Run, compare, runs
+    from nbddp.extensions.train.checkpoint.checkpoint import Checkpoint, Resumed
+    from nbddp.extensions.train.collectives import all_gather, all_reduce, main_rank_first, on_main
+    from nbddp.extensions.train.config import config
+    from nbddp.extensions.train.loader import Loader, loader
+    from nbddp.extensions.train.precision import Precision, precision
+    from nbddp.extensions.train.prepare import prepare
     from nbddp.group.worker_group import WorkerGroup
     from nbddp.magics.load import timeline
     from nbddp.record.cell import CellResult
@@ -39,13 +45,7 @@ if TYPE_CHECKING:
     from nbddp.record.trace import Trace
     from nbddp.record.waiting.collective_timeline import Timeline
     from nbddp.reporting.log_and_track import Track, log, track
-    from nbddp.train.checkpoint.checkpoint import Checkpoint, Resumed
-    from nbddp.train.collectives import all_gather, all_reduce, main_rank_first, on_main
-    from nbddp.train.config import config
     from nbddp.train.faults import arming as faults
-    from nbddp.train.loader import Loader, loader
-    from nbddp.train.precision import Precision, precision
-    from nbddp.train.prepare import prepare
     from nbddp.trainers.attach import report_trainers
 
 __version__ = "0.1.0"
@@ -103,14 +103,19 @@ _MODULES = {
     "nbddp.record.heal.heal_report": ("Healed",),
     "nbddp.record.waiting.collective_timeline": ("Timeline",),
     "nbddp.record.trace": ("Trace",),
-    "nbddp.train.checkpoint.checkpoint": ("Checkpoint", "Resumed"),
-    "nbddp.train.collectives": ("all_gather", "all_reduce", "main_rank_first", "on_main"),
-    "nbddp.train.config": ("config",),
-    "nbddp.train.loader": ("Loader", "loader"),
+    "nbddp.extensions.train.checkpoint.checkpoint": ("Checkpoint", "Resumed"),
+    "nbddp.extensions.train.collectives": (
+        "all_gather",
+        "all_reduce",
+        "main_rank_first",
+        "on_main",
+    ),
+    "nbddp.extensions.train.config": ("config",),
+    "nbddp.extensions.train.loader": ("Loader", "loader"),
     "nbddp.extensions.course.digits": ("Digits", "digits"),
     "nbddp.train.faults.arming": ("faults",),
-    "nbddp.train.prepare": ("prepare",),
-    "nbddp.train.precision": ("Precision", "precision"),
+    "nbddp.extensions.train.prepare": ("prepare",),
+    "nbddp.extensions.train.precision": ("Precision", "precision"),
     "nbddp.reporting.log_and_track": ("Track", "log", "track"),
     "nbddp.extensions.course.sonnets": ("sonnets",),
     "nbddp.trainers.attach": ("report_trainers",),

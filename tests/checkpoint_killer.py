@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from nbddp.train.checkpoint.checkpoint import Checkpoint
+from nbddp.extensions.train.checkpoint.checkpoint import Checkpoint
 
 VALUES = 250_000  # 1 MB
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from nbddp.extensions.train.loader import Loader
 from nbddp.reporting import this_rank
-from nbddp.train.loader import Loader
 
 SIZES = {
     "samples": st.integers(1, 40),

@@ -240,7 +240,9 @@ def test_training_kit_docstrings_have_doctest_examples() -> None:
     shown = ["Checkpoint", "Resumed", "WorkerGroup", "Topology"]
     for name in nbddp.__all__:
         thing = getattr(nbddp, name)
-        if inspect.isfunction(thing) and thing.__module__.startswith("nbddp.train"):
+        if inspect.isfunction(thing) and thing.__module__.startswith(
+            ("nbddp.extensions.train", "nbddp.reporting")
+        ):
             shown.append(name)
     assert len(shown) > 10
     docs = {name: inspect.getdoc(getattr(nbddp, name)) or "" for name in shown}

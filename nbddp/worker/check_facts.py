@@ -135,7 +135,7 @@ def _own_gpu() -> dict[str, Any]:
 
 def _batch_sizes(names: Names, wanted: Iterable[str]) -> dict[str, int]:
     """Return the batch sizes of ``nbddp.loader`` objects that shuffle; no rule needs more."""
-    module = sys.modules.get("nbddp.train.loader")  # else no loader exists
+    module = sys.modules.get("nbddp.extensions.train.loader")  # else no loader exists
     loaders = [name for name in wanted if module and type(names[name]) is module.Loader]
     sizes = {name: names[name].batch_size for name in loaders if names[name].shuffles}
     return {name: size for name, size in sizes.items() if size}

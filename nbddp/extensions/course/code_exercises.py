@@ -28,10 +28,10 @@ from nbddp.extensions.course.grading import (
     say,
     stop_if,
 )
+from nbddp.extensions.train.call_agreement import communication_device
+from nbddp.extensions.train.collectives import all_gather
+from nbddp.extensions.train.prepare import prepare
 from nbddp.reporting import this_rank
-from nbddp.train.call_agreement import communication_device
-from nbddp.train.collectives import all_gather
-from nbddp.train.prepare import prepare
 
 SECONDS_TO_PUSH = 20  # many times what it takes on a busy machine
 

@@ -28,8 +28,8 @@ from nbddp.extensions.course import (
     training_functions,  # noqa: F401
 )
 from nbddp.extensions.course.grading import CODE_EXERCISES, RIGHT
+from nbddp.extensions.train.collectives import all_gather
 from nbddp.formatting import plural
-from nbddp.train.collectives import all_gather
 
 VALUE_EXERCISES: dict[str, list[dict[str, Any]]] = json.loads(
     Path(__file__).with_name("exercises.json").read_text()

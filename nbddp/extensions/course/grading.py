@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from nbddp.extensions.train.collectives import all_gather
 from nbddp.reporting import this_rank
-from nbddp.train.collectives import all_gather
 
 RIGHT = ""
 F = TypeVar("F", bound=Callable[..., None])

@@ -40,8 +40,8 @@ from torch.optim import Optimizer, optimizer
 from torch.storage import TypedStorage
 from torch.utils.data import DataLoader
 
+from nbddp.extensions.train.prepare import is_prepared, register
 from nbddp.formatting import with_article
-from nbddp.train.prepare import is_prepared, register
 from nbddp.wire.function_sources import Pickler
 from nbddp.wire.request_messages import KEEPS_RANK, MADE_BY_ALL
 from nbddp.worker.heal.hook_pickling import describe_global_hooks, reduce_with_hooks

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nbddp.train.prepare import prepared
+from nbddp.extensions.train.prepare import prepared
 
 MAX_MODELS = 8
 

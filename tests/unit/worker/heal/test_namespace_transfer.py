@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 import nbddp
+from nbddp.extensions.train.prepare import is_prepared
 from nbddp.train.faults import fault_actions
 from nbddp.train.faults.kinds import Fault
-from nbddp.train.prepare import is_prepared
 from nbddp.worker.heal.namespace_transfer import UnpickleError, load_namespace, pickle_namespace
 
 Names = dict[str, Any]

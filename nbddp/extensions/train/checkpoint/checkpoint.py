@@ -19,12 +19,12 @@ from typing import Any
 import torch.distributed as dist
 
 from nbddp.errors import ArgumentError, CheckpointError
+from nbddp.extensions.train.checkpoint import atomic_files, sharded, state_dicts
+from nbddp.extensions.train.checkpoint.atomic_files import OLDER_UNTOUCHED
+from nbddp.extensions.train.checkpoint.contents import CheckpointContents, load, split_parts
+from nbddp.extensions.train.collectives import run_on_all_ranks
 from nbddp.reporting import log_and_track, this_rank
 from nbddp.reporting.this_rank import warn_user
-from nbddp.train.checkpoint import atomic_files, sharded, state_dicts
-from nbddp.train.checkpoint.atomic_files import OLDER_UNTOUCHED
-from nbddp.train.checkpoint.contents import CheckpointContents, load, split_parts
-from nbddp.train.collectives import run_on_all_ranks
 
 logger = logging.getLogger("nbddp")
 

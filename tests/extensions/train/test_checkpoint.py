@@ -28,10 +28,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import CheckpointError
-from nbddp.train.checkpoint import atomic_files
-from nbddp.train.checkpoint.checkpoint import Checkpoint, Resumed, checkpoints
+from nbddp.extensions.train.checkpoint import atomic_files
+from nbddp.extensions.train.checkpoint.checkpoint import Checkpoint, Resumed, checkpoints
+from nbddp.extensions.train.precision import precision
 from nbddp.train.faults.fault_actions import flip_bytes
-from nbddp.train.precision import precision
 
 
 class Loader:
@@ -353,7 +353,7 @@ def test_a_relative_checkpoint_folder_does_not_follow_a_change_of_directory(
 @pytest.mark.process
 @pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.full)])
 def test_a_killed_writer_always_leaves_a_complete_checkpoint(tmp_path: Path, kills: int) -> None:
-    script = Path(__file__).parents[3] / "checkpoint_killer.py"
+    script = Path(__file__).parents[2] / "checkpoint_killer.py"
     command = [sys.executable, "-W", "error", str(script), str(tmp_path), str(kills)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=140, check=False)
     assert done.returncode == 0, done.stderr

@@ -14,16 +14,16 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from torch.utils.data import default_collate as torch_collate
 
 from nbddp.errors import ArgumentError
-from nbddp.reporting import log_and_track, state_providers, this_rank
-from nbddp.reporting.state_providers import StateProvider
-from nbddp.reporting.this_rank import mix, warn_user
-from nbddp.train.epoch_batches import (
+from nbddp.extensions.train.epoch_batches import (
     BatchDataset,
     EpochBatches,
     EpochOrder,
     InterleavedStream,
     LoaderPosition,
 )
+from nbddp.reporting import log_and_track, state_providers, this_rank
+from nbddp.reporting.state_providers import StateProvider
+from nbddp.reporting.this_rank import mix, warn_user
 
 
 def loader(

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import nn
 
 from nbddp.errors import CheckpointError
+from nbddp.extensions.train.checkpoint import atomic_files
 from nbddp.reporting import this_rank
-from nbddp.train.checkpoint import atomic_files
 
 UNSHARDED_FILE = "rest.pt"  # the parts that are not sharded, and the checksums of the shards
 

@@ -19,8 +19,8 @@ from syrupy.assertion import SnapshotAssertion
 from torch.utils.data import Dataset, DistributedSampler, TensorDataset
 
 from nbddp.errors import ArgumentError
+from nbddp.extensions.train.loader import Loader, loader
 from nbddp.reporting import log_and_track
-from nbddp.train.loader import Loader, loader
 
 # a rank of a worker group, and pytest, have threads; workers that only load do not mind
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

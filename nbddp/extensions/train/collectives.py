@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 
 from nbddp.errors import ArgumentError, CheckpointError
-from nbddp.reporting import this_rank
-from nbddp.train.call_agreement import (
+from nbddp.extensions.train.call_agreement import (
     CallOutcome,
     Group,
     broadcast_outcome,
@@ -26,6 +25,7 @@ from nbddp.train.call_agreement import (
     not_collective,
     pickle_outcome,
 )
+from nbddp.reporting import this_rank
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nbddp.errors import RequestError
+from nbddp.extensions.train.precision import Precision, precision
 from nbddp.reporting import this_rank
-from nbddp.train.precision import Precision, precision
 
 mse = nn.functional.mse_loss
 

@@ -18,7 +18,7 @@ from syrupy.assertion import SnapshotAssertion
 from torch.utils import data
 
 from nbddp.errors import ArgumentError
-from nbddp.train.loader import Loader, loader
+from nbddp.extensions.train.loader import Loader, loader
 
 # a rank of a worker group, and pytest, have threads; workers that only load do not mind
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

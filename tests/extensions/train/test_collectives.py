@@ -17,8 +17,8 @@ from syrupy.assertion import SnapshotAssertion
 from torch import nn
 
 from nbddp import ArgumentError
-from nbddp.train.collectives import all_reduce, main_rank_first, on_main
-from nbddp.train.prepare import prepare, prepared
+from nbddp.extensions.train.collectives import all_reduce, main_rank_first, on_main
+from nbddp.extensions.train.prepare import prepare, prepared
 
 Count = namedtuple("Count", ["correct", "seen"])
 

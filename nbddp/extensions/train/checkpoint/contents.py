@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import CheckpointError
+from nbddp.extensions.train.checkpoint import atomic_files, sharded, state_dicts
 from nbddp.reporting import this_rank
-from nbddp.train.checkpoint import atomic_files, sharded, state_dicts
 
 _STATEFUL = ("state_dict", "load_state_dict")
 

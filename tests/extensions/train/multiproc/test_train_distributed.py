@@ -12,7 +12,7 @@ from drivers.inside import imported
 from drivers.ranks import Capture, MakeRanks, Ranks
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.train.prepare import prepared
+from nbddp.extensions.train.prepare import prepared
 
 KIT = (
     imported(prepared)
