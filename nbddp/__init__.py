@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from nbddp.extensions.train.loader import Loader, loader
     from nbddp.extensions.train.precision import Precision, precision
     from nbddp.extensions.train.prepare import prepare
+    from nbddp.extensions.trainers.attach import report_trainers
     from nbddp.group.worker_group import WorkerGroup
     from nbddp.magics.load import timeline
     from nbddp.record.cell import CellResult
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from nbddp.record.waiting.collective_timeline import Timeline
     from nbddp.reporting.log_and_track import Track, log, track
     from nbddp.train.faults import arming as faults
-    from nbddp.trainers.attach import report_trainers
 
 __version__ = "0.1.0"
 
@@ -118,7 +118,7 @@ _MODULES = {
     "nbddp.extensions.train.precision": ("Precision", "precision"),
     "nbddp.reporting.log_and_track": ("Track", "log", "track"),
     "nbddp.extensions.course.sonnets": ("sonnets",),
-    "nbddp.trainers.attach": ("report_trainers",),
+    "nbddp.extensions.trainers.attach": ("report_trainers",),
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -27,9 +27,9 @@ from torch.utils import data
 from nbddp import accelerator
 from nbddp.checks import facts
 from nbddp.checks.facts import NamedObject, RankFacts
+from nbddp.extensions.trainers.reporting import trainers_of_cell
 from nbddp.reporting import this_rank
 from nbddp.topology import cores_here
-from nbddp.trainers.reporting import trainers_of_cell
 from nbddp.wire.messages import Failure
 from nbddp.worker.cell.failure import ddp_models, describe_parameters, parameters_without_gradient
 from nbddp.worker.process_group.object_state import parameters_of

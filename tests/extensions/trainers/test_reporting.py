@@ -12,9 +12,9 @@ import torch
 from sinks import Recorder
 
 from nbddp.checks.facts import TrainerFacts
-from nbddp.trainers import attach, reporting
-from nbddp.trainers.lightning_callback import NbddpCallback
-from nbddp.trainers.reporting import StepReporter, report
+from nbddp.extensions.trainers import attach, reporting
+from nbddp.extensions.trainers.lightning_callback import NbddpCallback
+from nbddp.extensions.trainers.reporting import StepReporter, report
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_lightning_metrics_are_reported_at_the_moments_at_which_they_are_new(
 def test_lightning_gets_a_callback_only_where_trainers_report(
     sink: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nbddp.trainers.lightning_callback import lightning_callbacks
+    from nbddp.extensions.trainers.lightning_callback import lightning_callbacks
 
     library: Any = ModuleType("lightning.pytorch")
     library.Callback = type("Callback", (), {})

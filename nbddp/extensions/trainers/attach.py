@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nbddp.checks.facts import TrainerFacts
+from nbddp.extensions.trainers.reporting import add_trainer, enable, report
 from nbddp.import_hooks import change_when_imported
-from nbddp.trainers.reporting import add_trainer, enable, report
 
 Values = Mapping[str, Any]
 
@@ -41,7 +41,7 @@ def report_trainers() -> None:
 
 @functools.cache
 def attach_to_libraries() -> None:
-    """Make the libraries report, if :func:`~nbddp.trainers.reporting.enable` allows it."""
+    """Make the libraries report, if ``reporting.enable`` allows it."""
     change_when_imported("transformers.trainer", _add_transformers_callback)
     change_when_imported("accelerate.accelerator", _change_accelerate)
     for name in ("lightning.fabric.fabric", "lightning_fabric.fabric"):
@@ -50,7 +50,7 @@ def attach_to_libraries() -> None:
 
 
 def _add_transformers_callback(trainer: Any) -> None:
-    callback = importlib.import_module("nbddp.trainers.transformers_callback")
+    callback = importlib.import_module("nbddp.extensions.trainers.transformers_callback")
     trainer.DEFAULT_CALLBACKS.append(callback.NbddpCallback)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
-from nbddp.trainers.training_data import MAX_ROWS, column_checksums, data_facts
+from nbddp.extensions.trainers.training_data import MAX_ROWS, column_checksums, data_facts
 
 NUMBERS = list(range(100))
 

@@ -13,9 +13,9 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback
 
 from nbddp.checks.facts import TrainerFacts
+from nbddp.extensions.trainers.reporting import StepReporter, add_trainer, report
+from nbddp.extensions.trainers.training_data import data_facts
 from nbddp.reporting.log_and_track import length_of
-from nbddp.trainers.reporting import StepReporter, add_trainer, report
-from nbddp.trainers.training_data import data_facts
 
 # totals of a whole training or evaluation, which make no curve
 _TOTALS = re.compile(r"_runtime$|_steps_per_second$|_preparation_time$|^total_flos$")

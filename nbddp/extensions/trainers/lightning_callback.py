@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbddp.checks.facts import TrainerFacts
-from nbddp.trainers.reporting import StepReporter, add_trainer, is_enabled, report
-from nbddp.trainers.training_data import data_facts
+from nbddp.extensions.trainers.reporting import StepReporter, add_trainer, is_enabled, report
+from nbddp.extensions.trainers.training_data import data_facts
 
 
 class NbddpCallback:
