@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nbddp.extensions.course.digits import Digits, digits
     from nbddp.extensions.course.exercises import Judgement, check_answer
     from nbddp.extensions.course.sonnets import sonnets
+    from nbddp.extensions.faults import arming as faults
     from nbddp.extensions.runs.api import Run, compare, runs
     from nbddp.extensions.train.checkpoint.checkpoint import Checkpoint, Resumed
     from nbddp.extensions.train.collectives import all_gather, all_reduce, main_rank_first, on_main
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from nbddp.record.trace import Trace
     from nbddp.record.waiting.collective_timeline import Timeline
     from nbddp.reporting.log_and_track import Track, log, track
-    from nbddp.train.faults import arming as faults
 
 __version__ = "0.1.0"
 
@@ -113,7 +113,7 @@ _MODULES = {
     "nbddp.extensions.train.config": ("config",),
     "nbddp.extensions.train.loader": ("Loader", "loader"),
     "nbddp.extensions.course.digits": ("Digits", "digits"),
-    "nbddp.train.faults.arming": ("faults",),
+    "nbddp.extensions.faults.arming": ("faults",),
     "nbddp.extensions.train.prepare": ("prepare",),
     "nbddp.extensions.train.precision": ("Precision", "precision"),
     "nbddp.reporting.log_and_track": ("Track", "log", "track"),

@@ -13,8 +13,8 @@ from pathlib import Path
 import nbddp
 from nbddp.checks import registry
 from nbddp.checks.checker import ALL_RULES
+from nbddp.extensions.faults.arming import KINDS
 from nbddp.magics.parser import CELL, COMMANDS
-from nbddp.train.faults.arming import KINDS
 
 TESTS = Path(__file__).parent
 TABLE = ConfigParser(delimiters=("=",), interpolation=None)

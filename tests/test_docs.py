@@ -19,9 +19,9 @@ from IPython.core.inputtransformer2 import TransformerManager
 from PIL import Image
 
 import nbddp
+from nbddp.extensions.faults.arming import KINDS
 from nbddp.magics.magic_parser import MagicParser
 from nbddp.magics.parser import CELL, COMMANDS, parse_line
-from nbddp.train.faults.arming import KINDS
 from tools import docstring_examples, site_hooks
 from tools.dead_links import dead_links
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
+from nbddp.extensions.faults.kinds import FAULTS_VARIABLE
 from nbddp.group.push_pull import pull
 from nbddp.lifecycle.refusals import BUSY
 from nbddp.record.cell import CellResult
-from nbddp.train.faults.kinds import FAULTS_VARIABLE
 from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.rank_start import Script
 

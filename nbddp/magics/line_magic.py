@@ -10,6 +10,7 @@ from typing import Any
 from nbddp.errors import RequestError, as_request_error
 from nbddp.extensions.export.notebook import export
 from nbddp.extensions.export.script import PulledValue
+from nbddp.extensions.faults.kinds import Fault
 from nbddp.extensions.runs.notebook import compare_runs, manage_runs, show_run
 from nbddp.group.find_script import find_script
 from nbddp.lifecycle.refusals import way_out
@@ -39,7 +40,6 @@ from nbddp.magics.presenter import ViewChoice
 from nbddp.record.cell import CellRequest
 from nbddp.record.heal.rerun import cells_to_rerun
 from nbddp.record.log_reader import log_name, tail
-from nbddp.train.faults.kinds import Fault
 from nbddp.ui.report.timeline import timeline_report
 from nbddp.ui.wording import describe_armed
 

@@ -24,11 +24,11 @@ from IPython.core.interactiveshell import ExecutionResult
 
 import nbddp
 from nbddp import accelerator
+from nbddp.extensions.faults import arming
 from nbddp.extensions.trainers import reporting
 from nbddp.extensions.trainers.attach import attach_to_libraries
 from nbddp.reporting import log_and_track
 from nbddp.topology import cores_here
-from nbddp.train.faults import arming
 from nbddp.wire import messages as msg
 from nbddp.wire.envelope import CONTROLLER
 from nbddp.wire.queues import QueueReader, QueueWriter

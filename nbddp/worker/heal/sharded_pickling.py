@@ -25,7 +25,7 @@ from nbddp.worker.heal.spread_state import root_mesh
 from nbddp.worker.process_group.unfinished_steps import fsdp_groups_of
 
 # FSDP2 adds its hooks again; a fault is injected on one rank only
-_HOOK_MODULES = ("torch.distributed.fsdp._fully_shard", "nbddp.train.faults")
+_HOOK_MODULES = ("torch.distributed.fsdp._fully_shard", "nbddp.extensions.faults")
 _STATE_KEYS = "__composable_api_state_key"  # differ in each process
 
 

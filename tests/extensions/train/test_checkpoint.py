@@ -28,10 +28,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import CheckpointError
+from nbddp.extensions.faults.fault_actions import flip_bytes
 from nbddp.extensions.train.checkpoint import atomic_files
 from nbddp.extensions.train.checkpoint.checkpoint import Checkpoint, Resumed, checkpoints
 from nbddp.extensions.train.precision import precision
-from nbddp.train.faults.fault_actions import flip_bytes
 
 
 class Loader:

@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 import nbddp
+from nbddp.extensions.faults import fault_actions
+from nbddp.extensions.faults.kinds import Fault
 from nbddp.extensions.train.prepare import is_prepared
-from nbddp.train.faults import fault_actions
-from nbddp.train.faults.kinds import Fault
 from nbddp.worker.heal.namespace_transfer import UnpickleError, load_namespace, pickle_namespace
 
 Names = dict[str, Any]

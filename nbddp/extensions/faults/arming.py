@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import torch.distributed as dist
 
 from nbddp.errors import ArgumentError
+from nbddp.extensions.faults.fault_actions import ACTION_CLASSES, FaultAction, FaultError
+from nbddp.extensions.faults.kinds import FACTOR, FAULTS_VARIABLE, KINDS, Fault
 from nbddp.reporting import log_and_track, this_rank
-from nbddp.train.faults.fault_actions import ACTION_CLASSES, FaultAction, FaultError
-from nbddp.train.faults.kinds import FACTOR, FAULTS_VARIABLE, KINDS, Fault
 
 __all__ = ["KINDS", "Fault", "FaultError", "armed", "at", "begin_cell", "clear"]
 
@@ -42,7 +42,7 @@ def at(*, step: int, rank: int, kind: str, factor: float = FACTOR, again: bool =
             ``hang`` (the rank sleeps), ``stop`` (SIGSTOP), ``slow`` (every later step takes
             ``factor`` times as long), ``nan`` (a gradient in the next backward of a prepared
             model), ``skip`` (the rank skips its next collective, see
-            :class:`nbddp.train.faults.fault_actions.SkipAction`), ``oom`` (an allocation that
+            :class:`nbddp.extensions.faults.fault_actions.SkipAction`), ``oom`` (an allocation that
             must fail), ``corrupt`` (bytes of the newest checkpoint are flipped).
         factor: the slowdown for ``slow``.
         again: whether to arm a fault that has already fired in this process.

@@ -22,11 +22,11 @@ from sinks import Recorder
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import ArgumentError
+from nbddp.extensions.faults import arming, fault_actions
+from nbddp.extensions.faults.arming import KINDS, Fault, FaultError, armed, at, clear
+from nbddp.extensions.faults.kinds import FAULTS_VARIABLE
 from nbddp.reporting import log_and_track, this_rank
 from nbddp.reporting.log_and_track import log, report_step
-from nbddp.train.faults import arming, fault_actions
-from nbddp.train.faults.arming import KINDS, Fault, FaultError, armed, at, clear
-from nbddp.train.faults.kinds import FAULTS_VARIABLE
 
 
 @pytest.fixture(autouse=True)

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from nbddp.extensions.faults.kinds import Fault
 from nbddp.extensions.train.checkpoint.checkpoint import checkpoints
 from nbddp.extensions.train.prepare import prepared
 from nbddp.reporting import this_rank
-from nbddp.train.faults.kinds import Fault
 
 EXIT_CODE = 3
 IMPOSSIBLE_BYTES = 1 << 56  # more than a process can address, so no memory is really allocated
