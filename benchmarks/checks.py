@@ -13,7 +13,7 @@ import argparse
 import time
 from statistics import median, quantiles
 
-from nbddp.group.checking import QuietChecks
+from nbddp.extensions.checks.notebook import QuietChecks
 from nbddp.group.worker_group import WorkerGroup
 from nbddp.record.cell import CellHandle, CellRequest
 
@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import time
 import nbddp.worker.main as main_
-from nbddp.checks.facts import RankFacts
+from nbddp.extensions.checks.facts import RankFacts
 
 seconds_, collect_facts_ = [], main_.collect_facts
 def timed_facts_(*args, **options):

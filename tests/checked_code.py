@@ -6,8 +6,8 @@ import textwrap
 from functools import partial
 from typing import Any
 
-from nbddp.checks.checker import check_source
-from nbddp.checks.source import CellSource
+from nbddp.extensions.checks.checker import check_source
+from nbddp.extensions.checks.source import CellSource
 
 COMMON = "import torch\nimport torch.distributed as dist\n"
 IMPORTS_DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"

@@ -11,8 +11,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import nbddp
-from nbddp.checks import registry
-from nbddp.checks.checker import ALL_RULES
+from nbddp.extensions.checks import registry
+from nbddp.extensions.checks.checker import ALL_RULES
 from nbddp.extensions.faults.arming import KINDS
 from nbddp.magics.parser import CELL, COMMANDS
 
@@ -24,7 +24,7 @@ WRITTEN = ("failures", "panel")  # sections that no list of the package has
 
 # files that a file of tests reads, with the ids that its tests go through
 DATA = {
-    "unit/checks/test_checks.py": [Path(registry.__file__).with_name("rules.md")],
+    "extensions/checks/test_checks.py": [Path(registry.__file__).with_name("rules.md")],
 }
 # text that a test has instead of the name: a magic, or the function that returns the object
 INSTEAD = {

@@ -36,7 +36,7 @@ LINK = re.compile(r"(\]\(|\bsrc=\"|\bsrcset=\")(?!https?:|#)([^)\"#]+)(#[^)\"]+)
 PICTURE = re.compile(r"<picture>.*?</picture>", re.DOTALL)
 NOTEBOOK_LINK = re.compile(r'href="(?!https?:)(?:([^"#]*)\.(ipynb|md))?(#[^"]*)?"')
 GENERATED = {  # a file of the repository, and the page that is made from it
-    "nbddp/checks/rules.md": "reference/checks.md",
+    "nbddp/extensions/checks/rules.md": "reference/checks.md",
     "nbddp/magics/parser.py": "reference/options.md",
 }
 PAGES_AT_TOP = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "UNTRIED.md")
@@ -65,7 +65,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File(uri, str(COPIES), config.site_dir, config.use_directory_urls))
     add("reference/options.md", content="\n".join(_options()))
     add("reference/names.md", content="\n".join(_names()))
-    add("reference/checks.md", content=(ROOT / "nbddp/checks/rules.md").read_text("utf-8"))
+    add(
+        "reference/checks.md",
+        content=(ROOT / "nbddp/extensions/checks/rules.md").read_text("utf-8"),
+    )
     add("rank_colors.css", content=_rank_colors())
     add("llms.txt", content=_llms(config))
     return files

@@ -13,13 +13,13 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from nbddp.checks.checker import hang_causes
 from nbddp.controller.actor_state import ActorState
 from nbddp.controller.executor import Executor
 from nbddp.controller.message_handler import MessageHandler
 from nbddp.controller.rank_processes import short_error
 from nbddp.controller.run_facts import WRITE_INTERVAL, start_git_query
 from nbddp.errors import RequestError, StartError
+from nbddp.extensions.checks.checker import hang_causes
 from nbddp.launch.local_launcher import Launcher
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import refusals

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nbddp.checks.facts import LoaderFacts, RankFacts
+from nbddp.extensions.checks.facts import LoaderFacts, RankFacts
 from nbddp.record.cell import CellHandle
 from nbddp.record.rank_monitor import RankMonitor
 from nbddp.wire.messages import CellEnded, Ready

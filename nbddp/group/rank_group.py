@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nbddp.checks.facts import RankFacts
 from nbddp.controller.rank_requests import ask_all, check_ranks
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
+from nbddp.extensions.checks.facts import RankFacts
 from nbddp.group import push_pull
 from nbddp.group.node_pool import NodePool, NodesSpec
 from nbddp.group.script_ranks import ScriptRanks

@@ -15,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import clear_output, publish_display_data
 
 from nbddp.controller.session import Session
-from nbddp.group.checking import find_new
+from nbddp.extensions.checks.notebook import find_new
 from nbddp.group.display import TextDisplay
 from nbddp.sigint import import_interruptibly
 from nbddp.ui.frontend import NotebookTarget, View, supports_color, supports_widgets

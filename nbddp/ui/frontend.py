@@ -16,7 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import publish_display_data
 
 from nbddp.charts.palette import terminal_color
-from nbddp.checks.registry import Finding
+from nbddp.extensions.checks.registry import Finding
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.ui.wording import format_rank_tag
 from nbddp.wire.messages import Display, JsonDict

@@ -11,6 +11,7 @@ from io import StringIO
 
 from nbddp.charts.axes import format_number
 from nbddp.controller.session import Session
+from nbddp.extensions.checks.view import findings_text
 from nbddp.formatting import format_ranks, format_seconds
 from nbddp.record import notices
 from nbddp.record.cell import CellHandle, CellResult
@@ -21,7 +22,6 @@ from nbddp.ui import frontend, wording
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import InputBackend, InputQueue
 from nbddp.ui.log_lines import RepeatedWarnings, split_text_and_rich
-from nbddp.ui.report.findings import findings_text
 from nbddp.wire.messages import Display
 
 logger = logging.getLogger(__name__)

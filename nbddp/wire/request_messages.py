@@ -52,7 +52,7 @@ class Inspect(RankRequest):
 
 
 class CollectFacts(RankRequest):
-    """Describe all variables: a :class:`~nbddp.checks.facts.RankFacts`, as a dict."""
+    """Describe all variables: a :class:`~nbddp.extensions.checks.facts.RankFacts`, as a dict."""
 
 
 class SendNamespace(RankRequest):

@@ -24,6 +24,7 @@ from IPython.core.interactiveshell import ExecutionResult
 
 import nbddp
 from nbddp import accelerator
+from nbddp.extensions.checks.rank import collect_facts
 from nbddp.extensions.faults import arming
 from nbddp.extensions.trainers import reporting
 from nbddp.extensions.trainers.attach import attach_to_libraries
@@ -45,7 +46,6 @@ from nbddp.worker.cell.run_script import EXIT_FILENAME, exit_code, exit_forked_c
 from nbddp.worker.cell.shell import RankShell, make_shell
 from nbddp.worker.cell.shell_commands import PackageCommands
 from nbddp.worker.cell.stdin import StdinProxy
-from nbddp.worker.check_facts import collect_facts
 from nbddp.worker.heal.healing import HealHandler
 from nbddp.worker.heal.reported_values import ReportedValues
 from nbddp.worker.heal.shard_copies import ShardCopies

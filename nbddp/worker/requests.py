@@ -18,6 +18,7 @@ from torch.distributed import Store
 from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import RequestError
+from nbddp.extensions.checks.rank import collect_facts
 from nbddp.wire import payloads, request_messages
 from nbddp.wire.function_sources import Pickler, loads_with_sources
 from nbddp.wire.messages import JsonDict
@@ -26,7 +27,6 @@ from nbddp.wire.trace_messages import SendTrace, TraceSent
 from nbddp.worker.cell.display import MAX_MESSAGE, TOO_LONG, truncate
 from nbddp.worker.cell.interrupt import CellInterrupter
 from nbddp.worker.cell.shell import RankShell
-from nbddp.worker.check_facts import collect_facts
 from nbddp.worker.heal.healing import HealHandler
 from nbddp.worker.heal.reported_values import ReportedValues
 from nbddp.worker.tracebacks import error_text

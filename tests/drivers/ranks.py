@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from nbddp import CellFailedError, WorkerGroup
-from nbddp.checks.facts import RankFacts
-from nbddp.checks.registry import Finding
 from nbddp.controller.session import Session
-from nbddp.group.checking import check_cell
+from nbddp.extensions.checks.facts import RankFacts
+from nbddp.extensions.checks.notebook import check_cell
+from nbddp.extensions.checks.registry import Finding
 from nbddp.group.display import TextDisplay
 from nbddp.group.find_script import find_script
 from nbddp.group.node_pool import NodePool, NodesSpec

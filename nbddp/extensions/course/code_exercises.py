@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from nbddp.checks.checker import check_source
-from nbddp.checks.source import CellSource
 from nbddp.errors import RequestError
+from nbddp.extensions.checks.checker import check_source
+from nbddp.extensions.checks.source import CellSource
 from nbddp.extensions.course.grading import (
     RIGHT,
     WrongError,

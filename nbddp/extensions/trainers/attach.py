@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nbddp.checks.facts import TrainerFacts
+from nbddp.extensions.checks.facts import TrainerFacts
 from nbddp.extensions.trainers.reporting import add_trainer, enable, report
 from nbddp.import_hooks import change_when_imported
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from nbddp.checks.facts import TrainerFacts
+from nbddp.extensions.checks.facts import TrainerFacts
 from nbddp.extensions.trainers.reporting import StepReporter, add_trainer, is_enabled, report
 from nbddp.extensions.trainers.training_data import data_facts
 

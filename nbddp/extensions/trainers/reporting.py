@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-from nbddp.checks.facts import TrainerFacts
+from nbddp.extensions.checks.facts import TrainerFacts
 from nbddp.reporting import log_and_track
 from nbddp.reporting.log_and_track import RESERVED, ProgressBar
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
-from nbddp.checks.facts import TrainerFacts
+from nbddp.extensions.checks.facts import TrainerFacts
 from nbddp.extensions.trainers.reporting import StepReporter, add_trainer, report
 from nbddp.extensions.trainers.training_data import data_facts
 from nbddp.reporting.log_and_track import length_of

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nbddp.checks.checker import checklist, explain, find_rule
-from nbddp.checks.registry import Finding
 from nbddp.errors import FindingsError, RequestError
-from nbddp.group.checking import check_cell, check_script
+from nbddp.extensions.checks.checker import checklist, explain, find_rule
+from nbddp.extensions.checks.notebook import check_cell, check_script
+from nbddp.extensions.checks.registry import Finding
+from nbddp.extensions.checks.view import findings_report, findings_title
 from nbddp.magics.command_arguments import CheckArguments, TraceArguments
 from nbddp.magics.notebook_state import NotebookState
-from nbddp.ui.report.findings import findings_report, findings_title
 from nbddp.ui.report.render import render_text
 from nbddp.wire.trace_messages import TraceSteps
 

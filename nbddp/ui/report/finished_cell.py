@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from nbddp.charts.axes import AxisScale
-from nbddp.checks.registry import Finding
+from nbddp.extensions.checks.registry import Finding
+from nbddp.extensions.checks.view import findings_below_cell
 from nbddp.formatting import format_ranks, format_seconds
 from nbddp.lifecycle.retries import RecoveryMethod, describe_recoveries
 from nbddp.record.cell import CellHandle, CellResult
@@ -17,7 +18,6 @@ from nbddp.ui.chart_html import metrics_text
 from nbddp.ui.log_lines import LogLine, log_html, log_text, scroll_box
 from nbddp.ui.report import status
 from nbddp.ui.report.blocks import Block, Card, Cell, Details, Dot, Markup, Report, Text, note
-from nbddp.ui.report.findings import findings_below_cell
 from nbddp.ui.report.rank_table import MAX_DETAILED_RANKS, DrawCurve, rank_blocks
 from nbddp.ui.report.render import render_html, text_lines, title_html
 from nbddp.ui.wording import describe_group

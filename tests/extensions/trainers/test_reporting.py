@@ -11,7 +11,7 @@ import pytest
 import torch
 from sinks import Recorder
 
-from nbddp.checks.facts import TrainerFacts
+from nbddp.extensions.checks.facts import TrainerFacts
 from nbddp.extensions.trainers import attach, reporting
 from nbddp.extensions.trainers.lightning_callback import NbddpCallback
 from nbddp.extensions.trainers.reporting import StepReporter, report

@@ -20,9 +20,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from nbddp.checks.facts import RankFacts
 from nbddp.controller.run_facts import samples_per_step
 from nbddp.errors import StartError
+from nbddp.extensions.checks.facts import RankFacts
 from nbddp.record.event_log import (
     MAX_FACT_CHARS,
     MAX_FACT_ENTRIES,

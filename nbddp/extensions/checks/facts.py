@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar, get_args
 
-from nbddp.checks.source import CellSource
+from nbddp.extensions.checks.source import CellSource
 
 Json = Mapping[str, Any]
 

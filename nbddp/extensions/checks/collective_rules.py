@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from nbddp.checks.conditions import (
+from nbddp.extensions.checks.conditions import (
     RankCondition,
     early_exits,
     exit_target,
@@ -16,9 +16,9 @@ from nbddp.checks.conditions import (
     rank_conditions,
     tests_at,
 )
-from nbddp.checks.registry import Hit, rule
-from nbddp.checks.source import CellSource, cached_per_source
-from nbddp.checks.values import are_numbers, is_in_set_order
+from nbddp.extensions.checks.registry import Hit, rule
+from nbddp.extensions.checks.source import CellSource, cached_per_source
+from nbddp.extensions.checks.values import are_numbers, is_in_set_order
 from nbddp.record.heal.cell_syntax import (
     argument_text,
     has_star_arguments,

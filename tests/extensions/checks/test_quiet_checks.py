@@ -7,9 +7,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from nbddp.checks.facts import LoaderFacts, RankFacts
-from nbddp.group import checking
-from nbddp.group.checking import find_new
+from nbddp.extensions.checks import notebook as checking
+from nbddp.extensions.checks.facts import LoaderFacts, RankFacts
+from nbddp.extensions.checks.notebook import find_new
 from nbddp.lifecycle.group_state import Life, RankLife
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.wire.messages import CellEnded

@@ -11,8 +11,8 @@ from functools import cached_property, partial
 from itertools import takewhile
 from typing import Any
 
-from nbddp.checks.source import CellSource, Scope, cached_per_source
-from nbddp.checks.values import ITEM, MAX_DEPTH, bindings
+from nbddp.extensions.checks.source import CellSource, Scope, cached_per_source
+from nbddp.extensions.checks.values import ITEM, MAX_DEPTH, bindings
 from nbddp.record.heal.cell_syntax import last_name, names_in
 
 _RANK = re.compile(r"(?:^|_)(?:rank|local_rank|global_rank|node_rank|get_rank|is_rank\w*)$|^RANK$")

@@ -26,10 +26,16 @@ from torch.utils.data import (
 )
 
 import nbddp
-from nbddp.checks.facts import LoaderFacts, OptimizerFacts, RankFacts, kinds_by_name
+from nbddp.extensions.checks.facts import LoaderFacts, OptimizerFacts, RankFacts, kinds_by_name
+from nbddp.extensions.checks.rank import (
+    MAX_ITEMS,
+    MAX_SIZE,
+    collect_facts,
+    describe_data,
+    loader_facts,
+)
 from nbddp.wire.messages import Failure
 from nbddp.worker.cell.failure import describe_failure
-from nbddp.worker.check_facts import MAX_ITEMS, MAX_SIZE, collect_facts, describe_data, loader_facts
 from nbddp.worker.watch.dataloader_waits import begin_cell, install_hooks
 
 DATA = TensorDataset(torch.arange(10.0).reshape(10, 1))

@@ -6,10 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from nbddp.checks.collective_rules import COLLECTIVES, is_without_gradients
-from nbddp.checks.registry import Hit, rule
-from nbddp.checks.source import CellSource
-from nbddp.checks.training_rules import training_loops
+from nbddp.extensions.checks.collective_rules import COLLECTIVES, is_without_gradients
+from nbddp.extensions.checks.registry import Hit, rule
+from nbddp.extensions.checks.source import CellSource
+from nbddp.extensions.checks.training_rules import training_loops
 from nbddp.record.heal.cell_syntax import argument, names_in, plain_names
 
 _GATHERS = re.compile(

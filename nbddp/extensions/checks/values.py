@@ -6,7 +6,7 @@ import ast
 import re
 from collections import Counter, defaultdict
 
-from nbddp.checks.source import CellSource, Function, cached_per_source
+from nbddp.extensions.checks.source import CellSource, Function, cached_per_source
 from nbddp.record.heal.cell_syntax import argument, last_name
 
 MAX_DEPTH = 4  # names that are followed, one after the other

@@ -8,10 +8,10 @@ import os
 import re
 from collections.abc import Iterator
 
-from nbddp.checks.collective_rules import collective_name
-from nbddp.checks.conditions import depends_on_rank, is_called_guarded, with_ranks
-from nbddp.checks.registry import Hit, rule
-from nbddp.checks.source import CellSource, cached_per_source
+from nbddp.extensions.checks.collective_rules import collective_name
+from nbddp.extensions.checks.conditions import depends_on_rank, is_called_guarded, with_ranks
+from nbddp.extensions.checks.registry import Hit, rule
+from nbddp.extensions.checks.source import CellSource, cached_per_source
 from nbddp.record.heal.cell_syntax import argument, last_name, names_in, plain_names
 
 _RANK_SPECIFIC = re.compile(

@@ -25,8 +25,8 @@ from torch.optim import Optimizer as TorchOptimizer
 from torch.utils import data
 
 from nbddp import accelerator
-from nbddp.checks import facts
-from nbddp.checks.facts import NamedObject, RankFacts
+from nbddp.extensions.checks import facts
+from nbddp.extensions.checks.facts import NamedObject, RankFacts
 from nbddp.extensions.trainers.reporting import trainers_of_cell
 from nbddp.reporting import this_rank
 from nbddp.topology import cores_here

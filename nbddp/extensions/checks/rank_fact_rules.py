@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nbddp.checks.collective_rules import collective_name
-from nbddp.checks.facts import GroupFacts, LoaderFacts, ModelFacts, OptimizerFacts
-from nbddp.checks.registry import Hit, rule
-from nbddp.checks.training_rules import backward_calls
+from nbddp.extensions.checks.collective_rules import collective_name
+from nbddp.extensions.checks.facts import GroupFacts, LoaderFacts, ModelFacts, OptimizerFacts
+from nbddp.extensions.checks.registry import Hit, rule
+from nbddp.extensions.checks.training_rules import backward_calls
 from nbddp.formatting import format_few, format_ranks, plural, ranks_by_text
 
 SAME = 1e-6  # relative tolerance: larger than rounding errors

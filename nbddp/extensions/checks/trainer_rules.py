@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from nbddp.checks.facts import GroupFacts, TrainerFacts
-from nbddp.checks.rank_fact_rules import describe_by_value
-from nbddp.checks.registry import Hit, rule
-from nbddp.checks.source import CellSource
+from nbddp.extensions.checks.facts import GroupFacts, TrainerFacts
+from nbddp.extensions.checks.rank_fact_rules import describe_by_value
+from nbddp.extensions.checks.registry import Hit, rule
+from nbddp.extensions.checks.source import CellSource
 from nbddp.formatting import format_bytes, format_ranks
 
 _SPLIT = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})

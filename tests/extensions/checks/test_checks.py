@@ -16,8 +16,9 @@ from pages import readable
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.checks import checker
-from nbddp.checks.facts import (
+from nbddp.errors import RequestError
+from nbddp.extensions.checks import checker
+from nbddp.extensions.checks.facts import (
     GroupFacts,
     LoaderFacts,
     ModelFacts,
@@ -27,11 +28,10 @@ from nbddp.checks.facts import (
     TrainerFacts,
     kinds_by_name,
 )
-from nbddp.checks.registry import TEXT, Finding, Rule
-from nbddp.checks.source import CellSource
-from nbddp.errors import RequestError
-from nbddp.group.checking import check_script
-from nbddp.ui.report.findings import findings_below_cell, findings_report, findings_text
+from nbddp.extensions.checks.notebook import check_script
+from nbddp.extensions.checks.registry import TEXT, Finding, Rule
+from nbddp.extensions.checks.source import CellSource
+from nbddp.extensions.checks.view import findings_below_cell, findings_report, findings_text
 from nbddp.ui.report.render import blocks_html, render_html, render_text
 
 TRAINS = "for x, y in train:\n    model(x).sum().backward()\n"

@@ -8,10 +8,10 @@ import pytest
 from checked_code import COMMON, ON_FIRST, assert_found, assert_no_findings, under
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.checks.checker import check_source
-from nbddp.checks.conditions import depends_on_rank
-from nbddp.checks.facts import RankFacts, kinds_by_name
-from nbddp.checks.source import CellSource
+from nbddp.extensions.checks.checker import check_source
+from nbddp.extensions.checks.conditions import depends_on_rank
+from nbddp.extensions.checks.facts import RankFacts, kinds_by_name
+from nbddp.extensions.checks.source import CellSource
 
 REDUCES = "dist.all_reduce(t)\n"
 IN_PART = "if i + rank < 2"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbddp.checks.registry import Finding
+from nbddp.extensions.checks.registry import Finding
 from nbddp.formatting import plural
 from nbddp.ui.report.blocks import Block, Cell, Details, Dot, Report, note
 from nbddp.ui.report.render import text_lines

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from nbddp.checks.conditions import are_exclusive
-from nbddp.checks.registry import Hit, rule
-from nbddp.checks.source import CellSource, cached_per_source
+from nbddp.extensions.checks.conditions import are_exclusive
+from nbddp.extensions.checks.registry import Hit, rule
+from nbddp.extensions.checks.source import CellSource, cached_per_source
 from nbddp.record.heal.cell_syntax import last_name, plain_names
 
 

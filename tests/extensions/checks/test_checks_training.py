@@ -16,8 +16,8 @@ from checked_code import (
     under,
 )
 
-from nbddp.checks.checker import check_source
-from nbddp.checks.source import CellSource
+from nbddp.extensions.checks.checker import check_source
+from nbddp.extensions.checks.source import CellSource
 
 # ---- models under DDP and FSDP
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from nbddp.checks import checker
-from nbddp.checks.facts import GroupFacts, RankFacts, kinds_by_name
-from nbddp.checks.registry import Finding
-from nbddp.checks.source import CellSource
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
+from nbddp.extensions.checks import checker
+from nbddp.extensions.checks.facts import GroupFacts, RankFacts, kinds_by_name
+from nbddp.extensions.checks.registry import Finding
+from nbddp.extensions.checks.source import CellSource
 from nbddp.group.find_script import NOT_SCRIPTS, script_text
 from nbddp.record.cell import CellHandle, CellRequest
 
