@@ -7,10 +7,10 @@ from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
 
+from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import Message, MessageFromRank, MessageToRank
 from nbddp.wire.rank_start import Script
-from nbddp.wire.trace_messages import TraceSteps
 
 KINDS: tuple[type[Any], ...] = (*get_args(MessageToRank), *get_args(MessageFromRank))
 

@@ -17,20 +17,20 @@ from nbddp.extensions.sweeps.scaling import ScalingStudy
 from nbddp.extensions.sweeps.scaling_results import MIN_ROUNDS
 from nbddp.extensions.sweeps.sweep import Sweep
 from nbddp.extensions.sweeps.trials import TrialRunner
+from nbddp.extensions.trace.merge import Trace
+from nbddp.extensions.trace.messages import TraceSteps
+from nbddp.extensions.trace.notebook import collect_trace
 from nbddp.group.display import TextDisplay
 from nbddp.group.find_script import find_script
 from nbddp.group.method_names import with_method_names
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
-from nbddp.group.trace import collect_trace
 from nbddp.lifecycle.retries import Retries
 from nbddp.record.cell import CellRequest, CellResult
 from nbddp.record.heal.heal_report import Healed
-from nbddp.record.trace import Trace
 from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.wire.group_spec import GroupSpec, StartOptions
 from nbddp.wire.options.cell_spec import CellOptions
-from nbddp.wire.trace_messages import TraceSteps
 
 
 @with_method_names

@@ -14,6 +14,7 @@ from nbddp.extensions.publish.notebook import METAVAR, installed_target
 from nbddp.extensions.publish.tracker import Target
 from nbddp.extensions.runs.comparison import XAxis
 from nbddp.extensions.runs.run_list_view import SHOWN_RUNS
+from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.group.node_pool import LOOPBACK
 from nbddp.magics.presenter import SHOWN_STEPS, ViewChoice
 from nbddp.magics.run_arguments import TRACKER, GroupArguments, RunArguments
@@ -30,7 +31,6 @@ from nbddp.wire.options.option_values import (
     seconds,
     step_range,
 )
-from nbddp.wire.trace_messages import TraceSteps
 
 _RUN_NAME = "a name, a part of one, or a path (default: the run of this notebook, else the newest)"
 _SCALE = "y axis (default: {default}, log for values of many magnitudes)"

@@ -18,11 +18,14 @@ from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError, NbddpError, RequestError, StartError
 from nbddp.extensions.export.items import ExportLog, omitted_cell
 from nbddp.extensions.publish.notebook import LivePublishing
+from nbddp.extensions.trace.merge import Trace
+from nbddp.extensions.trace.messages import TraceSteps
+from nbddp.extensions.trace.notebook import collect_trace
+from nbddp.extensions.trace.view import trace_report
 from nbddp.formatting import format_ranks, plural, unknown_rank
 from nbddp.group.push_pull import check_names
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
-from nbddp.group.trace import collect_trace
 from nbddp.lifecycle.refusals import with_way_out
 from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.notebook_names import describe_name
@@ -31,14 +34,11 @@ from nbddp.magics.run_arguments import GroupArguments, RunArguments
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.run_folder import folder_name
-from nbddp.record.trace import Trace
 from nbddp.record.verdict import Verdict
 from nbddp.sigint import Future, run_in_thread, sigint_deferred, wait_for_all
 from nbddp.ui.frontend import is_restarting
-from nbddp.ui.report.trace import trace_report
 from nbddp.wire.group_spec import GroupSpec, StartOptions
 from nbddp.wire.options.option_values import ALL_RANKS
-from nbddp.wire.trace_messages import TraceSteps
 
 NOTHING_TO_REPLAY = "nothing to replay: no cell had succeeded since the ranks started"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
+from nbddp.extensions.trace.messages import SendTrace
 from nbddp.wire.frozen import Frozen
-from nbddp.wire.trace_messages import SendTrace
 
 # reasons in a heal report for which all ranks must make the object again
 MADE_BY_ALL = "a process group is made by all ranks at once"

@@ -26,6 +26,7 @@ import nbddp
 from nbddp import accelerator
 from nbddp.extensions.checks.rank import collect_facts
 from nbddp.extensions.faults import arming
+from nbddp.extensions.trace.rank import end_profile
 from nbddp.extensions.trainers import reporting
 from nbddp.extensions.trainers.attach import attach_to_libraries
 from nbddp.reporting import log_and_track
@@ -70,7 +71,6 @@ from nbddp.worker.tracebacks import failure_outside_cells
 from nbddp.worker.watch import dataloader_waits, polls
 from nbddp.worker.watch.flight_recorder import BUFFER_SIZE, count_started
 from nbddp.worker.watch.main_thread import blocking_call, main_frame
-from nbddp.worker.watch.profiler import end_profile
 from nbddp.worker.watch.resource_usage import UsageSampler
 from nbddp.worker.watch.sampler import Sampler
 

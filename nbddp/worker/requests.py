@@ -19,18 +19,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import RequestError
 from nbddp.extensions.checks.rank import collect_facts
+from nbddp.extensions.trace.messages import SendTrace, TraceSent
+from nbddp.extensions.trace.rank import CELL_GONE
 from nbddp.wire import payloads, request_messages
 from nbddp.wire.function_sources import Pickler, loads_with_sources
 from nbddp.wire.messages import JsonDict
 from nbddp.wire.request_messages import Answer, JoinedGroup, JoinGroup, Pull, Push, Request
-from nbddp.wire.trace_messages import SendTrace, TraceSent
 from nbddp.worker.cell.display import MAX_MESSAGE, TOO_LONG, truncate
 from nbddp.worker.cell.interrupt import CellInterrupter
 from nbddp.worker.cell.shell import RankShell
 from nbddp.worker.heal.healing import HealHandler
 from nbddp.worker.heal.reported_values import ReportedValues
 from nbddp.worker.tracebacks import error_text
-from nbddp.worker.watch.profiler import CELL_GONE
 
 PULL_FILENAME = "<pulled>"  # file name of pulled expressions; the interrupter knows it
 NO_PROCESS_GROUP = (

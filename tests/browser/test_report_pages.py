@@ -12,8 +12,8 @@ from playwright.sync_api import expect
 from browser.conftest import IN_BROWSER, START
 from browser.lab import accessibility_problems
 from browser.lab_page import LabPage
-from nbddp.record.trace import OUTSIDE_OPERATORS
-from nbddp.worker.watch.profiler import PID_RANGE
+from nbddp.extensions.trace.merge import OUTSIDE_OPERATORS
+from nbddp.extensions.trace.rank import PID_RANGE
 
 pytestmark = [pytest.mark.full, *IN_BROWSER]
 

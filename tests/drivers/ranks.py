@@ -14,26 +14,26 @@ from nbddp.controller.session import Session
 from nbddp.extensions.checks.facts import RankFacts
 from nbddp.extensions.checks.notebook import check_cell
 from nbddp.extensions.checks.registry import Finding
+from nbddp.extensions.trace.merge import Trace
+from nbddp.extensions.trace.messages import TraceSteps
+from nbddp.extensions.trace.notebook import collect_trace
 from nbddp.group.display import TextDisplay
 from nbddp.group.find_script import find_script
 from nbddp.group.node_pool import NodePool, NodesSpec
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery, show_cell
 from nbddp.group.script_ranks import ScriptRanks
-from nbddp.group.trace import collect_trace
 from nbddp.launch.local_launcher import Launcher, LocalLauncher
 from nbddp.lifecycle.group_state import Life
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, ReplayEntry
 from nbddp.record.notices import Notice
 from nbddp.record.run_events import RunEvent
 from nbddp.record.snapshot import Snapshot
-from nbddp.record.trace import Trace
 from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.ui.frontend import StreamTarget
 from nbddp.ui.text_view import TextView
 from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.request_messages import JoinGroup, Pull
-from nbddp.wire.trace_messages import TraceSteps
 
 
 def new_launcher(start_method: str = "") -> LocalLauncher:

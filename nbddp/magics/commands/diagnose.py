@@ -9,10 +9,10 @@ from nbddp.extensions.checks.checker import checklist, explain, find_rule
 from nbddp.extensions.checks.notebook import check_cell, check_script
 from nbddp.extensions.checks.registry import Finding
 from nbddp.extensions.checks.view import findings_report, findings_title
+from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.magics.command_arguments import CheckArguments, TraceArguments
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.ui.report.render import render_text
-from nbddp.wire.trace_messages import TraceSteps
 
 NO_CELL = "no cell has run yet: `%ddp check FILE` checks a script, `--explain` shows the checklist"
 NO_TRACE = "no trace is requested: `%ddp trace --steps 10:15` traces these steps of the next cell"

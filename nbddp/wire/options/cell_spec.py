@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.options.option import flag, option
 from nbddp.wire.options.option_values import count, numbers_or_all, step_range
 from nbddp.wire.rank_start import Script
-from nbddp.wire.trace_messages import TraceSteps
 
 
 class RunOptions(Frozen):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nbddp.accelerator import GPU_NAME
-from nbddp.wire.trace_messages import TraceSteps
+from nbddp.extensions.trace.messages import TraceSteps
 
 MAX_SECONDS = 365 * 86400
 ALL_RANKS = (-1,)  # stands for all ranks

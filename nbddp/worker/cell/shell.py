@@ -19,6 +19,7 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from traitlets import Type, default
 from traitlets.config import Config
 
+from nbddp.extensions.trace.rank import CellProfiler, begin_profile
 from nbddp.import_hooks import change_when_imported
 from nbddp.wire.messages import Display, RunCell
 from nbddp.wire.rank_start import Script
@@ -29,7 +30,6 @@ from nbddp.worker.cell.display import RankDisplayHook, RankDisplayPublisher
 from nbddp.worker.cell.signal_handlers import CellSignalHandlers
 from nbddp.worker.cell.warning_lines import name_users_lines, remove_filters_of_tools
 from nbddp.worker.tracebacks import error_text, format_traceback
-from nbddp.worker.watch.profiler import CellProfiler, begin_profile
 
 # matplotlib's backends without windows
 _IMAGE_BACKENDS = ("inline", "agg", "svg", "pdf", "ps", "cairo")

@@ -21,6 +21,7 @@ from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError
 from nbddp.extensions.export.items import ExportLog
 from nbddp.extensions.publish.tracker import Target
+from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.group.node_pool import NodesSpec
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
@@ -38,7 +39,6 @@ from nbddp.ui.report.render import render_html
 from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.rank_start import RankStart
 from nbddp.wire.request_messages import Push
-from nbddp.wire.trace_messages import TraceSteps
 
 start = Session.start
 WENT_WELL = Mock(spec=CellResult, is_ok=True, verdict=None, ranks=(0,), prompt=1)

@@ -16,6 +16,7 @@ from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
+from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.magics.line_magic import HANDLERS
 from nbddp.magics.notebook_state import check_unchanged
 from nbddp.magics.parser import CELL, COMMANDS, command_parser, help_text, parse_line
@@ -31,7 +32,6 @@ from nbddp.wire.options.option_values import (
     step_range,
     variable,
 )
-from nbddp.wire.trace_messages import TraceSteps
 
 
 def cell(line: str) -> CellArguments:

@@ -12,11 +12,11 @@ from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import CellFailedError, RequestError
+from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.notices import ControllerMessage
 from nbddp.wire.messages import CellEnded, Failure, decode, encode
 from nbddp.wire.options.cell_spec import CellOptions
-from nbddp.wire.trace_messages import TraceSteps
 
 
 def handle_for(*ranks: int) -> CellHandle:

@@ -12,14 +12,14 @@ from typing import Any
 from nbddp.controller.rank_requests import ask_each
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
+from nbddp.extensions.trace.merge import MAX_EVENTS, Trace, write_merged
+from nbddp.extensions.trace.messages import SendTrace, TraceSent, TraceSteps
 from nbddp.group.timeline import find_event
 from nbddp.private_files import make_private_folders
 from nbddp.record.cell import CellResult
 from nbddp.record.run_events import CellStarted
 from nbddp.record.run_folder import replace_file
-from nbddp.record.trace import MAX_EVENTS, Trace, write_merged
 from nbddp.wire.request_messages import Answer
-from nbddp.wire.trace_messages import SendTrace, TraceSent, TraceSteps
 
 RANK_DIED = "it died"
 RANKS_STOPPED = "the ranks have ended, and their traces are lost"

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerAction, profile
 
+from nbddp.extensions.trace.messages import SendTrace, TraceSent, TraceSteps, format_steps
 from nbddp.private_files import open_private_folder, path_through
 from nbddp.reporting import log_and_track
 from nbddp.sigint import sigint_deferred
 from nbddp.wire.messages import InterruptAcknowledged, RunCell
-from nbddp.wire.trace_messages import SendTrace, TraceSent, TraceSteps, format_steps
 from nbddp.worker.output.outbox import Outbox
 from nbddp.worker.wrapping import wrap
 

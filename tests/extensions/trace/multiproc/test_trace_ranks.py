@@ -14,13 +14,13 @@ from drivers.ranks import MakeRanks, Ranks
 from notebook import Notebook
 from processes import wait_until
 
-from nbddp.group import trace as tracing
+from nbddp.extensions.trace import notebook as tracing
+from nbddp.extensions.trace.merge import OUTSIDE_OPERATORS, Trace, trace_rows
+from nbddp.extensions.trace.messages import TraceSteps
+from nbddp.extensions.trace.rank import OWN_PROFILER, PID_RANGE
+from nbddp.extensions.trace.view import trace_report
 from nbddp.record.cell import CellResult
-from nbddp.record.trace import OUTSIDE_OPERATORS, Trace, trace_rows
 from nbddp.ui.report.render import render_text
-from nbddp.ui.report.trace import trace_report
-from nbddp.wire.trace_messages import TraceSteps
-from nbddp.worker.watch.profiler import OWN_PROFILER, PID_RANGE
 
 SHARES_KERNEL = True
 

@@ -18,10 +18,9 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
-from nbddp.reporting import log_and_track
-from nbddp.wire.trace_messages import SendTrace, TraceSent, TraceSteps
-from nbddp.worker.watch import profiler
-from nbddp.worker.watch.profiler import (
+from nbddp.extensions.trace import rank as profiler
+from nbddp.extensions.trace.messages import SendTrace, TraceSent, TraceSteps
+from nbddp.extensions.trace.rank import (
     MAX_SECONDS,
     OWN_PROFILER,
     CellProfiler,
@@ -29,6 +28,7 @@ from nbddp.worker.watch.profiler import (
     idle_time,
     operator_times,
 )
+from nbddp.reporting import log_and_track
 
 
 class FakeProfile:

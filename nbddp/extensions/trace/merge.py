@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nbddp.extensions.trace.messages import TraceSent, TraceSteps
 from nbddp.record.run_folder import replace_file
-from nbddp.wire.trace_messages import TraceSent, TraceSteps
 
 MAX_EVENTS = 400_000  # of all ranks, in the merged file: the page needs about 100 bytes for each
 COMPRESS_ABOVE = 4 * 2**20  # bytes of JSON above which the file is compressed

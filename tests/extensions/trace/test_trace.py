@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from pages import readable
 
-from nbddp.record import trace as record
-from nbddp.record.trace import Trace, write_merged
+from nbddp.extensions.trace import merge as record
+from nbddp.extensions.trace.merge import Trace, write_merged
+from nbddp.extensions.trace.messages import TraceSent, TraceSteps
+from nbddp.extensions.trace.view import trace_report
 from nbddp.ui.report.render import render_html, render_text
-from nbddp.ui.report.trace import trace_report
-from nbddp.wire.trace_messages import TraceSent, TraceSteps
 
 ASKED = TraceSteps(first=10, last=15)
 

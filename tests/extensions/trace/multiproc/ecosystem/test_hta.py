@@ -6,7 +6,7 @@ import pytest
 from drivers.ranks import Ranks
 from processes import wait_until
 
-from nbddp.wire.trace_messages import TraceSteps
+from nbddp.extensions.trace.messages import TraceSteps
 
 analysis = pytest.importorskip("hta.trace_analysis")
 pytestmark = pytest.mark.filterwarnings("ignore")  # a pandas warning of HTA

@@ -5,11 +5,17 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 
+from nbddp.extensions.trace.merge import (
+    OUTSIDE_OPERATORS,
+    Trace,
+    TraceRow,
+    is_different,
+    trace_rows,
+)
+from nbddp.extensions.trace.messages import format_steps
 from nbddp.formatting import format_bytes, format_ranks, plural, ranks_by_text
-from nbddp.record.trace import OUTSIDE_OPERATORS, Trace, TraceRow, is_different, trace_rows
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Block, Markup, Report, Table, Text, note
-from nbddp.wire.trace_messages import format_steps
 
 SHOWN_ROWS = 8
 MAX_COLUMNS = 8  # ranks; of more ranks, only the least and the most are shown
