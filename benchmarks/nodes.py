@@ -22,7 +22,7 @@ from statistics import median, quantiles
 import psutil
 
 from nbddp.errors import CellFailedError
-from nbddp.group.node_pool import NodesSpec
+from nbddp.extensions.nodes.node_pool import NodesSpec
 from nbddp.group.recovery import show_cell
 from nbddp.group.worker_group import WorkerGroup
 from nbddp.record.cell import CellRequest

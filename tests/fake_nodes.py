@@ -10,10 +10,10 @@ from typing import Any
 
 from processes import wait_until
 
-from nbddp.nodes.handshake import node_context
-from nbddp.nodes.listener import NodeListener
-from nbddp.nodes.node_agent import node_facts
-from nbddp.nodes.node_connection import READ_ERRORS, FrameConnection, FrameType
+from nbddp.extensions.nodes.handshake import node_context
+from nbddp.extensions.nodes.listener import NodeListener
+from nbddp.extensions.nodes.node_agent import node_facts
+from nbddp.extensions.nodes.node_connection import READ_ERRORS, FrameConnection, FrameType
 
 
 class FakeNode:

@@ -11,9 +11,9 @@ import pytest
 from drivers.inside import imported
 
 from nbddp.controller import group_actor
+from nbddp.extensions.nodes import handshake, listener, local_agents, node_agent
 from nbddp.lifecycle import heal_steps, transitions
 from nbddp.magics import completion
-from nbddp.nodes import handshake, listener, local_agents, node_agent
 from nbddp.record import hang_detector
 from nbddp.ui.panel import panel_view
 

@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from nbddp.nodes.handshake import node_context
-from nbddp.nodes.node_connection import FrameType
+from nbddp.extensions.nodes.handshake import node_context
+from nbddp.extensions.nodes.node_connection import FrameType
 
 AT_ONCE = 200
 CLOSE_TIMEOUT = 60.0  # seconds in which the listener must close a connection

@@ -15,7 +15,7 @@ from processes import wait_until
 from slow_link import Link
 from virtual_networks import Cables
 
-from nbddp.group.node_pool import NodePool, NodesSpec
+from nbddp.extensions.nodes.node_pool import NodePool, NodesSpec
 
 CONNECT_TIMEOUT = 120.0  # seconds for agents to import torch and connect
 ORPHAN_TIMEOUT = 20.0  # seconds that a node agent waits for a lost listener

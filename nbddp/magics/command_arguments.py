@@ -10,15 +10,15 @@ from typing import ClassVar
 from nbddp.charts.axes import AxisScale
 from nbddp.extensions.faults.kinds import FACTOR
 from nbddp.extensions.faults.kinds import MEANINGS as FAULTS
+from nbddp.extensions.nodes.join_file import ORPHAN_TIMEOUT
+from nbddp.extensions.nodes.node_pool import LOOPBACK
 from nbddp.extensions.publish.notebook import METAVAR, installed_target
 from nbddp.extensions.publish.tracker import Target
 from nbddp.extensions.runs.comparison import XAxis
 from nbddp.extensions.runs.run_list_view import SHOWN_RUNS
 from nbddp.extensions.trace.messages import TraceSteps
-from nbddp.group.node_pool import LOOPBACK
 from nbddp.magics.presenter import SHOWN_STEPS, ViewChoice
 from nbddp.magics.run_arguments import TRACKER, GroupArguments, RunArguments
-from nbddp.nodes.join_file import ORPHAN_TIMEOUT
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.options.option import argument, flag, option
 from nbddp.wire.options.option_values import (

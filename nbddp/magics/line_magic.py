@@ -11,6 +11,7 @@ from nbddp.errors import RequestError, as_request_error
 from nbddp.extensions.export.notebook import export
 from nbddp.extensions.export.script import PulledValue
 from nbddp.extensions.faults.kinds import Fault
+from nbddp.extensions.nodes.notebook import manage_nodes
 from nbddp.extensions.runs.notebook import compare_runs, manage_runs, show_run
 from nbddp.group.find_script import find_script
 from nbddp.lifecycle.refusals import way_out
@@ -31,7 +32,6 @@ from nbddp.magics.command_arguments import (
     ViewArguments,
 )
 from nbddp.magics.commands.diagnose import check, set_trace_steps
-from nbddp.magics.commands.nodes import manage_nodes
 from nbddp.magics.commands.publish import publish_run
 from nbddp.magics.magic_errors import reporting_errors
 from nbddp.magics.notebook_state import NotebookState

@@ -1,1 +1,1 @@
-"""Ranks on other machines: a listener in the notebook, an agent on each node, the protocol."""
+"""The name of the program of a node: ``torchrun ... -m nbddp.nodes``; see ``extensions.nodes``."""

@@ -14,12 +14,12 @@ from nbddp.controller.session import Session
 from nbddp.extensions.checks.facts import RankFacts
 from nbddp.extensions.checks.notebook import check_cell
 from nbddp.extensions.checks.registry import Finding
+from nbddp.extensions.nodes.node_pool import NodePool, NodesSpec
 from nbddp.extensions.trace.merge import Trace
 from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.extensions.trace.notebook import collect_trace
 from nbddp.group.display import TextDisplay
 from nbddp.group.find_script import find_script
-from nbddp.group.node_pool import NodePool, NodesSpec
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery, show_cell
 from nbddp.group.script_ranks import ScriptRanks

@@ -12,8 +12,8 @@ import torch
 from nbddp import accelerator
 from nbddp.accelerator import Accelerator
 from nbddp.errors import RequestError
+from nbddp.extensions.nodes.node_agent import node_facts
 from nbddp.extensions.train.checkpoint import state_dicts
-from nbddp.nodes.node_agent import node_facts
 from nbddp.reporting import this_rank
 from nbddp.wire.group_spec import GroupSpec
 from nbddp.worker.cell.failure import describe_out_of_memory

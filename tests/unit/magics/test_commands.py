@@ -20,9 +20,9 @@ from traitlets.config import Config
 from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError
 from nbddp.extensions.export.items import ExportLog
+from nbddp.extensions.nodes.node_pool import NodesSpec
 from nbddp.extensions.publish.tracker import Target
 from nbddp.extensions.trace.messages import TraceSteps
-from nbddp.group.node_pool import NodesSpec
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
 from nbddp.lifecycle.retries import Retries

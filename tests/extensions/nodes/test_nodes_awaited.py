@@ -24,11 +24,11 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
-from nbddp.group.node_pool import NodePool, NodesSpec
+from nbddp.extensions.nodes import notebook as nodes
+from nbddp.extensions.nodes.node_pool import NodePool, NodesSpec
+from nbddp.extensions.nodes.notebook import JOB_FILE
 from nbddp.lifecycle.events import NodeEvent
 from nbddp.lifecycle.refusals import describe_node
-from nbddp.magics.commands import nodes
-from nbddp.magics.commands.nodes import JOB_FILE
 
 HOST = socket.gethostname()
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from nbddp.controller.surviving_group import SurvivingGroup
 from nbddp.errors import RequestError
+from nbddp.extensions.nodes.listener import Node, NodeListener, placeholder_node, sort_nodes
 from nbddp.launch.local_launcher import Launcher, RankHandle
-from nbddp.nodes.listener import Node, NodeListener, placeholder_node, sort_nodes
 from nbddp.topology import Topology
 from nbddp.wire.rank_start import RankStart
 
@@ -31,7 +31,7 @@ class NodeAssignment:
 
 @dataclass(eq=False, repr=False)
 class RemoteLauncher(Launcher):
-    """Starts ranks on nodes, in the order of :func:`nbddp.nodes.listener.sort_nodes`.
+    """Starts ranks on nodes, in the order of :func:`nbddp.extensions.nodes.listener.sort_nodes`.
 
     Args:
         listener: accepts the nodes.

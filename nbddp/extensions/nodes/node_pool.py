@@ -13,15 +13,15 @@ from queue import Empty, SimpleQueue
 from nbddp.controller.session import Session
 from nbddp.controller.surviving_group import SurvivingGroup
 from nbddp.errors import RequestError
+from nbddp.extensions.nodes.join_file import ORPHAN_TIMEOUT, JoinFile
+from nbddp.extensions.nodes.listener import Node, NodeListener
+from nbddp.extensions.nodes.local_agents import SINGLE_NODE_OPTIONS, LocalAgents
+from nbddp.extensions.nodes.node_connection import FrameType
+from nbddp.extensions.nodes.remote_launcher import RemoteLauncher
+from nbddp.extensions.nodes.stale_files import LockedPath, remove_stale_files
 from nbddp.formatting import format_ranks, format_seconds, plural
 from nbddp.launch.local_launcher import Launcher
 from nbddp.lifecycle.events import LogCopyFailed, NodeJoined, NodeLost
-from nbddp.nodes.join_file import ORPHAN_TIMEOUT, JoinFile
-from nbddp.nodes.listener import Node, NodeListener
-from nbddp.nodes.local_agents import SINGLE_NODE_OPTIONS, LocalAgents
-from nbddp.nodes.node_connection import FrameType
-from nbddp.nodes.remote_launcher import RemoteLauncher
-from nbddp.nodes.stale_files import LockedPath, remove_stale_files
 from nbddp.topology import TORCHRUN
 from nbddp.ui.wording import align_columns
 from nbddp.wire.group_spec import GroupSpec

@@ -22,15 +22,15 @@ from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
-from nbddp.nodes import handshake
-from nbddp.nodes import listener as listener_module
-from nbddp.nodes.__main__ import main
-from nbddp.nodes.clock_offset import ClockOffset
-from nbddp.nodes.join_file import JoinFile
-from nbddp.nodes.listener import Node, NodeListener, RemoteRankHandle
-from nbddp.nodes.log_sync import LogReceiver, LogSender
-from nbddp.nodes.node_agent import node_facts
-from nbddp.nodes.node_connection import (
+from nbddp.extensions.nodes import handshake
+from nbddp.extensions.nodes import listener as listener_module
+from nbddp.extensions.nodes.__main__ import main
+from nbddp.extensions.nodes.clock_offset import ClockOffset
+from nbddp.extensions.nodes.join_file import JoinFile
+from nbddp.extensions.nodes.listener import Node, NodeListener, RemoteRankHandle
+from nbddp.extensions.nodes.log_sync import LogReceiver, LogSender
+from nbddp.extensions.nodes.node_agent import node_facts
+from nbddp.extensions.nodes.node_connection import (
     FrameConnection,
     FrameType,
     StoreForwarder,

@@ -1,6 +1,6 @@
 """The agent of a node: connects to the listener, forks ranks, forwards their data, reports exits.
 
-torchrun starts it (:mod:`nbddp.nodes.__main__`). It does not import torch: it forks ranks from a
+torchrun starts it (``nbddp.nodes``). It does not import torch: it forks ranks from a
 preloaded forkserver, so that a restart needs no imports and exit codes arrive unchanged.
 """
 
@@ -25,11 +25,10 @@ import psutil
 import nbddp
 from nbddp.accelerator import count_devices
 from nbddp.child_processes import cpu_time
-from nbddp.launch.local_launcher import LocalLauncher, RankHandle
-from nbddp.nodes.handshake import node_context
-from nbddp.nodes.join_file import JoinFile
-from nbddp.nodes.log_sync import LogSender
-from nbddp.nodes.node_connection import (
+from nbddp.extensions.nodes.handshake import node_context
+from nbddp.extensions.nodes.join_file import JoinFile
+from nbddp.extensions.nodes.log_sync import LogSender
+from nbddp.extensions.nodes.node_connection import (
     BUFFER,
     FRAME_ERRORS,
     FrameConnection,
@@ -37,8 +36,9 @@ from nbddp.nodes.node_connection import (
     StoreForwarder,
     decode_json,
 )
-from nbddp.nodes.remote_start import build_start, interface_of
-from nbddp.nodes.stale_files import LockedPath, remove_stale_in
+from nbddp.extensions.nodes.remote_start import build_start, interface_of
+from nbddp.extensions.nodes.stale_files import LockedPath, remove_stale_in
+from nbddp.launch.local_launcher import LocalLauncher, RankHandle
 from nbddp.topology import cores_here
 from nbddp.wire.rank_start import RankStart
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from nbddp.errors import RequestError, as_request_error
 from nbddp.extensions.export.slurm import nodes_job
-from nbddp.group.node_pool import LOOPBACK, NodesSpec
+from nbddp.extensions.nodes.node_pool import LOOPBACK, NodesSpec
+from nbddp.extensions.nodes.stale_files import find_left_join_file
 from nbddp.magics.command_arguments import NodesArguments
 from nbddp.magics.notebook_state import NotebookState
-from nbddp.nodes.stale_files import find_left_join_file
 from nbddp.private_files import open_new_file
 
 JOB_FILE = Path("nbddp-nodes.sbatch")

@@ -24,7 +24,7 @@ from traceback import clear_frames
 from typing import TYPE_CHECKING
 
 from nbddp.errors import RequestError
-from nbddp.nodes.node_connection import (
+from nbddp.extensions.nodes.node_connection import (
     BUFFER,
     FRAME_ERRORS,
     Frame,

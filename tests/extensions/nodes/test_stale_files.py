@@ -15,9 +15,9 @@ import pytest
 from drivers.inside import imported
 from processes import wait_until
 
-from nbddp.nodes import stale_files
-from nbddp.nodes.local_agents import LocalAgents
-from nbddp.nodes.stale_files import MAX_AGE, LockedPath, remove_stale_files
+from nbddp.extensions.nodes import stale_files
+from nbddp.extensions.nodes.local_agents import LocalAgents
+from nbddp.extensions.nodes.stale_files import MAX_AGE, LockedPath, remove_stale_files
 
 
 @pytest.fixture

@@ -21,15 +21,15 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError, StartError
-from nbddp.group.node_pool import NodesSpec
+from nbddp.extensions.nodes.join_file import JoinFile
+from nbddp.extensions.nodes.listener import NodeListener
+from nbddp.extensions.nodes.node_agent import node_facts
+from nbddp.extensions.nodes.node_connection import FrameType
+from nbddp.extensions.nodes.node_pool import NodesSpec
+from nbddp.extensions.nodes.remote_start import start_facts
+from nbddp.extensions.nodes.stale_files import LockedPath, find_left_join_file
 from nbddp.group.rank_group import RankGroup
 from nbddp.launch.local_launcher import Launcher
-from nbddp.nodes.join_file import JoinFile
-from nbddp.nodes.listener import NodeListener
-from nbddp.nodes.node_agent import node_facts
-from nbddp.nodes.node_connection import FrameType
-from nbddp.nodes.remote_start import start_facts
-from nbddp.nodes.stale_files import LockedPath, find_left_join_file
 from nbddp.topology import Topology
 from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.rank_start import RankStart

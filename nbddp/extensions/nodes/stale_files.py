@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nbddp.errors import RequestError
-from nbddp.nodes.join_file import FOLDER, JoinFile
+from nbddp.extensions.nodes.join_file import FOLDER, JoinFile
 
 HOME = ".nbddp"  # in the home folder
 MAX_AGE = 7 * 86400.0  # seconds since the last heartbeat

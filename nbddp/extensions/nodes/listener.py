@@ -23,11 +23,11 @@ from typing import Any
 import nbddp
 from nbddp.controller.surviving_group import SurvivingRank, run_folder_of
 from nbddp.errors import WireError
-from nbddp.nodes.clock_offset import ClockOffset
-from nbddp.nodes.handshake import Handshake, listener_context
-from nbddp.nodes.join_file import JoinFile
-from nbddp.nodes.log_sync import LogReceiver
-from nbddp.nodes.node_connection import (
+from nbddp.extensions.nodes.clock_offset import ClockOffset
+from nbddp.extensions.nodes.handshake import Handshake, listener_context
+from nbddp.extensions.nodes.join_file import JoinFile
+from nbddp.extensions.nodes.log_sync import LogReceiver
+from nbddp.extensions.nodes.node_connection import (
     FRAME_ERRORS,
     Frame,
     FrameConnection,
@@ -36,7 +36,7 @@ from nbddp.nodes.node_connection import (
     forward,
     start_task,
 )
-from nbddp.nodes.remote_start import start_facts
+from nbddp.extensions.nodes.remote_start import start_facts
 from nbddp.sigint import run_in_loop, start_thread, wait_for_result
 from nbddp.wire.rank_start import RankStart
 

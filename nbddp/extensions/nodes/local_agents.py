@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from nbddp.extensions.nodes.listener import Node
 from nbddp.formatting import describe_exit
-from nbddp.nodes.listener import Node
 from nbddp.sigint import sigint_deferred
 from nbddp.topology import TORCHRUN
 
