@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from nbddp.extensions.course.sonnets import sonnets
     from nbddp.extensions.faults import arming as faults
     from nbddp.extensions.runs.api import Run, compare, runs
+    from nbddp.extensions.timeline.collective_timeline import Timeline
     from nbddp.extensions.trace.merge import Trace
     from nbddp.extensions.train.checkpoint.checkpoint import Checkpoint, Resumed
     from nbddp.extensions.train.collectives import all_gather, all_reduce, main_rank_first, on_main
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from nbddp.magics.load import timeline
     from nbddp.record.cell import CellResult
     from nbddp.record.heal.heal_report import Healed
-    from nbddp.record.waiting.collective_timeline import Timeline
     from nbddp.reporting.log_and_track import Track, log, track
 
 __version__ = "0.1.0"
@@ -101,7 +101,7 @@ _MODULES = {
     "nbddp.extensions.runs.api": ("Run", "compare", "runs"),
     "nbddp.record.cell": ("CellResult",),
     "nbddp.record.heal.heal_report": ("Healed",),
-    "nbddp.record.waiting.collective_timeline": ("Timeline",),
+    "nbddp.extensions.timeline.collective_timeline": ("Timeline",),
     "nbddp.extensions.trace.merge": ("Trace",),
     "nbddp.extensions.train.checkpoint.checkpoint": ("Checkpoint", "Resumed"),
     "nbddp.extensions.train.collectives": (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from nbddp.record.waiting.collective_matcher import CollectiveMatcher
-from nbddp.wire.timing_messages import CollectiveArrivals
+from nbddp.extensions.timeline.collective_matcher import CollectiveMatcher
+from nbddp.extensions.timeline.messages import CollectiveArrivals
 
 BASE = 1e9  # the time.time() at which the cell begins
 KIND = ["all_reduce", "float [72]", "", True, 0]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from nbddp.controller.rank_processes import short_error
 from nbddp.errors import RequestError
+from nbddp.extensions.timeline.messages import CollectiveArrivals
 from nbddp.formatting import describe_exit
 from nbddp.launch.local_launcher import RankHandle
 from nbddp.launch.memory import MemoryWatch
@@ -19,7 +20,6 @@ from nbddp.sigint import Future
 from nbddp.wire import messages as msg
 from nbddp.wire.envelope import Envelope
 from nbddp.wire.request_messages import Answer
-from nbddp.wire.timing_messages import CollectiveArrivals
 
 if TYPE_CHECKING:
     from nbddp.controller.actor_state import ActorState

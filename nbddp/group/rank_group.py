@@ -17,12 +17,12 @@ from nbddp.errors import RequestError
 from nbddp.extensions.checks.facts import RankFacts
 from nbddp.extensions.nodes.join_file import JoinFile
 from nbddp.extensions.nodes.node_pool import NodePool, NodesSpec
+from nbddp.extensions.timeline.collective_timeline import Timeline
+from nbddp.extensions.timeline.notebook import timeline_of
 from nbddp.group import push_pull
 from nbddp.group.script_ranks import ScriptRanks
-from nbddp.group.timeline import timeline_of
 from nbddp.lifecycle.group_state import GroupState, Life
 from nbddp.record.heal.heal_report import Healed
-from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.sigint import sigint_deferred, start_thread
 from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.request_messages import CollectFacts

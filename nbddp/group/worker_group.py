@@ -17,6 +17,7 @@ from nbddp.extensions.sweeps.scaling import ScalingStudy
 from nbddp.extensions.sweeps.scaling_results import MIN_ROUNDS
 from nbddp.extensions.sweeps.sweep import Sweep
 from nbddp.extensions.sweeps.trials import TrialRunner
+from nbddp.extensions.timeline.collective_timeline import Timeline
 from nbddp.extensions.trace.merge import Trace
 from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.extensions.trace.notebook import collect_trace
@@ -28,7 +29,6 @@ from nbddp.group.recovery import Recovery
 from nbddp.lifecycle.retries import Retries
 from nbddp.record.cell import CellRequest, CellResult
 from nbddp.record.heal.heal_report import Healed
-from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.wire.group_spec import GroupSpec, StartOptions
 from nbddp.wire.options.cell_spec import CellOptions
 

@@ -16,6 +16,7 @@ from nbddp.extensions.sweeps.grid import sweep_points
 from nbddp.extensions.sweeps.scaling import ScalingStudy
 from nbddp.extensions.sweeps.sweep import Sweep
 from nbddp.extensions.sweeps.trials import TrialRunner
+from nbddp.extensions.timeline.view import timeline_report
 from nbddp.group.find_script import describe_syntax_error
 from nbddp.magics.magic_errors import reporting_errors
 from nbddp.magics.notebook_state import NotebookState
@@ -23,7 +24,6 @@ from nbddp.magics.parser import CELL, parse_line
 from nbddp.magics.presenter import SHOWN_STEPS, NotebookDisplay
 from nbddp.magics.run_arguments import CellArguments
 from nbddp.record.cell import CellRequest
-from nbddp.ui.report.timeline import timeline_report
 from nbddp.wire.group_spec import GroupSpec
 
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST

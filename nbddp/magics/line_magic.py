@@ -13,6 +13,7 @@ from nbddp.extensions.export.script import PulledValue
 from nbddp.extensions.faults.kinds import Fault
 from nbddp.extensions.nodes.notebook import manage_nodes
 from nbddp.extensions.runs.notebook import compare_runs, manage_runs, show_run
+from nbddp.extensions.timeline.view import timeline_report
 from nbddp.group.find_script import find_script
 from nbddp.lifecycle.refusals import way_out
 from nbddp.magics.command_arguments import (
@@ -40,7 +41,6 @@ from nbddp.magics.presenter import ViewChoice
 from nbddp.record.cell import CellRequest
 from nbddp.record.heal.rerun import cells_to_rerun
 from nbddp.record.log_reader import log_name, tail
-from nbddp.ui.report.timeline import timeline_report
 from nbddp.ui.wording import describe_armed
 
 HELP = ("--help", "-h")  # only as the first word: a script may have such an argument too

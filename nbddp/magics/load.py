@@ -11,12 +11,12 @@ from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.errors import CellFailedError, RequestError
+from nbddp.extensions.timeline.collective_timeline import Timeline
 from nbddp.magics.cell_magic import run_cell
 from nbddp.magics.completion import Completion
 from nbddp.magics.line_magic import HELP, run_command
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.parser import CELL
-from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.reporting.log_and_track import Sink, set_sink
 
 ATTRIBUTE = "_nbddp"  # attribute of a shell: the extension that nbddp added

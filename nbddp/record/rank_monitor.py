@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nbddp.extensions.timeline.collective_matcher import CollectiveMatcher
+from nbddp.extensions.timeline.messages import CollectiveArrivals
+from nbddp.extensions.timeline.stragglers import StragglerLag, slow_by_step_rate
 from nbddp.record.cell import Purpose
 from nbddp.record.hang_detector import HangDetector, Heartbeat
 from nbddp.record.heal.rank_values import RankValues
 from nbddp.record.metrics import MetricStore, RunTotals
-from nbddp.record.waiting.collective_matcher import CollectiveMatcher
-from nbddp.record.waiting.stragglers import StragglerLag, slow_by_step_rate
 from nbddp.wire.messages import Metrics, Progress, RankStatus
-from nbddp.wire.timing_messages import CollectiveArrivals
 
 CHECK_PERIOD = 1.0  # seconds between two checks for a hang
 StatusMessage = RankStatus | CollectiveArrivals | Metrics | Progress

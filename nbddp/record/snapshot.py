@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from nbddp.extensions.timeline.collective_matcher import Straggler
+from nbddp.extensions.timeline.stragglers import StragglerLag
 from nbddp.formatting import describe_exit
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle
@@ -15,8 +17,6 @@ from nbddp.record.event_log import EventLog, merge_equal_failures
 from nbddp.record.hang_detector import Heartbeat
 from nbddp.record.rank_monitor import LoopProgress, RankMonitor
 from nbddp.record.run_events import RunEvent
-from nbddp.record.waiting.collective_matcher import Straggler
-from nbddp.record.waiting.stragglers import StragglerLag
 from nbddp.wire.messages import RankStatus, Ready
 
 

@@ -6,6 +6,9 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from nbddp.extensions.timeline.collective_matcher import Straggler
+from nbddp.extensions.timeline.collective_timeline import UnfinishedCollective
+from nbddp.extensions.timeline.stragglers import StragglerLag
 from nbddp.formatting import (
     format_bytes,
     format_line,
@@ -17,9 +20,6 @@ from nbddp.formatting import (
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.run_events import RanksStarted, RunEvent
 from nbddp.record.snapshot import RankSnapshot, Snapshot
-from nbddp.record.waiting.collective_matcher import Straggler
-from nbddp.record.waiting.collective_timeline import UnfinishedCollective
-from nbddp.record.waiting.stragglers import StragglerLag
 
 MAX_NAMED = 20  # metrics that are not shown
 

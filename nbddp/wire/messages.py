@@ -12,6 +12,7 @@ from dataclasses import asdict, field, fields, is_dataclass
 from typing import Any, get_args
 
 from nbddp.errors import WireError
+from nbddp.extensions.timeline.messages import CollectiveArrivals
 from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.formatting import plural
 from nbddp.wire.collective import Collective
@@ -19,7 +20,6 @@ from nbddp.wire.frozen import Frozen
 from nbddp.wire.options.cell_spec import CellSpec
 from nbddp.wire.rank_start import Script
 from nbddp.wire.request_messages import Answer, Request
-from nbddp.wire.timing_messages import CollectiveArrivals
 
 JsonDict = dict[str, Any]
 _JSON_KINDS: Mapping[str, type[Any]] = {"script": Script, "trace": TraceSteps}

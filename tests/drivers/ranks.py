@@ -15,6 +15,7 @@ from nbddp.extensions.checks.facts import RankFacts
 from nbddp.extensions.checks.notebook import check_cell
 from nbddp.extensions.checks.registry import Finding
 from nbddp.extensions.nodes.node_pool import NodePool, NodesSpec
+from nbddp.extensions.timeline.collective_matcher import Straggler
 from nbddp.extensions.trace.merge import Trace
 from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.extensions.trace.notebook import collect_trace
@@ -29,7 +30,6 @@ from nbddp.record.cell import CellHandle, CellRequest, CellResult, ReplayEntry
 from nbddp.record.notices import Notice
 from nbddp.record.run_events import RunEvent
 from nbddp.record.snapshot import Snapshot
-from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.ui.frontend import StreamTarget
 from nbddp.ui.text_view import TextView
 from nbddp.wire.group_spec import GroupSpec

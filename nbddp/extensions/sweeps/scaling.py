@@ -25,8 +25,8 @@ from nbddp.extensions.sweeps.scaling_results import (
 from nbddp.extensions.sweeps.scaling_view import scaling_report
 from nbddp.extensions.sweeps.sweep_view import describe_row, sweep_report
 from nbddp.extensions.sweeps.trials import TrialRunner
+from nbddp.extensions.timeline.notebook import timeline_of
 from nbddp.formatting import plural
-from nbddp.group.timeline import timeline_of
 from nbddp.record.cell import CellResult
 from nbddp.record.run_folder import read_facts
 from nbddp.topology import cores_here

@@ -10,8 +10,8 @@ from statistics import fmean, median
 from typing import Any
 
 from nbddp.extensions.runs.stored_run import NOT_METRICS
+from nbddp.extensions.timeline.collective_timeline import Timeline
 from nbddp.formatting import plural
-from nbddp.record.waiting.collective_timeline import Timeline
 
 SCALE = "scale"  # in ``run.json``
 WARM_UP_DIVISOR = 5  # the first fifth of the steps is not measured

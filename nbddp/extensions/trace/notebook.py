@@ -12,9 +12,9 @@ from typing import Any
 from nbddp.controller.rank_requests import ask_each
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
+from nbddp.extensions.timeline.notebook import find_event
 from nbddp.extensions.trace.merge import MAX_EVENTS, Trace, write_merged
 from nbddp.extensions.trace.messages import SendTrace, TraceSent, TraceSteps
-from nbddp.group.timeline import find_event
 from nbddp.private_files import make_private_folders
 from nbddp.record.cell import CellResult
 from nbddp.record.run_events import CellStarted

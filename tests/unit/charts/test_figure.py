@@ -21,10 +21,10 @@ from nbddp.charts.axes import AxisScale
 from nbddp.charts.chart_lines import Chart, rank_chart
 from nbddp.charts.figure import draw_charts, png_of, printable_name
 from nbddp.charts.palette import INK, rank_color
+from nbddp.extensions.timeline.collective_timeline import Timeline
+from nbddp.extensions.timeline.figure import draw_timeline
 from nbddp.record import metrics as record_metrics
 from nbddp.record.metrics import MetricStore
-from nbddp.record.waiting.collective_timeline import Timeline
-from nbddp.ui.report.timeline_figure import draw_timeline
 
 STEPS = (*(0.001 * number for number in range(1, 12)), 0.5, 1.0)
 

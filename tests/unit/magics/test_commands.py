@@ -22,6 +22,7 @@ from nbddp.errors import CellFailedError
 from nbddp.extensions.export.items import ExportLog
 from nbddp.extensions.nodes.node_pool import NodesSpec
 from nbddp.extensions.publish.tracker import Target
+from nbddp.extensions.timeline.collective_timeline import Timeline
 from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
@@ -32,7 +33,6 @@ from nbddp.magics.line_magic import run_command
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.presenter import Presenter
 from nbddp.record.cell import CellRequest, CellResult
-from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.sigint import run_in_thread
 from nbddp.ui.log_lines import LogBuffer
 from nbddp.ui.report.render import render_html

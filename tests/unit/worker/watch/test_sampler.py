@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from nbddp.extensions.timeline.messages import CollectiveArrivals
 from nbddp.wire.messages import RankStatus, ResourceUsage
-from nbddp.wire.timing_messages import CollectiveArrivals
 from nbddp.worker.watch.sampler import Sampler
 
 

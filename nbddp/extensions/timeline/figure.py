@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from nbddp.charts.figure import COMPUTE, DATA, STYLE, WAIT, new_figure
 from nbddp.charts.palette import ALERT, INK
-from nbddp.record.waiting.collective_timeline import TimedStep, Timeline
+from nbddp.extensions.timeline.collective_timeline import TimedStep, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

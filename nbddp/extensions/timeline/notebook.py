@@ -11,18 +11,18 @@ from typing import TypeVar
 from nbddp.controller.rank_requests import resolve_ranks
 from nbddp.controller.session import Session
 from nbddp.errors import NbddpError
-from nbddp.group.push_pull import pull
-from nbddp.record.run_events import CellEnded, CellEvent, CellStarted, RankExited
-from nbddp.record.waiting.collective_timeline import (
+from nbddp.extensions.timeline.collective_timeline import (
     DdpOverlap,
     Timeline,
     build_timeline,
     find_unfinished,
     overlap_of,
 )
+from nbddp.group.push_pull import pull
+from nbddp.record.run_events import CellEnded, CellEvent, CellStarted, RankExited
 
 DDP_TIMING_EXPRESSION = (
-    "__import__('nbddp.worker.watch.ddp_timing', fromlist=['read_ddp_timing'])"
+    "__import__('nbddp.extensions.timeline.ddp_timing', fromlist=['read_ddp_timing'])"
     ".read_ddp_timing(globals())"
 )
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from fakes import recorder_entry
 
+from nbddp.extensions.timeline import rank as collective_arrivals
+from nbddp.extensions.timeline.messages import CollectiveArrivals
+from nbddp.extensions.timeline.rank import BLOCK, MAX_ROWS_PER_SECOND, ArrivalRecorder
 from nbddp.reporting import this_rank
-from nbddp.wire.timing_messages import CollectiveArrivals
-from nbddp.worker.watch import collective_arrivals, flight_recorder
-from nbddp.worker.watch.collective_arrivals import BLOCK, MAX_ROWS_PER_SECOND, ArrivalRecorder
+from nbddp.worker.watch import flight_recorder
 from nbddp.worker.watch.flight_recorder import newest_of
 
 BEGAN = 1_000_000.0  # as time.time() has it

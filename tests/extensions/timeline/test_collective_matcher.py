@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from arrivals import BASE, KIND, arrival_messages, matcher_of, matcher_with
 
-from nbddp.record.waiting.collective_matcher import (
+from nbddp.extensions.timeline.collective_matcher import (
     MAX_KEPT_ARRIVALS,
     MIN_KEPT_COLLECTIVES,
 )
-from nbddp.wire.timing_messages import CollectiveArrivals
+from nbddp.extensions.timeline.messages import CollectiveArrivals
 
 LATE = 0.05
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from nbddp.extensions.timeline.collective_timeline import Timeline
 from nbddp.formatting import format_bytes, format_seconds, plural
-from nbddp.record.waiting.collective_timeline import Timeline
 from nbddp.ui.report.blocks import Block, Mood, Picture, Report, Table, Text, note
 from nbddp.ui.wording import describe_straggler, describe_unfinished
 
@@ -75,7 +75,7 @@ def _title(timeline: Timeline) -> str:
 
 def _draw(timeline: Timeline) -> tuple[bytes, int]:
     from nbddp.charts.figure import png_of  # loads matplotlib
-    from nbddp.ui.report.timeline_figure import draw_timeline
+    from nbddp.extensions.timeline.figure import draw_timeline
 
     return png_of(draw_timeline(timeline, shown_ranks(timeline)))
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from nbddp.extensions.timeline import stragglers
+from nbddp.extensions.timeline.collective_history import Arrival
+from nbddp.extensions.timeline.collective_matcher import GroupMatcher
+from nbddp.extensions.timeline.stragglers import StragglerLag, slow_by_step_rate
 from nbddp.record.metrics import MetricStore
 from nbddp.record.step_rate import StepRate
-from nbddp.record.waiting import stragglers
-from nbddp.record.waiting.collective_history import Arrival
-from nbddp.record.waiting.collective_matcher import GroupMatcher
-from nbddp.record.waiting.stragglers import StragglerLag, slow_by_step_rate
 from nbddp.wire.collective import Collective
 
 
