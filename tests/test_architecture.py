@@ -109,12 +109,45 @@ def test_modules_have_no_import_cycles() -> None:
     assert waiting == {}  # these modules are in cycles, or import one
 
 
-SHARED_NAMES = {  # one topic at several layers
-    *("__main__", "comparison", "display", "run_list", "scaling", "stored_run", "sweep"),
-    *("timeline", "trace"),
-}
+PARTS = {"messages", "notebook", "rank", "view"}  # each extension may have them
+SHARED_NAMES = {"__main__", "display", "figure"}  # one topic at several layers
 
 
 def test_file_name_is_used_for_one_topic() -> None:
-    counts = Counter(path.stem for path in MODULES.values())
+    counts = Counter(
+        name.rpartition(".")[2]
+        for name in MODULES
+        if not (name.startswith(EXTENSIONS) and name.rpartition(".")[2] in PARTS)
+    )
     assert {name for name, count in counts.items() if count > 1} == SHARED_NAMES
+
+
+EXTENSIONS = "nbddp.extensions."
+NEEDS = {  # the extensions that an extension may import
+    "course": {"checks", "train"},
+    "faults": {"train"},
+    "publish": {"runs"},
+    "sweeps": {"runs", "timeline"},
+}
+STILL_IMPORTED = {  # a row may only go
+    "checks": {"train", "trainers"},
+    "nodes": {"export"},
+    "runs": {"sweeps"},
+    "timeline": {"train"},
+    "trace": {"timeline"},
+    "trainers": {"checks"},
+}
+
+
+def test_extension_imports_only_the_extensions_that_it_needs() -> None:
+    found: dict[str, set[str]] = {}
+    for name, path in MODULES.items():
+        if name.startswith(EXTENSIONS):
+            extension = name.split(".")[2]
+            imported = {each for each in imports_of(path) if each.startswith(EXTENSIONS)}
+            found.setdefault(extension, set()).update(each.split(".")[2] for each in imported)
+    assert len(found) == 12
+    others = {name: imported - {name} for name, imported in found.items()}
+    assert {name: imported for name, imported in others.items() if imported} == (
+        NEEDS | STILL_IMPORTED
+    )
