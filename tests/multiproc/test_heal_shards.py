@@ -92,9 +92,12 @@ def test_a_heal_goes_back_to_the_copies_of_shards(
     group.run("train(5)", shard_copies=2)
     output = capsys.readouterr().out
     assert re.search(r"every 2 steps, each rank copies its shards .* [\d.]+ KiB, and needs", output)
+    names = "net, optimizer, schedule, loader"
     for dead in (1, 2):  # the second time, rank 0 has the copy that it got in the first heal
+        group.run(f"kept = {names}\ndel {names}")  # the copies know them by other paths
         kill(group, dead)
         group.heal()
+        group.run(f"{names} = kept\ndel kept")
         group.run("assert (loader.step, schedule.last_epoch) == (4, 4)")
         assert "the models are back at step 4 of" in capsys.readouterr().out
     group.run("train(12)", shard_copies=100)

@@ -50,25 +50,29 @@ class Copy:
         step: the number of steps that the optimizer had made.
         own_state: the packed state of this rank.
         held: the packed state of the rank before this one.
-        objects: the sharded models and optimizers of the copy, by path.
+        objects: references to the sharded models and optimizers, by their path in the copy.
+        companions: references to what goes back with them, by path.
     """
 
     step: int
-    own_state: Packed
-    held: Packed
-    objects: dict[str, Any]
-
-    @classmethod
-    def empty(cls, step: int, objects: Objects) -> Copy:
-        """Return a copy without states."""
-        return cls(step, [], [], {path: ref(each) for path, each in objects.items()})
+    own_state: Packed = field(default_factory=list)
+    held: Packed = field(default_factory=list)
+    objects: dict[str, Any] = field(default_factory=dict)
+    companions: dict[str, Any] = field(default_factory=dict)
 
     def has(self, objects: Objects) -> bool:
-        """Return whether the copy has the state of exactly these objects."""
-        living = {path: reference() for path, reference in self.objects.items()}
-        return living.keys() == objects.keys() and all(
-            living[path] is obj for path, obj in objects.items()
-        )
+        """Return whether the copy has the state of exactly these objects.
+
+        Their paths may be other ones: a new variable may lead to a model.
+        """
+        living = {id(reference()) for reference in self.objects.values()}
+        return living == {*map(id, objects.values())}
+
+    def old_paths(self, objects: Objects) -> dict[str, str]:
+        """Return the path in the copy of each object, by its path now."""
+        references = self.objects | self.companions
+        old = {id(reference()): path for path, reference in references.items()}
+        return {path: old[id(obj)] for path, obj in objects.items() if id(obj) in old}
 
 
 @dataclass(eq=False, repr=False)
@@ -141,11 +145,11 @@ class ShardCopies:
         if optimizers[:1] != [obj]:  # another optimizer decides when
             return
         self._announce(objects)
-        packed: Packed = []
+        copy = Copy(step, objects=_references(objects))
         if not self._busy.locked():
-            packed.append(pack(objects | companions(self._namespace)))
-        copy = Copy.empty(step, objects)
-        copy.own_state = packed
+            others = companions(self._namespace)
+            copy.own_state.append(pack(objects | others))
+            copy.companions |= _references(others)
         self._pending = obj, copy, objects
 
     def _end_copy(self, obj: Optimizer) -> None:
@@ -161,7 +165,9 @@ class ShardCopies:
         if not copy.own_state or not self._busy.acquire(blocking=False):
             self._jobs.put((key, None))
             return
-        copy.own_state.append(pack(late_companions(objects, self._namespace, self._bound_objects)))
+        late = late_companions(objects, self._namespace, self._bound_objects)
+        copy.own_state.append(pack(late))
+        copy.companions |= _references(late)
         self._jobs.put((key, copy))
 
     def _announce(self, objects: Objects) -> None:
@@ -216,7 +222,7 @@ class ShardCopies:
                 "(`%%ddp --shard-copies 100` makes copies): run `%ddp restart --replay` and load a "
                 "checkpoint"
             )
-        copy = copies.get(step) or Copy.empty(step, objects)
+        copy = copies.get(step) or Copy(step)
         before, after = (own_rank - 1) % self._world_size, (own_rank + 1) % self._world_size
         # a new rank gets its own state from the next rank, and the state that it must hold
         sent = {before: copy.held} if before in new_ranks else {}
@@ -225,13 +231,30 @@ class ShardCopies:
         )
         sent = {after: copy.own_state} if after in new_ranks else {}
         copy.held = send_and_receive(sent, before if is_new else own_rank, wait) or copy.held
-        late = late_companions(objects, self._namespace, self._bound_objects)
+        found = self._under_old_paths(copy, objects, new_ranks)
         for packed in copy.own_state:
-            unpack(objects | companions(self._namespace) | late, packed)
+            unpack(found, packed)
         self._heals += 1
         self._copies, self._made[first] = [copy], step
         made = max(made for _, made in gathered)
         self._notify(f"the models are back at step {step} of {made}")
+
+    def _under_old_paths(self, copy: Copy, objects: Objects, new_ranks: Set[int]) -> Objects:
+        """Return all objects by their paths in the copy. All ranks call this.
+
+        A new rank has never seen the old paths, and learns them from another rank.
+        """
+        others = companions(self._namespace)
+        late = late_companions(objects, self._namespace, self._bound_objects)
+        gathered = gather_objects(copy.old_paths(objects | others | late))
+        survivors = [paths for rank, paths in enumerate(gathered) if rank not in new_ranks]
+        paths = survivors[0] if self._rank in new_ranks else gathered[self._rank]
+        renamed = {paths.get(path, path): each for path, each in objects.items()}
+        # the settings of an optimizer have its path
+        others |= late_companions(renamed, self._namespace, self._bound_objects)
+        others = {paths.get(path, path): each for path, each in others.items()}
+        copy.objects, copy.companions = _references(renamed), _references(others)
+        return renamed | others
 
     def begin_again(self, objects: Objects) -> None:
         """Count the same steps on all ranks after a heal, and drop copies that a new rank lacks."""
@@ -278,6 +301,10 @@ class ShardCopies:
         _wait_for_all(store, "has it", self._world_size)
         if heals == self._heals:
             self._copies = [copy]
+
+
+def _references(objects: Objects) -> dict[str, Any]:
+    return {path: ref(each) for path, each in objects.items()}
 
 
 def _wait_for_all(store: dist.Store, what: str, world_size: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 from torch import nn, optim
@@ -56,7 +57,7 @@ def test_copies_of_different_steps_restore_nothing(monkeypatch: pytest.MonkeyPat
     unused: Any = None
     copies = ShardCopies({}, unused, unused, 0, 3, unused)
     assert "there is no copy of it yet" in copies.why_not(objects, [1])
-    copies._copies = [Copy.empty(4, objects)]
+    copies._copies = [Copy(4, objects={path: ref(each) for path, each in objects.items()})]
     assert copies.why_not(objects, [1]) == ""
     assert copies.why_not(objects, [0, 1]) == (
         ", and rank 1, which had the copy of rank 0, died too"
