@@ -95,12 +95,11 @@ __all__ = [
 ]
 
 _MODULES = {
+    "nbddp.extensions.course.digits": ("Digits", "digits"),
     "nbddp.extensions.course.exercises": ("Judgement", "check_answer"),
-    "nbddp.group.worker_group": ("WorkerGroup",),
-    "nbddp.magics.load": ("timeline",),
+    "nbddp.extensions.course.sonnets": ("sonnets",),
+    "nbddp.extensions.faults.arming": ("faults",),
     "nbddp.extensions.runs.api": ("Run", "compare", "runs"),
-    "nbddp.record.cell": ("CellResult",),
-    "nbddp.record.heal.heal_report": ("Healed",),
     "nbddp.extensions.timeline.collective_timeline": ("Timeline",),
     "nbddp.extensions.trace.merge": ("Trace",),
     "nbddp.extensions.train.checkpoint.checkpoint": ("Checkpoint", "Resumed"),
@@ -112,13 +111,14 @@ _MODULES = {
     ),
     "nbddp.extensions.train.config": ("config",),
     "nbddp.extensions.train.loader": ("Loader", "loader"),
-    "nbddp.extensions.course.digits": ("Digits", "digits"),
-    "nbddp.extensions.faults.arming": ("faults",),
-    "nbddp.extensions.train.prepare": ("prepare",),
     "nbddp.extensions.train.precision": ("Precision", "precision"),
-    "nbddp.reporting.log_and_track": ("Track", "log", "track"),
-    "nbddp.extensions.course.sonnets": ("sonnets",),
+    "nbddp.extensions.train.prepare": ("prepare",),
     "nbddp.extensions.trainers.attach": ("report_trainers",),
+    "nbddp.group.worker_group": ("WorkerGroup",),
+    "nbddp.magics.load": ("timeline",),
+    "nbddp.record.cell": ("CellResult",),
+    "nbddp.record.heal.heal_report": ("Healed",),
+    "nbddp.reporting.log_and_track": ("Track", "log", "track"),
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -1,8 +1,9 @@
 """The kinds of accelerators that ranks can use, with one row for each kind.
 
 ``torch.accelerator`` names the kind for which torch was built. All else comes from torch's module
-for this kind, such as ``torch.cuda``: torch.accelerator of torch 2.13 lacks names of devices, and
-whether a process has used one. The kernel starts without torch, so no import here loads it.
+for this kind, such as ``torch.cuda``, because ``torch.accelerator`` of torch 2.13 cannot name a
+device, and cannot say whether a process has used one. This module does not import torch when it is
+imported: the kernel starts without torch.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's `&` and no
 
 TESTS = Path(__file__).parent
 STARTS_PROCESSES = ("multiproc", "notebook", "browser")
-BY_FOLDER = ("multiproc", "ecosystem")
+MARKED_FOLDERS = ("multiproc", "ecosystem")
 NOT_UNIT = {*STARTS_PROCESSES, "process", "full", "soak", "ecosystem", "gpu"}
 
 
@@ -51,8 +51,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     first = [TESTS / "notebooks" / "test_notebooks.py", TESTS / "browser"]
     items.sort(key=lambda item: not any(item.path.is_relative_to(path) for path in first))
     for item in items:
-        for name in BY_FOLDER:
-            if name in item.path.parts:
+        if item.path.is_relative_to(TESTS):
+            for name in set(MARKED_FOLDERS).intersection(item.path.relative_to(TESTS).parts):
                 item.add_marker(name)
         for mark in item.iter_markers("gate_runs"):
             if not any(part in item.callspec.id for part in mark.args):  # type: ignore[attr-defined]

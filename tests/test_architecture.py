@@ -109,6 +109,7 @@ def test_modules_have_no_import_cycles() -> None:
     assert waiting == {}  # these modules are in cycles, or import one
 
 
+EXTENSIONS = "nbddp.extensions."
 PARTS = {"messages", "notebook", "rank", "view"}  # each extension may have them
 SHARED_NAMES = {"__main__", "display", "figure"}  # one topic at several layers
 
@@ -122,7 +123,6 @@ def test_file_name_is_used_for_one_topic() -> None:
     assert {name for name, count in counts.items() if count > 1} == SHARED_NAMES
 
 
-EXTENSIONS = "nbddp.extensions."
 NEEDS = {  # the extensions that an extension may import
     "course": {"checks", "train"},
     "faults": {"train"},

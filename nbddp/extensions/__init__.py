@@ -1,1 +1,1 @@
-"""Extensions: each folder can be deleted, and the core works without it."""
+"""Features outside of the core, each in a folder of its own."""

@@ -191,14 +191,11 @@ def _fault(notebook: NotebookState, args: FaultArguments) -> None:
     if args.kind == "off":
         if args.rank is not None or args.step is not None:
             raise RequestError("`%ddp fault off` disarms the faults of all ranks and steps")
-    else:
+    elif args.rank is None or args.step is None:
         given = {"--rank": args.rank, "--step": args.step}
-        if missing := [name for name, value in given.items() if value is None]:
-            command_parser("fault").error(
-                f"the following arguments are required: {', '.join(missing)}"
-            )
-        assert args.rank is not None
-        assert args.step is not None
+        missing = ", ".join(name for name, value in given.items() if value is None)
+        command_parser("fault").error(f"the following arguments are required: {missing}")
+    else:
         fault = Fault(kind=args.kind, rank=args.rank, step=args.step, factor=args.factor)
         at = f"step={fault.step}, rank={fault.rank}, kind={fault.kind!r}, factor={fault.factor}"
         ranks, call = (fault.rank,), f"at({at}, again=True)"

@@ -1,1 +1,1 @@
-"""The name of the program of a node: ``torchrun ... -m nbddp.nodes``; see ``extensions.nodes``."""
+"""``torchrun ... -m nbddp.nodes`` runs the program of a node, which is in ``extensions.nodes``."""

@@ -7,13 +7,13 @@ import re
 from collections.abc import Callable, Iterable
 
 from nbddp.errors import RequestError
-from nbddp.extensions.checks import (
-    collective_rules,  # noqa: F401
-    evaluation_rules,  # noqa: F401
-    rank_fact_rules,  # noqa: F401
-    shared_file_rules,  # noqa: F401
-    trainer_rules,  # noqa: F401
-    training_rules,  # noqa: F401
+from nbddp.extensions.checks import (  # each registers its rules  # noqa: F401
+    collective_rules,
+    evaluation_rules,
+    rank_fact_rules,
+    shared_file_rules,
+    trainer_rules,
+    training_rules,
 )
 from nbddp.extensions.checks.facts import GroupFacts
 from nbddp.extensions.checks.registry import RULES, TEXT, Finding, Rule

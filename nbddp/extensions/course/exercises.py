@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import ArgumentError
-from nbddp.extensions.course import (
-    code_exercises,  # noqa: F401
-    mesh_project,  # noqa: F401
-    own_classes,  # noqa: F401
-    parallel_classes,  # noqa: F401
-    survival,  # noqa: F401
-    training_functions,  # noqa: F401
+from nbddp.extensions.course import (  # each registers its judges  # noqa: F401
+    code_exercises,
+    mesh_project,
+    own_classes,
+    parallel_classes,
+    survival,
+    training_functions,
 )
 from nbddp.extensions.course.grading import CODE_EXERCISES, RIGHT
 from nbddp.extensions.train.collectives import all_gather

@@ -41,7 +41,7 @@ def report_trainers() -> None:
 
 @functools.cache
 def attach_to_libraries() -> None:
-    """Make the libraries report, if ``reporting.enable`` allows it."""
+    """Make the libraries report, if ``trainers.reporting.enable`` allows it."""
     change_when_imported("transformers.trainer", _add_transformers_callback)
     change_when_imported("accelerate.accelerator", _change_accelerate)
     for name in ("lightning.fabric.fabric", "lightning_fabric.fabric"):

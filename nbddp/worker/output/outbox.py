@@ -175,7 +175,7 @@ class Outbox:
         # On the nbddp-outbox thread, after all earlier messages.
         self._is_open = False
 
-    # ---- on the nbddp-outbox thread
+    # ---- the thread
 
     def _run(self) -> None:
         # On the nbddp-outbox thread, as all methods below.

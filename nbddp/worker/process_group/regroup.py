@@ -33,7 +33,7 @@ class Connected(NamedTuple):
     Attributes:
         subgroups: the subgroups if all groups live on; None if there are new groups.
         new_ranks: in a heal, the ranks with a new process.
-        is_inside_step: whether an optimizer of this rank had not finished a step.
+        is_inside_step: whether an optimizer of this rank has begun a step and not finished it.
         not_reset: models that are in the middle of a step, and why.
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -276,7 +275,7 @@ def test_a_message_during_a_command_is_not_kept_for_the_next_cell(
     with_ranks: Typed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with_ranks.line("start")
-    shutil.rmtree(".nbddp")
+    Path(".nbddp").rename("moved")  # at once: another thread may still write the record
     capsys.readouterr()
     with_ranks.line("restart")
     shown = capsys.readouterr().out
