@@ -43,15 +43,17 @@ from nbddp.wire.request_messages import (
     Complete,
     JoinedGroup,
     JoinGroup,
-    NamesSent,
-    SendNamespace,
+    PickledNames,
+    PickleNamespace,
 )
 
 WORLD = st.integers(1, 3)
 RANK = st.integers(0, 2)
 NUMBER = st.integers(0, 9)
 FAILURE = {"name": "ValueError", "text": "no", "traceback": "ValueError: no", "at": 1.0}
-NAMES = NamesSent(payload={}, size=1, names=["x"], not_sent={}, more=0, storages=[], shards="")
+NAMES = PickledNames(
+    payload={}, size=1, names=["x"], not_pickled={}, more=0, storages=[], shards=""
+)
 HELLO = CellRequest(source="hello")
 
 
@@ -357,7 +359,7 @@ class AnyOrder(RuleBasedStateMachine):
                 self.post(rank, Answer(request=request))
             case msg.Shutdown():
                 rank.handle.end(0)
-            case SendNamespace(request=request):
+            case PickleNamespace(request=request):
                 content = asdict(replace(NAMES, payload=self.link.store_payload(b"")))
                 self.post(rank, Answer(request=request, error=self.heal_error, content=content))
             case JoinGroup(request=request):

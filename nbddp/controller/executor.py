@@ -91,7 +91,7 @@ class Executor:
                 text = f"rank {rank} cannot be reached: {short_error(error)}"
                 submit(
                     state.step,
-                    ev.NamespaceSent(attempt=attempt, generation=generation, reason=text),
+                    ev.NamespacePickled(attempt=attempt, generation=generation, reason=text),
                 )
                 return
             case ev.StartReplacements():
@@ -157,7 +157,7 @@ class Executor:
                 )
                 return self._heal.perform(action)
             case (
-                ev.ReplacementsReady()
+                ev.NoteReplacementsReady()
                 | ev.RequestNamespace()
                 | ev.RequestJoin()
                 | ev.CancelJoin()

@@ -21,7 +21,13 @@ from nbddp.record.heal.rank_values import OwnValues
 from nbddp.record.replay_log import cell_that_assigned, root_name
 from nbddp.sigint import Future
 from nbddp.wire.messages import CancelRequest
-from nbddp.wire.request_messages import Answer, JoinedGroup, JoinGroup, NamesSent, SendNamespace
+from nbddp.wire.request_messages import (
+    Answer,
+    JoinedGroup,
+    JoinGroup,
+    PickledNames,
+    PickleNamespace,
+)
 
 if TYPE_CHECKING:
     from nbddp.controller.actor_state import ActorState
@@ -50,11 +56,11 @@ class HealRequests:
         self._ranks = heal.replacements
         self._donor = heal.donor
         self._join_requests: dict[int, int] = {}  # the number of the newest request to each rank
-        self._names: NamesSent | None = None
+        self._names: PickledNames | None = None
         self._is_closed = False
         self._own_values: dict[int, OwnValues] = {}
         self._joined: list[JoinedGroup] = []  # the answers of all ranks
-        self._started_at = self._forked_at = self._pickled_at = time.monotonic()
+        self._started_at = self._ready_at = self._join_asked_at = time.monotonic()
 
     def perform(self, action: ev.Action) -> FailedRanks:  # noqa: C901 - one case for each step
         """Carry out a step of the heal. Return the ranks on which it failed.
@@ -74,14 +80,14 @@ class HealRequests:
                 self._start_processes(dead)
 
             # Names sent. Meanwhile the donor pickles its variables and stores them; their tensors
-            # stay in its memory (HealHandler.send_namespace). It refuses if the new ranks need
-            # state that no rank has. Its answer becomes NamespaceSent. If a replacement cannot load
-            # a variable, this step comes again without it.
+            # stay in its memory (HealHandler.pickle_namespace). It refuses if the new ranks need
+            # state that no rank has. Its answer becomes NamespacePickled. If a replacement cannot
+            # load a variable, this step comes again without it.
             case ev.RequestNamespace(generation=generation):
 
                 def ask_donor(donor: int) -> None:
                     self._discard()
-                    request = SendNamespace(
+                    request = PickleNamespace(
                         request=next(state.numbers),
                         exclude=[*action.exclude],
                         replacements=[*action.replacements],
@@ -94,8 +100,8 @@ class HealRequests:
 
             # All replacements have sent Ready. The lifecycle asks the ranks to join as soon as the
             # donor has pickled its variables, too.
-            case ev.ReplacementsReady():
-                self._forked_at = self._pickled_at = time.monotonic()
+            case ev.NoteReplacementsReady():
+                self._ready_at = self._join_asked_at = time.monotonic()
 
             # Groups joined, and models moved. All ranks get this request, and carry it out together
             # (HealHandler.join_group). Regrouper.connect gives the groups new connections, or forms
@@ -159,7 +165,7 @@ class HealRequests:
 
     def _find_own_values(self) -> None:
         """Find the values that the replacements must have instead of the donor's."""
-        self._pickled_at = time.monotonic()
+        self._join_asked_at = time.monotonic()
         state = self._state
         alive = [rank for rank in state.life.alive if rank not in self._ranks]
         port = state.runtime.link.reserved_port
@@ -173,12 +179,12 @@ class HealRequests:
         if future.exception() is not None:
             return  # the donor died, and the lifecycle knows it
         answer = future.result()
-        self._names = None if answer.error else NamesSent(**answer.content)
+        self._names = None if answer.error else PickledNames(**answer.content)
         if self._is_closed:  # the heal failed before this answer: nothing else deletes the payload
             self._discard()
         reason = f"rank {self._donor}: {answer.error}" if answer.error else ""
         attempt = self._state.life.attempt
-        self._state.step(ev.NamespaceSent(attempt=attempt, generation=generation, reason=reason))
+        self._state.step(ev.NamespacePickled(attempt=attempt, generation=generation, reason=reason))
 
     def _on_joined(self, generation: int, rank: int, future: Future[Answer]) -> None:
         if future.exception() is not None:
@@ -213,7 +219,7 @@ class HealRequests:
         state.rank_monitor.values.clear_deaths(self._ranks)
         own_values = _paths(each.own_values for each in joined)
         reasons = {name: why for each in joined for name, why in each.not_loaded.items()}
-        reasons |= sent.not_sent
+        reasons |= sent.not_pickled
         reasons = {name: why for name, why in reasons.items() if name not in own_values}
         may_differ = [each.unknown for each in self._own_values.values()]
         unknown = _paths([*may_differ, *(each.differing for each in joined)])
@@ -232,9 +238,9 @@ class HealRequests:
             unknown=tuple(path for path in unknown if {path, root_name(path)}.isdisjoint(reasons)),
             cells={path: cell_that_assigned(path, state.replay_log.entries) for path in reasons},
             size=sent.size + sum(size for size, _ in sent.storages),
-            fork=self._forked_at - self._started_at,
-            carry=self._pickled_at - self._forked_at,
-            meet=time.monotonic() - self._pickled_at,
+            fork=self._ready_at - self._started_at,
+            carry=self._join_asked_at - self._ready_at,
+            meet=time.monotonic() - self._join_asked_at,
         )
 
     def _record(self, healed: Healed) -> None:

@@ -84,7 +84,7 @@ class HealAsked(Event):
     donor: int | None = None
 
 
-class NamespaceSent(AttemptEvent):
+class NamespacePickled(AttemptEvent):
     """The donor has pickled its variables for the replacements; ``reason``: why it could not."""
 
     generation: int
@@ -241,7 +241,7 @@ class StartReplacements(RankAction):
     """Start new processes for dead ranks."""
 
 
-class ReplacementsReady(Action):
+class NoteReplacementsReady(Action):
     """Record that all replacements are ready for the donor's variables."""
 
 

@@ -66,10 +66,10 @@ def on_replacement_ready(life: Life, heal: HealLife) -> Step:
         return life, []
     life, actions = _join_when_ready(life, heal)
     # first: the times of the report, which RequestJoin sets too, have this order
-    return life, [ev.ReplacementsReady(), *actions]
+    return life, [ev.NoteReplacementsReady(), *actions]
 
 
-def on_namespace_sent(life: Life, event: ev.NamespaceSent) -> Step:
+def on_namespace_pickled(life: Life, event: ev.NamespacePickled) -> Step:
     """Note that the donor has pickled its variables; end the heal if it could not.
 
     If the replacements are ready too, ask all ranks to join.

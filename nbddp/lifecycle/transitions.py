@@ -445,7 +445,7 @@ _HANDLERS: dict[type, Callable[[Life, Any], Step]] = {
     ev.RejoinAsked: _on_rejoin_asked,
     ev.RestartAsked: _on_restart_asked,
     ev.HealAsked: heal_steps.on_heal_asked,
-    ev.NamespaceSent: heal_steps.on_namespace_sent,
+    ev.NamespacePickled: heal_steps.on_namespace_pickled,
     ev.GroupJoined: heal_steps.on_group_joined,
     ev.RunAsked: _on_run_asked,
     ev.InterruptAsked: _on_interrupt_asked,

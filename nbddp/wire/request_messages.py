@@ -55,10 +55,10 @@ class CollectFacts(RankRequest):
     """Describe all variables: a :class:`~nbddp.extensions.checks.facts.RankFacts`, as a dict."""
 
 
-class SendNamespace(RankRequest):
+class PickleNamespace(RankRequest):
     """Pickle all variables except ``exclude``, for the replacements of dead ranks.
 
-    The rank answers with a :class:`NamesSent`.
+    The rank answers with a :class:`PickledNames`.
 
     ``checks``: the rank first checks whether its variables can replace those of the dead ranks.
     """
@@ -93,14 +93,14 @@ class JoinGroup(RankRequest):
     own_values: dict[str, Any] = field(default_factory=dict)
 
 
-class NamesSent(Frozen):
+class PickledNames(Frozen):
     """The variables that a donor has pickled for the replacements.
 
     Attributes:
         payload: reference to the pickled variables.
         size: bytes of the pickle.
         names: the pickled variables.
-        not_sent: why a variable or a part of one could not be pickled; only some of very many.
+        not_pickled: why a variable or a part of one could not be pickled; only some of very many.
         more: number of the others that could not be pickled.
         storages: bytes and device type of each tensor's memory, which is not in the pickle.
         shards: as in :class:`JoinGroup`.
@@ -109,7 +109,7 @@ class NamesSent(Frozen):
     payload: dict[str, Any]
     size: int
     names: list[str]
-    not_sent: dict[str, str]
+    not_pickled: dict[str, str]
     more: int
     storages: list[list[Any]]
     shards: str
@@ -140,7 +140,7 @@ class Answer(Frozen):
         request: number of the request.
         error: why the request failed; empty if it succeeded.
         payload: reference to a pickled value.
-        content: JSON values, such as the fields of a :class:`NamesSent`.
+        content: JSON values, such as the fields of a :class:`PickledNames`.
     """
 
     request: int
@@ -149,4 +149,4 @@ class Answer(Frozen):
     content: dict[str, Any] = field(default_factory=dict)
 
 
-Request = Push | Pull | Complete | Inspect | SendNamespace | JoinGroup | CollectFacts | SendTrace
+Request = Push | Pull | Complete | Inspect | PickleNamespace | JoinGroup | CollectFacts | SendTrace

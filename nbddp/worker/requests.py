@@ -107,8 +107,8 @@ class RequestHandler:
                 return self._pull(command)
             case SendTrace():
                 return self._send_trace(command)
-            case request_messages.SendNamespace():
-                content = asdict(self._heal_handler.send_namespace(command))
+            case request_messages.PickleNamespace():
+                content = asdict(self._heal_handler.pickle_namespace(command))
             case JoinGroup():
                 return self._heal_handler.join_group(command)
         return Answer(request=command.request, content=content)

@@ -28,8 +28,8 @@ from nbddp.wire.request_messages import (
     Answer,
     JoinedGroup,
     JoinGroup,
-    NamesSent,
-    SendNamespace,
+    PickledNames,
+    PickleNamespace,
 )
 from nbddp.worker.heal.environment import ProcessEnvironment
 from nbddp.worker.heal.namespace_transfer import UnpickleError, load_namespace, pickle_namespace
@@ -95,7 +95,7 @@ class HealHandler:
         self._environment = ProcessEnvironment()
         self._storages: Sequence[UntypedStorage] = ()
 
-    def send_namespace(self, command: SendNamespace) -> NamesSent:
+    def pickle_namespace(self, command: PickleNamespace) -> PickledNames:
         """Pickle all variables. Their tensors stay here until the ranks have joined the group."""
         spread, shards = self._check_sharded(command.replacements)
         for replacement in command.replacements if command.checks else ():
@@ -124,11 +124,11 @@ class HealHandler:
         reasons = pickled.not_carried.items()
         # variables before parts of objects, because their whole value is missing
         not_carried = sorted(reasons, key=lambda each: not each[0].isidentifier())
-        return NamesSent(
+        return PickledNames(
             payload=payloads.put(self._store, key, pickled.data),
             size=len(pickled.data),
             names=list(pickled.names),
-            not_sent={name: reason[:MAX_REASON] for name, reason in not_carried[:MAX_LISTED]},
+            not_pickled={name: reason[:MAX_REASON] for name, reason in not_carried[:MAX_LISTED]},
             more=max(0, len(not_carried) - MAX_LISTED),
             storages=[[each.nbytes(), each.device.type] for each in self._storages],
             shards=shards,

@@ -38,7 +38,7 @@ from nbddp.lifecycle.transitions import advance
 from nbddp.wire.group_spec import StartOptions
 
 GRACE_SECONDS = StartOptions.grace
-GIVEN = ev.NamespaceSent(attempt=1, generation=1)
+GIVEN = ev.NamespacePickled(attempt=1, generation=1)
 NO_NAMES = replace(GIVEN, reason="rank 0: no room")
 MEET = ev.RequestJoin(ranks=(0, 1), generation=1)
 IN_HEAL = {"cell": 0, "generation": 1}
@@ -81,11 +81,11 @@ TABLE = {
     "a heal": Row(
         BROKEN, [HEAL], State.HEALING, [ev.StartReplacements(ranks=(1,)), give(1), READY_SOON]
     ),
-    "the new rank is ready": Row(HEALING, [ready(1)], State.HEALING, [ev.ReplacementsReady()]),
+    "the new rank is ready": Row(HEALING, [ready(1)], State.HEALING, [ev.NoteReplacementsReady()]),
     "the names are there, too": Row(READY, [GIVEN], State.HEALING, [MEET]),
     "the names are there first": Row(HEALING, [GIVEN], State.HEALING),
     "the new rank, too": Row(
-        HEALING, [GIVEN, ready(1)], State.HEALING, [ev.ReplacementsReady(), MEET]
+        HEALING, [GIVEN, ready(1)], State.HEALING, [ev.NoteReplacementsReady(), MEET]
     ),
     "there are no names": Row(HEALING, [NO_NAMES], *IN_VAIN),
     "one has met": Row(MEETING, [met(0)], State.HEALING),
