@@ -37,17 +37,28 @@ from typing import Any
 from nbddp.worker.cell.last_step import LastStep
 from nbddp.worker.watch import main_thread
 
-SIGNAL_TIMEOUT = 0.1  # seconds for Python to handle the signal before nbddp ends the wait
+# Seconds for Python to handle the signal before nbddp ends the wait. If it is shorter, a rank that
+# is only busy loses its connections.
+SIGNAL_TIMEOUT = 0.1
 TIMEOUT_AFTER_DEATH = 0.05  # the same if a rank has died: a wait for it cannot succeed
-REPEAT_TIMEOUT = 4.0  # seconds after which a cell that got the interrupt gets no other one
-TRANSFER_TIMEOUT = 10.0  # seconds for which a process group may continue to send and receive
+# Seconds after which a cell that got the interrupt gets no other one. Until then, a collective in
+# its `finally` block is ended, too.
+REPEAT_TIMEOUT = 4.0
+# Seconds for which a process group may continue to send and receive: less than the controller waits
+# for a rank that has acknowledged an interrupt, and for a cancelled join (CANCEL_TIMEOUT).
+TRANSFER_TIMEOUT = 10.0
 IMPORT_TIMEOUT = 10.0  # seconds for the import of a library to end
 STEP_TIMEOUT = 2.0  # seconds for the step of an optimizer to end
 # seconds of CPU in one round of SIGNAL_TIMEOUT above which the main thread is computing
 BUSY_CPU_TIME = 0.005
-GROUP_TIMEOUT = 1.0  # seconds to form the process group of a cell
-MESSAGE_TIMEOUT = 1.0  # seconds from a signal of the notebook to its message
-# rounds of SIGNAL_TIMEOUT after which nbddp ends any wait, not only that of a process group
+# Seconds to form the process group of a cell. If it is shorter, an interrupt ends a group that
+# would have formed.
+GROUP_TIMEOUT = 1.0
+# Seconds from a signal of the notebook to its message. If it is shorter, a late message interrupts
+# the cell a second time.
+MESSAGE_TIMEOUT = 1.0
+# Rounds of SIGNAL_TIMEOUT after which nbddp ends any wait, not only that of a process group: this
+# also closes connections that the cell itself has opened.
 OTHER_WAITS_AFTER = 3
 
 
@@ -137,6 +148,7 @@ class CellInterrupter:
 
     def install_signal_handler(self) -> None:
         """Handle SIGINT in place of a cell's own handler. Call this on the main thread."""
+        # first: a blocked signal arrives at once, and Python's own handler would end the rank
         signal.signal(signal.SIGINT, self._on_sigint)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a rank starts with a block
 
@@ -178,13 +190,16 @@ class CellInterrupter:
         # On the control thread.
         def has_ended(timeout: float) -> bool:
             with self._changed:
-                self._changed.wait_for(lambda: not self._is_in_cell, timeout)
-                return not self._is_in_cell or not self._is_pending
+                is_over = self._changed.wait_for(lambda: not self._runs(cell), timeout)
+                return is_over or not self._is_pending
 
         # First, whether a step is awaited: the signal handler waits for the request, then reads it,
         # and ignores the signal if so. C code such as re.match lets no second signal through.
-        self.last_step.begin_wait()
-        self._requested = self._raised + 1
+        with self._changed:  # so that the request cannot hit the next cell
+            if not self._runs(cell):
+                return
+            self.last_step.begin_wait()
+            self._requested = self._raised + 1
         announce = partial(self.announce_wait, cell)
         try:
             reason = self.last_step.wait(cell, ranks, announce, has_ended)
@@ -219,7 +234,7 @@ class CellInterrupter:
 
     def _interrupt_request(self, request: int) -> None:
         # On the nbddp-cancel thread.
-        timeout = TIMEOUT_AFTER_DEATH
+        timeout = TIMEOUT_AFTER_DEATH  # another rank has failed, so a wait for it cannot succeed
         self.is_transferring()  # the next call compares with this one
         deadline = time.monotonic() + TRANSFER_TIMEOUT
         # All under the lock, which only the waits release. So the answer cannot end between a check
@@ -277,14 +292,15 @@ class CellInterrupter:
         began, cpu_time = time.monotonic(), main_thread.main_cpu_time()
         self.record_wait()  # before the signal: an aborted wait cannot be found any more
         self.is_transferring()  # the next call compares with this one
-        if not is_requested:
-            self._requested = self._raised + 1
+        with self._changed:  # so that the request cannot hit the next cell
+            if not is_requested and self._runs(cell):
+                self._requested = self._raised + 1
         while True:
             handled_before = self._signals_handled  # before the signal, which may come at once
-            if self._is_pending:
-                signal.pthread_kill(main_thread.main_thread_id(), signal.SIGINT)
             with self._changed:
-                if self._changed.wait_for(lambda: not self._is_in_cell, timeout):
+                if self._is_pending and self._runs(cell):
+                    signal.pthread_kill(main_thread.main_thread_id(), signal.SIGINT)
+                if self._changed.wait_for(lambda: not self._runs(cell), timeout):
                     return has_acknowledged
             timeout = SIGNAL_TIMEOUT
             position, previous = self._position(), position
@@ -296,6 +312,7 @@ class CellInterrupter:
             if not has_acknowledged and (has_arrived or is_transferring or is_computing):
                 has_acknowledged = True  # the rank responds, so it need not be killed
                 self.acknowledge(cell)
+            # an import or a step that must end first gets the signal again, however long it takes
             is_handling = has_arrived and not self._deferred_since
             if is_handling and seconds > REPEAT_TIMEOUT:
                 return has_acknowledged
@@ -308,19 +325,19 @@ class CellInterrupter:
                 rounds += 1
                 others_too = rounds >= OTHER_WAITS_AFTER and not has_arrived
                 with self._changed:
-                    if self._is_in_cell:  # else new connections would be closed
+                    if self._runs(cell):  # else new connections would be closed
                         self.abort_waits(others_too=others_too)
 
     def _on_sigint(self, _signum: int, frame: FrameType | None) -> None:
         # On the main thread, between any two of its instructions.
-        self._signals_handled += 1
+        self._signals_handled += 1  # first: a signal that is ignored, too, shows that Python runs
         if not self._is_interruptible or self._is_forking or not self._should_act():
             return
         if self.last_step.is_awaited:  # the end of the step raises it: see _raise_pending()
             return
         if main_thread.is_called_from(frame, self.is_cell_file):
             if self._must_wait(frame):
-                return
+                return  # the control thread sends the signal again
             self._raised += 1  # first; the unraisable hook takes it back if Python discards it
             raise KeyboardInterrupt(self._text)
         # the main thread waits in the event loop of a cell with `await`, not in the cell's code
@@ -358,6 +375,9 @@ class CellInterrupter:
         now = time.monotonic()
         self._deferred_since = (self._deferred_since or now) if timeout else 0.0
         return now < self._deferred_since + timeout
+
+    def _runs(self, cell: int) -> bool:
+        return self._is_in_cell and self._cell == cell
 
     @property
     def _is_interruptible(self) -> bool:

@@ -38,10 +38,11 @@ class Cells(CellInterrupter):
         self.begun = threading.Event()
         self.flow: Iterator[bool] = iter(())
         self.on_break: Callable[[], None] = lambda: None
+        self.on_record: Callable[[], None] = lambda: None
         super().__init__(
             is_cell_file=lambda name: name == CELL,
             cancel_task=self.cancel_task,
-            record_wait=lambda: None,
+            record_wait=lambda: self.on_record(),
             is_transferring=lambda: next(self.flow, False),
             abort_waits=self.abort_waits,
             acknowledge=self.acknowledged.append,
@@ -141,6 +142,39 @@ def test_an_interrupt_for_a_finished_cell_has_no_effect(cells: Cells, late: int)
     assert cells.run(3, "time.sleep(0.1)") == "done"
     assert cells.aborts == []
     assert cells.acknowledged == ([2] if late == 2 else [])  # its result may be on its way
+
+
+def test_an_interrupt_does_not_hit_the_next_cell_that_begins_just_before_the_signal(
+    cells: Cells,
+) -> None:
+    def begin_next() -> None:
+        cells.end_cell()
+        assert cells.begin_cell(2)
+
+    assert cells.begin_cell(1)
+    cells.on_record = begin_next
+    cells.interrupt(1)
+    assert cells.cancels == 0
+    assert cells.acknowledged == [1]
+    cells.end_cell()
+
+
+def test_an_interrupt_does_not_hit_the_next_cell_that_begins_between_two_signals(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupt, "REPEAT_TIMEOUT", 60.0)
+    assert cells.begin_cell(1)
+    with in_c_code():
+        has_aborted = threading.Event()
+        cells.on_break = has_aborted.set
+        asked = cells.interrupt_soon(1, after=0.0)
+        assert has_aborted.wait(30.0)
+        with cells._changed:  # so that the other thread sees only the second cell
+            cells.end_cell()
+            assert cells.begin_cell(2)
+        asked.join(30.0)
+    assert not asked.is_alive()
+    cells.end_cell()
 
 
 def test_the_signal_is_repeated_if_it_arrives_before_the_first_line_of_the_cell(
