@@ -67,22 +67,26 @@ class HealRequests:
 
         The cases tell the heal from top to bottom. They are separate calls, because this thread
         must not wait: between two of them, it handles messages, deaths and interrupts. A rank's
-        answer becomes an event, and :mod:`nbddp.lifecycle.heal_steps` decides the next case.
+        answer becomes an event, and :mod:`nbddp.lifecycle.heal_steps` decides the next case. The
+        executor handles the ranks that are returned: it fails the heal, or kills them.
         """
         state, link = self._state, self._state.runtime.link
         match action:
             # New processes. The launch thread starts one for each dead rank, under the rank's next
             # incarnation, so that late messages of the dead process are ignored. A replacement
-            # gets a shell, joins no group yet, and sends Ready. The old processes are forgotten
-            # first: if the start fails, they must not pass for the replacements.
+            # gets a shell, joins no group yet, and sends Ready within START_TIMEOUT. The old
+            # processes are forgotten first: if the start fails, they must not pass for the
+            # replacements.
             case ev.StartReplacements(ranks=dead):
                 state.ranks.forget(dead)
                 self._start_processes(dead)
 
-            # Names sent. Meanwhile the donor pickles its variables and stores them; their tensors
-            # stay in its memory (HealHandler.pickle_namespace). It refuses if the new ranks need
-            # state that no rank has. Its answer becomes NamespacePickled. If a replacement cannot
-            # load a variable, this step comes again without it.
+            # Ask the donor to pickle, while the replacements start. It is the lowest living rank,
+            # or the one that the user named. It puts the pickle into the controller's store; the
+            # tensors stay in its memory until the join (HealHandler.pickle_namespace). It refuses
+            # if its variables cannot replace those of the dead ranks. Its answer becomes
+            # NamespacePickled. If a replacement cannot load a variable in the join, all ranks leave
+            # the join, and this step and the join are repeated without the variable.
             case ev.RequestNamespace(generation=generation):
 
                 def ask_donor(donor: int) -> None:
@@ -98,16 +102,17 @@ class HealRequests:
 
                 return try_each([self._donor], ask_donor)
 
-            # All replacements have sent Ready. The lifecycle asks the ranks to join as soon as the
-            # donor has pickled its variables, too.
+            # Note the time: all replacements have sent Ready. The lifecycle asks the ranks to join
+            # as soon as the donor has pickled its variables, too.
             case ev.NoteReplacementsReady():
                 self._ready_at = self._join_asked_at = time.monotonic()
 
-            # Groups joined, and models moved. All ranks get this request, and carry it out together
-            # (HealHandler.join_group). Regrouper.connect gives the groups new connections, or forms
-            # a new group. In it the donor sends its tensors, and the replacements load the
-            # variables. Regrouper.move_models makes the models equal on all ranks. A replacement
-            # keeps the values that only its rank had. Each answer becomes GroupJoined.
+            # Ask all ranks to join. They carry this out together (HealHandler.join_group).
+            # Regrouper.connect gives the groups new connections, or forms a new group if they
+            # cannot live on. Then the donor sends its tensors, and the replacements load the
+            # variables, and the values of their own rank, which the dead processes had reported.
+            # Last, Regrouper.move_models makes the models equal on all ranks. Each answer becomes
+            # GroupJoined.
             case ev.RequestJoin(ranks=ranks, generation=generation):
                 if self._names is None:
                     raise RuntimeError("ranks were asked to join before the names were pickled")
@@ -133,9 +138,11 @@ class HealRequests:
 
                 return try_each(ranks, ask_to_join)
 
-            # A rank could not join or has died, or the user has interrupted the heal. Other ranks
-            # may wait for it in a collective that cannot end, so their requests are cancelled
-            # (CellInterrupter.cancel). They still answer with GroupJoined.
+            # A rank could not join, could not load a variable or has died, or the user has
+            # interrupted the heal. Other ranks may wait for it in a collective that cannot end, so
+            # their requests are cancelled (CellInterrupter.cancel). They still answer, within
+            # CANCEL_TIMEOUT. Then the heal fails, or is repeated without the variable. If nobody
+            # was asked to join yet, the heal fails at once.
             case ev.CancelJoin(ranks=ranks):
                 return try_each(
                     ranks,

@@ -81,14 +81,19 @@ class Recovery:
             request: the cell.
             retries: how many heals and restarts are allowed.
             handle: the handle of the cell, if :meth:`submit` has started it.
+
+        Raises:
+            CellInterruptedError: the user interrupted a replay.
+            KeyboardInterrupt: the user interrupted a heal.
         """
         failures: list[AttemptFailure] = []
         self._seconds_lost = 0.0
 
         # The session sends the cell to its ranks. Each rank runs it in its own shell, and reports
-        # its output, its numbers and its end. If a rank dies, the session sees its process exit and
-        # interrupts the other ranks; in a collective, the aborted connections end their wait. So
-        # the cell ends on all ranks, and the living ones keep their variables.
+        # its output, its numbers and its end. If a rank dies, the session sees its process exit.
+        # Its neighbours lose their connections, and fail. Shortly after, the session interrupts the
+        # others, and each closes its own connections if it waits in a collective. The cell is over
+        # when each rank has reported its end or has died. The living ones keep their variables.
         if handle is not None:
             result = self._show(handle)
         else:
@@ -115,16 +120,20 @@ class Recovery:
                 )
                 failures.append(failure)
                 # A heal replaces only the dead ranks: new ones get the variables of a living rank,
-                # and all of them form a group. A restart replaces all ranks, and replays the cells
-                # that have succeeded. Without a retry, or if that fails, this is the end.
+                # and all of them connect their groups. Then cells that make trainers run again,
+                # because no heal can copy a trainer. A restart replaces all ranks, and replays the
+                # cells that have succeeded. It also follows a heal that failed, if a restart is
+                # allowed; a heal is not tried twice. Two failures at the same step end the retries.
+                # The user gets a line with the cause and the method, or why there is no retry.
                 failed = self._recover(result, request, failures, retries)
             if failed is not None:
                 return failed
 
-            # All ranks are alive, and have the variables of the earlier cells.
+            # All ranks are alive. After a heal their variables are as the failure left them, and
+            # after a restart as the replay made them. The cell runs again from its first line.
             result = self._run_and_show(replace(request, purpose=Purpose.RETRY), retries)
 
-        if failures and result.is_ok and not self._display.shows_notices:
+        if failures and not self._display.shows_notices:
             methods = [failure.method for failure in failures]
             self._display.print_line(f"done {describe_recoveries(methods, self._seconds_lost)}")
         return result
@@ -180,11 +189,11 @@ class Recovery:
             try:
                 self._heal(failure, request.source)
             except RequestError as error:
-                why = str(error).removeprefix(f"{NOT_HEALED}: ").removeprefix(f"{CANNOT_HEAL}: ")
                 if retries.restarts:
-                    self._display.show_notice(f"not healed: {why}")
+                    why = str(error).removeprefix(f"{NOT_HEALED}: ")
+                    self._display.show_notice(f"not healed: {why.removeprefix(f'{CANNOT_HEAL}: ')}")
                     return self._recover(result, request, failures, replace(retries, heals=0))
-                reason = f"it cannot be healed: {why}"
+                reason = str(error)
             else:
                 failures[-1] = failure
                 return self.rerun(request.source)

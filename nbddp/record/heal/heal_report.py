@@ -24,8 +24,8 @@ class HealFacts(Frozen):
         places: paths at which a replacement put its own rank number instead of the donor's.
         own: values that replacements got from the dead ranks, not from the donor.
         unknown: values from the donor although those of the dead ranks differ or may differ.
-        fork: seconds until the replacements were started.
-        carry: seconds to pickle the variables.
+        fork: seconds until the replacements were ready.
+        carry: seconds from then until the donor had pickled the variables, too.
         meet: seconds until all ranks had joined the new process group.
     """
 
