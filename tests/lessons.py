@@ -16,18 +16,18 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 MEANT = {  # by notebook: the mistakes that it shows
-    "06_hangs_and_stragglers": {"ND101"},
-    "10_checklist": {
+    "2.3_hangs_and_stragglers": {"ND101"},
+    "2.5_checklist": {
         *("ND101", "ND121", "ND123", "ND125", "ND132", "ND133", "ND134"),
         *("ND141", "ND201", "ND202", "ND207", "ND210", "ND215"),
     },
-    "15_two_gpus_and_a_language_model": {"ND128", "ND218"},
+    "A2_two_gpus_and_a_language_model": {"ND128", "ND218"},
 }
 if torch.cuda.device_count() > 1:  # there, TRL refuses before a trainer can train alone
-    MEANT["15_two_gpus_and_a_language_model"].remove("ND218")
+    MEANT["A2_two_gpus_and_a_language_model"].remove("ND218")
 FAILING = {  # answers that are meant to fail
-    ("04_checkpoint_and_resume", "Exercise 2."): "SIGKILL",
-    ("05_faults_and_recovery", "Exercise 1."): "collective",
+    ("2.1_checkpoint_and_resume", "Exercise 2."): "SIGKILL",
+    ("2.2_faults_and_recovery", "Exercise 1."): "collective",
 }
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 

@@ -156,10 +156,10 @@ def test_python_code_of_pages_parses(page: Path) -> None:
 
 def test_course_map_lists_all_notebooks_and_how_each_topic_is_taught() -> None:
     text = (NOTEBOOKS / "README.md").read_text()
-    links = re.findall(r"\[([^\]]+)\]\((\d\db?_\w+\.ipynb)(#[^)]+)?\)", text)
+    links = re.findall(r"\[([^\]]+)\]\(([\dA]\S*?_\w+\.ipynb)(#[^)]+)?\)", text)
     notebooks = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
     assert [name for _, name, anchor in links if not anchor][: len(notebooks)] == notebooks
-    numbered = [(re.match(r"\d\db?\b", text), name) for text, name, _ in links]
+    numbered = [(re.match(r"(\d\.|A)\d\b", text), name) for text, name, _ in links]
     assert [name for number, name in numbered if number and not name.startswith(number[0])] == []
     table = text[text.index("| topic | where | |") :].split("\n")[2:]
     topics = [row.strip("| ").split(" | ") for row in table if row.startswith("| ")]

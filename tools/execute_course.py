@@ -24,7 +24,7 @@ from nbclient import NotebookClient
 AS_PANEL = "%ddp view panel"  # without a page nbddp would print text
 WIDGET = "application/vnd.jupyter.widget-view+json"  # buttons, which need a kernel
 TIMEOUT = 120  # seconds for a cell
-NEEDED = {"15_two_gpus_and_a_language_model": ("trl", "peft")}  # packages, by notebook
+NEEDED = {"A2_two_gpus_and_a_language_model": ("trl", "peft")}  # packages, by notebook
 
 
 def jobs() -> int:

@@ -45,7 +45,7 @@ run_tests() {
         tests/unit/ui/test_frontend.py tests/multiproc/test_cells.py tests/multiproc/test_deaths.py \
         tests/multiproc/test_interrupts.py tests/multiproc/test_steering.py \
         tests/notebooks/test_panel.py tests/platforms/classic_notebook.py \
-        "tests/notebooks/test_notebooks.py::test_a_notebook_runs_from_start_to_end[00_quickstart]"
+        "tests/notebooks/test_notebooks.py::test_a_notebook_runs_from_start_to_end[1.1_quickstart]"
 }
 
 case ${2:-both} in

@@ -119,11 +119,11 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, **_more: Any
 def _links_to_open(notebook: str, repository: str) -> str:
     """Return links that open a notebook of a repository on GitHub; "" without a repository.
 
-    >>> print(_links_to_open("00_quickstart.ipynb", "https://github.com/a/b"))
+    >>> print(_links_to_open("1.1_quickstart.ipynb", "https://github.com/a/b"))
     <p>Open in <a href="https://mybinder.org/v2/gh/a/b/HEAD?urlpath=lab/tree/notebooks/\
-00_quickstart.ipynb">Binder</a> or
+1.1_quickstart.ipynb">Binder</a> or
     <a href="https://colab.research.google.com/github/a/b/blob/HEAD/notebooks/\
-00_quickstart.ipynb">Colab</a></p>
+1.1_quickstart.ipynb">Colab</a></p>
     """
     if not repository:
         return ""
@@ -142,8 +142,8 @@ def _entries(toc: Iterable[AnchorLink]) -> Iterator[AnchorLink]:
 def _place(path: str) -> str:
     """Return the place on the site of a file of the repository.
 
-    >>> [_place(each) for each in ("README.md", "docs/panel.md", "notebooks/05_faults.ipynb")]
-    ['index.md', 'panel.md', 'course/05_faults.ipynb']
+    >>> [_place(each) for each in ("README.md", "docs/panel.md", "notebooks/2.2_faults.ipynb")]
+    ['index.md', 'panel.md', 'course/2.2_faults.ipynb']
     """
     if path == "README.md":
         return "index.md"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+from itertools import groupby
 from pathlib import Path
 
 import nbformat
@@ -13,7 +14,8 @@ from lessons import python_of
 
 import nbddp
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 EXERCISE = re.compile(
     r"<details><summary><b>Exercise \d\.</b> .+?</summary>\n\n.+?\n</details>", re.DOTALL
@@ -44,9 +46,11 @@ def names_of(tree: ast.Module) -> set[str]:
 
 
 def test_the_notebooks_are_numbered_without_a_gap() -> None:
-    first = [path for path in NOTEBOOKS if path.name[2] != "b"]  # 01b is the second part of 01
-    assert [int(path.name[:2]) for path in first] == [*range(len(first))]
-    assert {path.name[:2] for path in NOTEBOOKS} == {path.name[:2] for path in first}
+    numbers = [path.name.partition("_")[0] for path in NOTEBOOKS]
+    parts = [[*names] for _, names in groupby(numbers, lambda number: number[0])]
+    assert [names[0] for names in parts] == ["1.1", "2.1", "3.1", "4.1", "A1"]
+    for names in parts:
+        assert names == [f"{names[0][:-1]}{place}" for place in range(1, len(names) + 1)]
 
 
 @pytest.mark.parametrize("at", range(len(NOTEBOOKS)), ids=[path.stem for path in NOTEBOOKS])
@@ -70,8 +74,11 @@ def test_a_notebook_has_the_form_of_a_lesson(at: int) -> None:
     opening = lesson.cells[0].source
     assert re.match(r"# \S.*\n\n\*\*You will\*\* ", opening)
     assert "\n\n**You need** " in opening
-    assert at == 0 or f"]({NOTEBOOKS[at - 1].name})" in opening
-    assert path == NOTEBOOKS[-1] or f"]({NOTEBOOKS[at + 1].name})" in texts[-1]
+    needed = re.findall(r"\((\S+\.ipynb)\)", opening.partition("**You need** ")[2])
+    assert {*needed} <= {each.name for each in NOTEBOOKS[:at]}
+    assert bool(needed) == (at > 0)
+    following = re.findall(r"^Next: \[.*?\]\((\S+)\)", texts[-1], re.M)
+    assert following == [each.name for each in NOTEBOOKS[at + 1 : at + 2]]
     assert (code[0], code[-1]) == ("%load_ext nbddp", "%ddp stop")
     # it has exercises with folded answers, and a part in the wild
     assert prose.count("<details>") == prose.count("</details>") >= 2

@@ -19,12 +19,12 @@ from notebook import Notebook
 pytestmark = [pytest.mark.notebook, pytest.mark.multiproc]
 
 QUICKSTART = NOTEBOOKS[0]
-SAYS = {"02_from_one_process_to_ddp": "a larger rate brings back"}  # with its own settings
-IN_GATE = ("00", "12")
+SAYS = {"1.4_from_one_process_to_ddp": "a larger rate brings back"}  # with its own settings
+IN_GATE = ("1.1", "3.5")
 EACH = [
-    pytest.param(path, id=path.stem, marks=() if path.stem[:2] in IN_GATE else pytest.mark.full)
+    pytest.param(path, id=path.stem, marks=() if path.stem[:3] in IN_GATE else pytest.mark.full)
     for path in NOTEBOOKS
-    if path.stem[:2] != "15"  # tests/multiproc/ecosystem/test_notebook.py runs it
+    if path.stem[:2] != "A2"  # tests/multiproc/ecosystem/test_notebook.py runs it
 ]
 
 

@@ -27,28 +27,30 @@ def defined(number: str, *names: str, **variables: Any) -> dict[str, Any]:
 
 
 def test_the_stages_of_zero_take_the_bytes_of_the_table() -> None:
-    by_stage = defined("07", "by_stage")["by_stage"]
-    rows = re.findall(r"^\| (?:DDP|stage \d) .*?\| ([\d.]+) \| ([\d.]+) \| `", prose_of("07"), re.M)
+    by_stage = defined("3.2", "by_stage")["by_stage"]
+    rows = re.findall(
+        r"^\| (?:DDP|stage \d) .*?\| ([\d.]+) \| ([\d.]+) \| `", prose_of("3.2"), re.M
+    )
     ours, papers = zip(*(tuple(map(float, row)) for row in rows), strict=True)
     assert ours == by_stage(4, 4, 8, ranks=4)
     assert papers == by_stage(2, 2, 12, ranks=4)
 
 
 def test_amdahls_law_has_the_numbers_of_the_text() -> None:
-    names = defined("11", "amdahl", "counted")
+    names = defined("3.4", "amdahl", "counted")
     for ranks in (2, 4, 10, 100):
         assert names["amdahl"](ranks, 0.1) == pytest.approx(names["counted"](ranks))
-    assert f"ten ranks are {names['counted'](10):.1f} times as fast" in prose_of("11")
+    assert f"ten ranks are {names['counted'](10):.1f} times as fast" in prose_of("3.4")
     assert names["counted"](10_000) < 10
 
 
 def test_the_tokens_for_each_link_are_those_of_the_text() -> None:
     names: dict[str, Any] = {}
-    [source] = [each for each in sources_of("11") if "tokens = {}" in each]
+    [source] = [each for each in sources_of("3.4") if "tokens = {}" in each]
     exec(source, names)
     nvlink, ethernet = (names["tokens"][each] for each in ("NVLink 4", "10 Gb Ethernet"))
-    assert f"about {round(nvlink, -2):,.0f} tokens on each rank" in prose_of("11")
-    assert f"it takes {round(ethernet, -3):,.0f}" in prose_of("11")
+    assert f"about {round(nvlink, -2):,.0f} tokens on each rank" in prose_of("3.4")
+    assert f"it takes {round(ethernet, -3):,.0f}" in prose_of("3.4")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,7 @@ def test_the_tokens_for_each_link_are_those_of_the_text() -> None:
 def test_the_verdict_about_a_predicted_step_follows_the_figures(
     measured: float, words: str
 ) -> None:
-    assert words in defined("11", "verdict")["verdict"](measured, 35.4, 60.0)
+    assert words in defined("3.4", "verdict")["verdict"](measured, 35.4, 60.0)
 
 
 @pytest.mark.parametrize(("ranks", "is_refused"), [(2, False), (3, True), (4, False), (8, True)])
@@ -71,7 +73,7 @@ def test_a_split_block_refuses_ranks_that_cannot_share_its_heads(
     ranks: int, is_refused: bool
 ) -> None:
     variables = {"torch": torch, "HEADS": 4, "world_size": ranks, "rank": 0, "f": None, "g": None}
-    split_block = defined("17", "part_of", "SplitBlock", **variables)["SplitBlock"]
+    split_block = defined("4.2", "part_of", "SplitBlock", **variables)["SplitBlock"]
     layer = torch.nn.Linear(24, 24)
     block = type("Block", (), dict.fromkeys(("qkv", "inner", "out", "outer"), layer))
     if is_refused:
@@ -83,7 +85,7 @@ def test_a_split_block_refuses_ranks_that_cannot_share_its_heads(
 
 def test_units_and_values_of_variables_are_written_out() -> None:
     assert [path.name for path in NOTEBOOKS if "teraflops a second" in path.read_text()] == []
-    row = next(line for line in prose_of("08").splitlines() if "`NCCL_SOCKET_IFNAME=eth`" in line)
+    row = next(line for line in prose_of("2.4").splitlines() if "`NCCL_SOCKET_IFNAME=eth`" in line)
     values = re.findall(r"`([^`]+)`", row)
     assert len(values) == 3
     assert all(re.fullmatch(r"NCCL_SOCKET_IFNAME=[=^]?\w.*", value) for value in values)

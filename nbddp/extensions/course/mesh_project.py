@@ -1,4 +1,4 @@
-"""The project of notebook 19: a GPT on a mesh of 2 x 2 ranks, tested on all of them together.
+"""The project of notebook 3.7: a GPT on a mesh of 2 x 2 ranks, tested on all of them together.
 
 The tests use 64-bit numbers, so that rounding hides no mistake.
 """
@@ -69,7 +69,7 @@ class _Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The GPT of notebook 19: a test compares both."""
+    """The GPT of notebook 3.7: a test compares both."""
 
     def __init__(self) -> None:
         super().__init__()

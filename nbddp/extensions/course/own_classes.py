@@ -1,4 +1,4 @@
-"""The exercises of notebook 16: classes for DDP and sharded Adam, tested on all ranks.
+"""The exercises of notebook 4.1: classes for DDP and sharded Adam, tested on all ranks.
 
 All ranks run the same tests and get the same hint, because each of them communicates.
 """

@@ -1,4 +1,4 @@
-"""The exercises of notebook 17: classes for FSDP and tensor parallelism, tested on all ranks."""
+"""The exercises of notebook 4.2: classes for FSDP and tensor parallelism, tested on all ranks."""
 
 from __future__ import annotations
 

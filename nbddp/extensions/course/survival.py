@@ -1,4 +1,4 @@
-"""The project of notebook 18: a script is trained under torchrun, and loses ranks on the way.
+"""The project of notebook 2.6: a script is trained under torchrun, and loses ranks on the way.
 
 The script runs twice in folders of its own: undisturbed, and with three faults. The
 workers write what they do (``survival_hook``), and ``survival_trace`` compares the two runs.

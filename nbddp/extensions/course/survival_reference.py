@@ -1,4 +1,4 @@
-"""The training of notebook 18's ``train.py``: an answer must not change it.
+"""The training of notebook 2.6's ``train.py``: an answer must not change it.
 
 A test compares this file with the notebook.
 """

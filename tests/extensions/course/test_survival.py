@@ -1,4 +1,4 @@
-"""The judge of notebook 18: it compares traces, and refuses what it cannot run."""
+"""The judge of notebook 2.6: it compares traces, and refuses what it cannot run."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_a_training_that_is_not_the_given_one_gets_a_hint(
 
 def test_the_given_training_is_that_of_the_notebook() -> None:
     names: dict[str, Any] = {"__name__": "train"}
-    exec(written_file("18", "train.py"), names)
+    exec(written_file("2.6", "train.py"), names)
     pairs = zip(make_dataset().tensors, names["make_dataset"]().tensors, strict=True)
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
     ours, theirs = make_net(), names["make_net"]()

@@ -13,9 +13,9 @@ import math
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 """
-ANSWERS += definitions("01", "name_of") + definitions("02", "train_on_ranks")
-ANSWERS += definitions("02b", "spread") + definitions("05", "is_left_out")
-ANSWERS += definitions("06", "shared")
+ANSWERS += definitions("1.2", "name_of") + definitions("1.4", "train_on_ranks")
+ANSWERS += definitions("1.5", "spread") + definitions("2.2", "is_left_out")
+ANSWERS += definitions("2.3", "shared")
 OTHERS = """
 import copy
 
@@ -119,7 +119,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import cross_entropy
 """
 MESH_ANSWERS = MESH_IMPORTS + definitions(
-    "19", "loss_of", "parallelize", "clip", "train", "whole_state"
+    "3.7", "loss_of", "parallelize", "clip", "train", "whole_state"
 )
 MESH_OTHERS = """
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict

@@ -9,7 +9,7 @@ from lessons import definitions
 from syrupy.assertion import SnapshotAssertion
 
 DDP_ANSWERS = "from contextlib import contextmanager\n" + definitions(
-    "16",
+    "4.1",
     *("share_start", "pack", "unpack", "buckets_of", "owners_of", "sharded_step"),
     *("MyDDP", "ShardedAdam"),
 )
@@ -132,7 +132,7 @@ def test_check_answer_accepts_right_classes_and_names_the_mistake_of_wrong_ones(
 
 
 FSDP_ANSWERS = "import math\nfrom torch.nn.functional import linear\n" + definitions(
-    "17",
+    "4.2",
     *("size_of", "part_of", "EnterSplit", "LeaveSplit", "AddTwice"),
     *("Layer", "MyFSDP", "ColumnParallelLinear", "RowParallelLinear"),
 )

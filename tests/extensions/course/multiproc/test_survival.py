@@ -1,4 +1,4 @@
-"""The project of notebook 18: scripts that run under torchrun and lose ranks."""
+"""The project of notebook 2.6: scripts that run under torchrun and lose ranks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from nbddp.extensions.course import survival
 
 pytestmark = pytest.mark.timeout(500)
 
-STARTER = written_file("18", "train.py")
-SOLUTION = written_file("18", "solution.py")
+STARTER = written_file("2.6", "train.py")
+SOLUTION = written_file("2.6", "solution.py")
 SAVE = SOLUTION[SOLUTION.index("            if step % SAVE_EVERY") :].partition("\n\n")[0] + "\n"
 LOAD = "    if CHECKPOINT.exists():\n        saved = torch.load(CHECKPOINT, weights_only=True)\n"
 OWN_GENERATOR = "sampler=sampler, generator=torch.Generator()"
