@@ -263,7 +263,7 @@ def test_ddp_commands_in_the_wrong_place_are_explained(notebook: Notebook) -> No
 
 
 def test_ddp_cell_without_the_cell_magic_is_explained(notebook: Notebook) -> None:
-    for source in ('nbddp.check_answer("00.1", 12)', "print(rank)"):
+    for source in ('nbddp.check_answer("1.1a", 12)', "print(rank)"):
         reply = notebook.run(f"%reset_selective -f ^nbddp$\n{source}")
         assert reply.error.startswith("NameError")
         assert "`%%ddp`" in reply.text

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 EXERCISE = re.compile(
-    r"<details><summary><b>Exercise \d\.</b> .+?</summary>\n\n.+?\n</details>", re.DOTALL
+    r"<details><summary><b>Exercise \S+[a-e]\.</b> .+?</summary>\n\n.+?\n</details>", re.DOTALL
 )
 
 ASK = {  # asserts without a variable that ask torch, a file or nbddp, and compare no typed numbers

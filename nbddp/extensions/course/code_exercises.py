@@ -36,34 +36,34 @@ from nbddp.reporting import this_rank
 SECONDS_TO_PUSH = 20  # many times what it takes on a busy machine
 
 
-@judge("01.1", on_ranks=True)
+@judge("1.3a", on_ranks=True)
 def _turn_right(turn: Any) -> None:
     require_function(turn)
     world_size, rank = this_rank.world_size(), this_rank.rank()
     parcels = torch.arange(world_size, device=communication_device()) * 10 + 1
     own_tensor, from_left, right = (int(parcels[(rank + step) % world_size]) for step in (0, -1, 1))
     got = turn(parcels[rank : rank + 1].clone())
-    require(isinstance(got, torch.Tensor) and got.numel() == 1, "01.1 no tensor")
-    mistakes = {"01.1 own tensor": own_tensor, "01.1 right neighbour": right}
-    require_value(got.item(), from_left, mistakes, "01.1 other tensor")
+    require(isinstance(got, torch.Tensor) and got.numel() == 1, "1.3a no tensor")
+    mistakes = {"1.3a own tensor": own_tensor, "1.3a right neighbour": right}
+    require_value(got.item(), from_left, mistakes, "1.3a other tensor")
 
 
-@judge("01.2", on_ranks=True)
+@judge("1.3b", on_ranks=True)
 def _ring_reduce_scatter(ring: Any) -> None:
     require_function(ring)
     world_size, rank = this_rank.world_size(), this_rank.rank()
     values = torch.arange(2 * world_size, device=communication_device()) * 10 + rank
     total = torch.arange(2 * world_size) * 10 * world_size + sum(range(world_size))
     got = ring(values.clone())
-    require(isinstance(got, torch.Tensor), "01.2 no tensor")
-    require(got.numel() == 2, "01.2 other size", got=got.numel(), right=2)
+    require(isinstance(got, torch.Tensor), "1.3b no tensor")
+    require(got.numel() == 2, "1.3b other size", got=got.numel(), right=2)
     chunks = [chunk.tolist() for chunk in total.tensor_split(world_size)]
     at = chunks.index(got.tolist()) if got.tolist() in chunks else None
-    require(at in (rank, None), "01.2 other chunk", at=at)
-    require(at == rank, "01.2 no sum")
+    require(at in (rank, None), "1.3b other chunk", at=at)
+    require(at == rank, "1.3b no sum")
 
 
-@judge("01.4", on_ranks=True)
+@judge("1.2a", on_ranks=True)
 def _download_once(name_of: Any) -> None:
     require_function(name_of)
     downloads: list[str] = []
@@ -80,13 +80,13 @@ def _download_once(name_of: Any) -> None:
     got = name_of(store, download)
     everyone = all_gather((got, len(downloads)))  # keeps the store until all ranks have used it
     count, names = sum(number for _, number in everyone), {name for name, _ in everyone}
-    require(count == 1, "01.4 downloads", count=count)
-    require(not isinstance(got, bytes), "01.4 bytes")
-    require(len(names) == 1, "01.4 different names")
-    require(isinstance(got, str) and got.startswith("digits-"), "01.4 other name")
+    require(count == 1, "1.2a downloads", count=count)
+    require(not isinstance(got, bytes), "1.2a bytes")
+    require(len(names) == 1, "1.2a different names")
+    require(isinstance(got, str) and got.startswith("digits-"), "1.2a other name")
 
 
-@judge("01.5")
+@judge("1.2b")
 def _missing_ranks(missing: Any) -> None:
     require_function(missing)
     began = time.monotonic()
@@ -96,14 +96,14 @@ def _missing_ranks(missing: Any) -> None:
     except dist.DistStoreError:
         found = []
     took = time.monotonic() - began
-    require(found, "01.5 error")
+    require(found, "1.2b error")
     for rank, right, given in found:
-        require(isinstance(given, Collection) and not isinstance(given, str), "01.5 no ranks")
-        require(rank not in given, "01.5 itself", rank=rank)
+        require(isinstance(given, Collection) and not isinstance(given, str), "1.2b no ranks")
+        require(rank not in given, "1.2b itself", rank=rank)
         is_right = sorted(given) == right
-        require(is_right or 2 not in given, "01.5 impatient")
-        require(is_right, "01.5 other ranks")
-    require(took < 4, "01.5 too long")
+        require(is_right or 2 not in given, "1.2b impatient")
+        require(is_right, "1.2b other ranks")
+    require(took < 4, "1.2b too long")
 
 
 def _call_with_absent_ranks(
@@ -121,32 +121,32 @@ def _call_with_absent_ranks(
         return [*pool.map(come, (rank for rank in range(4) if rank not in absent))]
 
 
-@judge("02.2", on_ranks=True)
+@judge("1.5a", on_ranks=True)
 def _models_differ(differs: Any) -> None:
     require_function(differs)
     last = this_rank.world_size() - 1
     same, *others = (prepare(torch.nn.Linear(3, 1), sync_batch_norm=False) for _ in range(3))
-    require(not differs(same), "02.2 equal")
+    require(not differs(same), "1.5a equal")
     for other, changed in zip(others, (0, -1), strict=True):  # the weight, the bias
         if this_rank.rank() == last:
             with torch.no_grad():
                 [*other.parameters()][changed].view(-1)[0] += 1
-        require(differs(other), "02.2 differ", last=last)
+        require(differs(other), "1.5a differ", last=last)
 
 
-@judge("03.3")
+@judge("3.1c")
 def _next_bf16_above_one(number: Any) -> None:
     eps = {kind: torch.finfo(kind).eps for kind in (torch.float32, torch.float16, torch.bfloat16)}
     mistakes = {
-        "03.3 fp32": eps[torch.float32],
-        "03.3 fp16": eps[torch.float16],
-        "03.3 half": eps[torch.bfloat16] / 2,
+        "3.1c fp32": eps[torch.float32],
+        "3.1c fp16": eps[torch.float16],
+        "3.1c half": eps[torch.bfloat16] / 2,
     }
     distance = number - 1 if isinstance(number, int | float) else 0
-    require_value(distance, eps[torch.bfloat16], mistakes, "03.3 other number")
+    require_value(distance, eps[torch.bfloat16], mistakes, "3.1c other number")
 
 
-@judge("04.1")
+@judge("2.1a")
 def _begin_from_saved_state(begin: Any) -> None:
     require_function(begin)
     dataset = TensorDataset(torch.arange(8))
@@ -157,21 +157,21 @@ def _begin_from_saved_state(begin: Any) -> None:
     batches = begin(loader, saved)
     first = next(batches, None) if hasattr(batches, "__next__") else None
     is_first = isinstance(first, list) and first[0].tolist() == [0, 1, 2, 3]
-    require(is_first, "04.1 no iterator")
-    require(torch.equal(torch.get_rng_state(), saved), "04.1 other state")
+    require(is_first, "2.1a no iterator")
+    require(torch.equal(torch.get_rng_state(), saved), "2.1a other state")
 
 
-@judge("04.2")
+@judge("2.1b")
 def _checkpoints_found(steps_as_a_set: Any) -> None:  # check_answer shows this name
     steps = steps_as_a_set
-    require(isinstance(steps, Collection) and not isinstance(steps, str), "04.2 no set")
+    require(isinstance(steps, Collection) and not isinstance(steps, str), "2.1b no set")
     given = {str(step) for step in steps}
-    require(given != {"1"}, "04.2 older")
-    require(given != {"2"}, "04.2 newer")
-    require(given == {"1", "2"}, "04.2 other steps")
+    require(given != {"1"}, "2.1b older")
+    require(given != {"2"}, "2.1b newer")
+    require(given == {"1", "2"}, "2.1b other steps")
 
 
-@judge("05.3", on_ranks=True)
+@judge("2.2c", on_ranks=True)
 def _leave_nan_out(is_left_out: Any) -> None:
     require_function(is_left_out)
     rank, last = this_rank.rank(), this_rank.world_size() - 1
@@ -188,16 +188,16 @@ def _leave_nan_out(is_left_out: Any) -> None:
             loss = torch.tensor(value, device=communication_device())
             before = loss.clone()
             if bool(is_left_out(loss)) is not bool(ranks):
-                mistake = "05.3 calls backward" if ranks else "05.3 leaves out"
+                mistake = "2.2c calls backward" if ranks else "2.2c leaves out"
                 hints.append(say(mistake, case=case, rank=rank))
             if not loss.allclose(before, equal_nan=True):
-                hints.append(say("05.3 changes loss"))
+                hints.append(say("2.2c changes loss"))
         stop_if(next(iter(hints), RIGHT))
     except RequestError as error:  # on all ranks: each has found the others in another call
-        raise WrongError(say("05.3 different calls")) from error
+        raise WrongError(say("2.2c different calls")) from error
 
 
-@judge("06.1", on_ranks=True)
+@judge("2.3a", on_ranks=True)
 def _shorten_to_fewest(shorten: Any) -> None:
     require_function(shorten)
     rank, last = this_rank.rank(), this_rank.world_size() - 1
@@ -209,22 +209,22 @@ def _shorten_to_fewest(shorten: Any) -> None:
     except TypeError:  # a number, or a tensor of one
         got = []
     right = [batches[:3] for batches in lists]
-    require(got, "06.1 number")
-    require(got == right or got != lists, "06.1 alone")
-    require(got == right, "06.1 other batches")
+    require(got, "2.3a number")
+    require(got == right or got != lists, "2.3a alone")
+    require(got == right, "2.3a other batches")
 
 
-@judge("06.2")
+@judge("2.3b")
 def _costs_more(without_ms: Any, with_ms: Any) -> None:
     for given in (without_ms, with_ms):
         is_number = isinstance(given, int | float) and not isinstance(given, bool)
-        require(is_number and given > 0, "06.2 no times")
-    require(with_ms > 1.2 * without_ms, "06.2 no cost")
+        require(is_number and given > 0, "2.3b no times")
+    require(with_ms > 1.2 * without_ms, "2.3b no cost")
 
 
-@judge("10.1")
+@judge("2.5a")
 def _silence_one_finding(lines: Any) -> None:
-    require(isinstance(lines, str), "10.1 no text", kind=type(lines).__name__)
+    require(isinstance(lines, str), "2.5a no text", kind=type(lines).__name__)
     hint, found = RIGHT, set()
     try:
         found = {each.line for each in check_source(CellSource(lines)) if each.rule == "ND101"}
@@ -232,38 +232,38 @@ def _silence_one_finding(lines: Any) -> None:
         hint = say("any no Python", error=error.msg, line=error.lineno)
     stop_if(hint)
     kept = [line.split("#")[0].strip() for line in lines.splitlines() if line.split("#")[0].strip()]
-    require(kept == ["if rank == 5:", "dist.all_reduce(x)", "dist.all_reduce(y)"], "10.1 changed")
+    require(kept == ["if rank == 5:", "dist.all_reduce(x)", "dist.all_reduce(y)"], "2.5a changed")
     calls = [number for number, line in enumerate(lines.splitlines(), 1) if "all_reduce" in line]
     first, second = (number in found for number in calls)
-    require(first or second, "10.1 both silenced")
-    require(not first or second, "10.1 second silenced")
-    require(not first, "10.1 both found")
+    require(first or second, "2.5a both silenced")
+    require(not first or second, "2.5a second silenced")
+    require(not first, "2.5a both found")
 
 
-@judge("10.2", on_ranks=True)
+@judge("2.5b", on_ranks=True)
 def _stop_together(stops: Any) -> None:
     require_function(stops)
     is_last = this_rank.rank() == this_rank.world_size() - 1
     large, small, mixed = (
         all_gather(bool(stops(loss))) for loss in (1.0, 0.01, 0.01 if is_last else 1.0)
     )
-    require(not any(large), "10.2 stops")
-    require(all(small), "10.2 goes on")
-    require(len(set(mixed)) == 1, "10.2 some stop")
+    require(not any(large), "2.5b stops")
+    require(all(small), "2.5b goes on")
+    require(len(set(mixed)) == 1, "2.5b some stop")
 
 
-@judge("10.3")
+@judge("2.5c")
 def _five_mistakes(numbers: Any) -> None:
     is_set = isinstance(numbers, Collection) and {*numbers} <= {*range(1, 13)}
-    require(is_set, "10.3 no numbers")
+    require(is_set, "2.5c no numbers")
     mistakes = (3, 6, 8, 9, 11)
     for number in range(1, 13):
-        require(number in mistakes or number not in numbers, f"10.3 {number}")
+        require(number in mistakes or number not in numbers, f"2.5c {number}")
     for number in mistakes:
-        require(number in numbers, f"10.3 {number}")
+        require(number in numbers, f"2.5c {number}")
 
 
-@judge("12.3")
+@judge("3.5c")
 def _ranks_of_a_machine(mates: Any) -> None:
     require_function(mates)
     for rank in (0, 19, 63):
@@ -272,33 +272,33 @@ def _ranks_of_a_machine(mates: Any) -> None:
             got = sorted(map(index, given))
         except TypeError:
             got = []
-        require(got, "12.3 no ranks")
+        require(got, "3.5c no ranks")
         first = rank - rank % 8
         is_right = got == [*range(first, first + 8)]
-        require(is_right or rank in got, "12.3 itself", rank=rank)
+        require(is_right or rank in got, "3.5c itself", rank=rank)
         is_one_machine = len({each // 8 for each in got}) == 1
-        require(is_right or is_one_machine, "12.3 several machines", rank=rank)
-        require(is_right, "12.3 other ranks", count=len(got), rank=rank)
+        require(is_right or is_one_machine, "3.5c several machines", rank=rank)
+        require(is_right, "3.5c other ranks", count=len(got), rank=rank)
 
 
-@judge("14.1")
+@judge("A1a")
 def _refuse_stale_gradients(server: Any) -> None:
-    require(isinstance(server, type), "14.1 no class")
+    require(isinstance(server, type), "A1a no class")
     made = server()
     names = ("model", "version", "history", "push", "close")
-    require_none([name for name in names if not hasattr(made, name)], "14.1 missing")
+    require_none([name for name in names if not hasattr(made, name)], "A1a missing")
     gradients = [torch.ones_like(each) for each in made.model.parameters()]
     weight = next(made.model.parameters()).detach().clone()
     made.version = 10
     answer = _push(made, 5, gradients)
     is_unchanged = made.version == 10 and weight.equal(next(made.model.parameters()))
-    require(is_unchanged, "14.1 applied")
-    require(not made.history, "14.1 in history")
-    require(answer is True, "14.1 no answer")
+    require(is_unchanged, "A1a applied")
+    require(not made.history, "A1a in history")
+    require(answer is True, "A1a no answer")
     _push(made, 6, gradients)
-    require(made.version == 11, "14.1 refuses four")
+    require(made.version == 11, "A1a refuses four")
     made.close()
-    require(_push(made, 5, gradients) is False, "14.1 no answer")
+    require(_push(made, 5, gradients) is False, "A1a no answer")
 
 
 def _push(server: Any, version: int, gradients: Sequence[torch.Tensor]) -> Any:
@@ -312,5 +312,5 @@ def _push(server: Any, version: int, gradients: Sequence[torch.Tensor]) -> Any:
             answer.set_exception(error)
 
     Thread(target=push, daemon=True).start()
-    require(wait([answer], SECONDS_TO_PUSH).done, "14.1 own lock")
+    require(wait([answer], SECONDS_TO_PUSH).done, "A1a own lock")
     return answer.result()

@@ -63,10 +63,10 @@ def check_answer(exercise: str, *answer: Any) -> Judgement:
     an answer is right if it is right on each rank.
 
     Args:
-        exercise: notebook and number, such as ``"02.3"``. Exercises that can be checked say so.
+        exercise: notebook and number, such as ``"1.5b"``. Exercises that can be checked say so.
         answer: the requested values: numbers (also NumPy numbers and tensors), or a function,
             which is then tested. A function that communicates needs a cell on all ranks. The
-            answer to ``"18.1"`` is a script, by its path or as text: torchrun runs it.
+            answer to ``"2.6a"`` is a script, by its path or as text: torchrun runs it.
 
     Returns:
         The result, which the cell shows: that the answer is right, or a hint.
@@ -74,9 +74,9 @@ def check_answer(exercise: str, *answer: Any) -> Judgement:
     Raises:
         ArgumentError: there is no such exercise, or it asks for another number of values.
 
-    >>> check_answer("02.3", 12, 8, 3, 11)
+    >>> check_answer("1.5b", 12, 8, 3, 11)
     Right.
-    >>> check_answer("00.1", 45)
+    >>> check_answer("1.1a", 45)
     Not yet. That is the number for one rank: four ranks take 32 images each.
     """
     if exercise not in EXERCISES:

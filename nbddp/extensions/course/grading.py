@@ -1,7 +1,7 @@
 """The form of all judges: a function that tests an answer, and raises the hint to a mistake.
 
 ``hints.json`` has the hints of each exercise whose answer is code. In the functions here,
-``mistake`` is the exercise and the name of a hint, such as ``"01.1 own tensor"``.
+``mistake`` is the exercise and the name of a hint, such as ``"1.3a own tensor"``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def judge(exercise: str, *, on_ranks: bool = False) -> Callable[[F], F]:
 def say(mistake: str, **facts: Any) -> str:
     """Return the hint to a mistake.
 
-    >>> say("01.2 other chunk", at=3)
+    >>> say("1.3b other chunk", at=3)
     "The sum is complete, but chunk 3 is not this rank's. Start one chunk earlier."
     """
     return HINTS[mistake].format(**facts)

@@ -141,12 +141,12 @@ def _without_warnings() -> Iterator[None]:
 
 def _distribute(parallelize: Any) -> tuple[DeviceMesh, nn.Module]:
     """Return the mesh, and the model that the answer has distributed over it."""
-    require(this_rank.world_size() == RANKS, "19.1 needs mesh")
+    require(this_rank.world_size() == RANKS, "3.7a needs mesh")
     require_function(parallelize, "model", "mesh")
     kind = communication_device().type
     mesh = init_device_mesh(kind, (2, 2), mesh_dim_names=("data", "tensor"))
     model = parallelize(_make_model(), mesh)
-    require(isinstance(model, nn.Module), "19.1 no model", kind=type(model).__name__)
+    require(isinstance(model, nn.Module), "3.7a no model", kind=type(model).__name__)
     return mesh, model
 
 
@@ -157,10 +157,10 @@ def _require_equal_losses(got: list[float], right: list[float], mistake: str) ->
     require(not wrong, mistake, step=at, got=got[at], right=right[at])
 
 
-# ---- 19.1: parallelize
+# ---- 3.7a: parallelize
 
 
-@judge("19.1")
+@judge("3.7a")
 @_without_warnings()
 def parallelize(parallelize: Any) -> None:
     mesh, model = _distribute(parallelize)
@@ -179,15 +179,15 @@ def parallelize(parallelize: Any) -> None:
     for block in confused.blocks:
         block.get_submodule("attention").heads = 2 * HEADS  # type: ignore[assignment]
     is_confused = _close(got[0], _loss_of(confused, batches[0]).item())
-    first = "19.1 heads" if is_confused else "19.1 first loss"
+    first = "3.7a heads" if is_confused else "3.7a first loss"
     _require_equal_losses(got[:1], right[:1], first)
-    _require_equal_losses(got, right, "19.1 later loss")
+    _require_equal_losses(got, right, "3.7a later loss")
     parts = sum("c10d._allgather" in each.name for each in forward.sent)  # by FSDP
-    require(parts > BLOCKS, "19.1 one unit", parts=parts)
+    require(parts > BLOCKS, "3.7a one unit", parts=parts)
     is_cheap = _cost(forward) + _cost(backward) <= 8 * BLOCKS + 8
     gathers = _count(forward, "all_gather")
-    require(is_cheap or gathers <= 2 * BLOCKS + 2, "19.1 all-gathers", count=gathers)
-    require(is_cheap, "19.1 all-reduces", count=_count(backward, "all_reduce"))
+    require(is_cheap or gathers <= 2 * BLOCKS + 2, "3.7a all-gathers", count=gathers)
+    require(is_cheap, "3.7a all-reduces", count=_count(backward, "all_reduce"))
 
 
 def _judge_shards(model: Any) -> None:
@@ -197,21 +197,21 @@ def _judge_shards(model: Any) -> None:
     here = [each.to_local() if isinstance(each, DTensor) else each for each in model.parameters()]
     share = sum(each.nbytes for each in here) / sum(e.nbytes for e in _make_model().parameters())
     if not any(along.values()):
-        mistake = "19.1 nothing sharded"
+        mistake = "3.7a nothing sharded"
     elif len(missing) == len(along):
-        mistake = "19.1 no data dimension"
+        mistake = "3.7a no data dimension"
     elif missing and along[missing[0]] == along.get("norm.weight") == {"tensor"}:
-        mistake = "19.1 swapped dimensions"
+        mistake = "3.7a swapped dimensions"
     else:
-        mistake = "19.1 rest not sharded"
+        mistake = "3.7a rest not sharded"
     require_none(missing, mistake, share=share)
     names = [f"blocks.{at}.{name}" for at in range(BLOCKS) for name in SPLIT]
     lost = [name for name in names if "tensor" not in along.get(name, set())]
-    require_none(lost, "19.1 block not split", total=len(names), share=share)
+    require_none(lost, "3.7a block not split", total=len(names), share=share)
     is_split = {name: "tensor" in _sharded_along(getattr(model, name).weight) for name in TIED}
-    require_none([name for name in TIED if not is_split[name]], "19.1 tied not split")
-    require(model.head.weight is model.letter.weight, "19.1 not tied")
-    require(share < 0.27, "19.1 large share", share=share)
+    require_none([name for name in TIED if not is_split[name]], "3.7a tied not split")
+    require(model.head.weight is model.letter.weight, "3.7a not tied")
+    require(share < 0.27, "3.7a large share", share=share)
 
 
 def _sharded_along(parameter: Tensor) -> set[str]:
@@ -226,7 +226,7 @@ def _sharded_along(parameter: Tensor) -> set[str]:
 def _require_solved(model: nn.Module) -> None:
     """Require roughly that ``parallelize`` is written, for the exercises that use it."""
     is_sharded = all("data" in _sharded_along(each) for each in model.parameters())
-    require(is_sharded, "19.1 unsolved")
+    require(is_sharded, "3.7a unsolved")
 
 
 def _count(traffic: Traffic, name: str) -> int:
@@ -244,10 +244,10 @@ def _cost(traffic: Traffic) -> int:
     return 2 * _count(traffic, "all_reduce") + scattered + gathered
 
 
-# ---- 19.2: train
+# ---- 3.7b: train
 
 
-@judge("19.2")
+@judge("3.7b")
 @_without_warnings()
 def train(parallelize: Any, train: Any) -> None:
     require_function(train, "model", "mesh", "batches")
@@ -261,7 +261,7 @@ def train(parallelize: Any, train: Any) -> None:
     model.register_forward_pre_hook(note, prepend=True)
     losses = train(model, mesh, [texts.clone() for texts in batches])
     is_list = isinstance(losses, list | tuple) and len(losses) == STEPS
-    require(is_list, "19.2 no list", steps=STEPS)
+    require(is_list, "3.7b no list", steps=STEPS)
     _judge_data(seen, batches, mesh)
     _judge_training([float(each) for each in losses], batches)
 
@@ -275,31 +275,31 @@ def _places(inputs: Tensor, texts: Tensor) -> list[int] | None:
 
 def _judge_data(seen: list[Tensor], batches: list[Tensor], mesh: DeviceMesh) -> None:
     """Judge which texts of each batch the ranks have used."""
-    require(len(seen) == STEPS, "19.2 calls", count=len(seen), steps=STEPS)
+    require(len(seen) == STEPS, "3.7b calls", count=len(seen), steps=STEPS)
     grid = mesh.mesh.tolist()
     for inputs, texts in zip(seen, batches, strict=True):
         used = all_gather(_places(inputs, texts))
-        require(None not in used, "19.2 other inputs")
+        require(None not in used, "3.7b other inputs")
         is_shared = all(len(each or ()) == BATCH for each in used)
-        require(not is_shared, "19.2 all texts", texts=BATCH)
+        require(not is_shared, "3.7b all texts", texts=BATCH)
         for one, other in grid:
             ranks = {"one": one, "other": other, "ours": used[one], "theirs": used[other]}
-            require(used[one] == used[other], "19.2 differing row", **ranks)
+            require(used[one] == used[other], "3.7b differing row", **ranks)
         top, bottom = ({*(used[row[0]] or ())} for row in grid)
-        require(not top & bottom, "19.2 both rows", texts=sorted(top & bottom))
+        require(not top & bottom, "3.7b both rows", texts=sorted(top & bottom))
         left_out = sorted(set(range(BATCH)) - top - bottom)
-        require(not left_out, "19.2 left out", texts=left_out)
+        require(not left_out, "3.7b left out", texts=left_out)
 
 
 def _judge_training(got: list[float], batches: list[Tensor]) -> None:
     """Judge the losses of a training with clipped gradients."""
     right = _losses(_make_model(), batches, clips=True)
-    first = "19.2 sum of losses" if _close(got[0], 2 * right[0]) else "19.2 first loss"
+    first = "3.7b sum of losses" if _close(got[0], 2 * right[0]) else "3.7b first loss"
     _require_equal_losses(got[:1], right[:1], first)
     variants = {
-        "19.2 not clipped": {"clips": False},
-        "19.2 not cleared": {"clips": True, "clears": False},
-        "19.2 no step": {"clips": False, "steps": False},
+        "3.7b not clipped": {"clips": False},
+        "3.7b not cleared": {"clips": True, "clears": False},
+        "3.7b no step": {"clips": False, "steps": False},
     }
     found = (
         name
@@ -307,14 +307,14 @@ def _judge_training(got: list[float], batches: list[Tensor]) -> None:
         if all(map(_close, got, _losses(_make_model(), batches, **options)))
     )
     is_right = all(map(_close, got, right))
-    mistake = "19.2 later loss" if is_right else next(found, "19.2 later loss")
+    mistake = "3.7b later loss" if is_right else next(found, "3.7b later loss")
     require(is_right, mistake, got=got[1], right=right[1], norm=MAX_NORM, rate=RATE)
 
 
-# ---- 19.3: whole_state
+# ---- 3.7c: whole_state
 
 
-@judge("19.3")
+@judge("3.7c")
 @_without_warnings()
 def whole_state(parallelize: Any, whole_state: Any) -> None:
     require_function(whole_state, "model")
@@ -328,17 +328,17 @@ def whole_state(parallelize: Any, whole_state: Any) -> None:
     loaded = _make_model()
     loaded.load_state_dict(state)
     is_right = _close(_loss_of(loaded, texts).item(), _loss_of(alone, texts).item())
-    require(is_right, "19.3 other values")
+    require(is_right, "3.7c other values")
 
 
 def _judge_state(state: Any, expected: dict[str, Tensor]) -> None:
-    require(isinstance(state, dict), "19.3 no dictionary")
-    require(state, "19.3 empty")
-    require_none([name for name in expected if name not in state], "19.3 missing")
-    require_none([name for name in state if name not in expected], "19.3 spare")
+    require(isinstance(state, dict), "3.7c no dictionary")
+    require(state, "3.7c empty")
+    require_none([name for name in expected if name not in state], "3.7c missing")
+    require_none([name for name in state if name not in expected], "3.7c spare")
     for name, value in expected.items():
-        require(not isinstance(state[name], DTensor), "19.3 sharded", name=name)
+        require(not isinstance(state[name], DTensor), "3.7c sharded", name=name)
         shapes = {"got": tuple(state[name].shape), "right": tuple(value.shape)}
-        require(shapes["got"] == shapes["right"], "19.3 part", name=name, **shapes)
+        require(shapes["got"] == shapes["right"], "3.7c part", name=name, **shapes)
         types = {"got": state[name].dtype, "right": value.dtype}
-        require(types["got"] == types["right"], "19.3 other dtype", name=name, **types)
+        require(types["got"] == types["right"], "3.7c other dtype", name=name, **types)

@@ -181,7 +181,7 @@ def _run_step(model: Any, inner: nn.Module, *call: Any) -> _DDPStep:
     return _DDPStep(gradients, _mean(gradients), got, early, waits, traffic.sent)
 
 
-@judge("16.1", on_ranks=True)
+@judge("4.1a", on_ranks=True)
 def own_ddp(ddp_class: Any) -> None:
     """Judge ``class MyDDP(nn.Module)``."""
     require_class(ddp_class, "module", "bucket_bytes")
@@ -198,9 +198,9 @@ def _judge_start(ddp_class: Any) -> None:
     first = all_gather((_flat(parameters), _flat(buffers)))[0]
     model = ddp_class(inner, 2 * LAYER_BYTES)
     is_module = isinstance(model, nn.Module) and hasattr(model, "finish")
-    require(all_true(is_module), "16.1 no module")
-    require(all_true(_flat(parameters).equal(first[0])), "16.1 parameters")
-    require(all_true(_flat(buffers).equal(first[1])), "16.1 buffers")
+    require(all_true(is_module), "4.1a no module")
+    require(all_true(_flat(parameters).equal(first[0])), "4.1a parameters")
+    require(all_true(_flat(buffers).equal(first[1])), "4.1a buffers")
 
 
 def _judge_means_and_buckets(ddp_class: Any) -> None:
@@ -210,22 +210,22 @@ def _judge_means_and_buckets(ddp_class: Any) -> None:
     first, second = (_run_step(model, inner, _batch(number)) for number in range(2))
     world_size = this_rank.world_size()
     mistakes = {
-        "16.1 sum": first.mean * world_size,
-        "16.1 divided twice": first.mean / world_size,
-        "16.1 own gradients": first.gradients,
+        "4.1a sum": first.mean * world_size,
+        "4.1a divided twice": first.mean / world_size,
+        "4.1a own gradients": first.gradients,
     }
     found = (name for name, each in mistakes.items() if all_true(is_close(first.got, each)))
-    require(first.is_right, next(found, "16.1 no mean"))
-    require(second.is_right, "16.1 second step")
+    require(first.is_right, next(found, "4.1a no mean"))
+    require(second.is_right, "4.1a second step")
     sent = second.sent  # a class may use the first step to learn the order
     sizes = [each.num_bytes for each in sent if each.num_bytes >= LAYER_BYTES]
-    require(sizes, "16.1 nothing sent")
-    require(len(sizes) > 1 or sizes[0] < 4 * LAYER_BYTES, "16.1 one bucket")
-    require(len(sizes) < 4, "16.1 message for each")
-    require(not any(each.is_blocking for each in sent), "16.1 blocks")
-    require(not second.waits, "16.1 waits")
-    require(second.early > 0, "16.1 too late")
-    require(sizes == [2 * LAYER_BYTES] * 2, "16.1 other buckets")
+    require(sizes, "4.1a nothing sent")
+    require(len(sizes) > 1 or sizes[0] < 4 * LAYER_BYTES, "4.1a one bucket")
+    require(len(sizes) < 4, "4.1a message for each")
+    require(not any(each.is_blocking for each in sent), "4.1a blocks")
+    require(not second.waits, "4.1a waits")
+    require(second.early > 0, "4.1a too late")
+    require(sizes == [2 * LAYER_BYTES] * 2, "4.1a other buckets")
 
 
 def _judge_unused_parameters(ddp_class: Any) -> None:
@@ -234,23 +234,23 @@ def _judge_unused_parameters(ddp_class: Any) -> None:
     model = ddp_class(inner, LAYER_BYTES)
     head = 1 if this_rank.rank() == this_rank.world_size() - 1 else 0
     for number in (2, 3):
-        require(_run_step(model, inner, _batch(number), head).is_right, "16.1 unused")
+        require(_run_step(model, inner, _batch(number), head).is_right, "4.1a unused")
 
 
 def _judge_accumulation(ddp_class: Any) -> None:
     """Judge two micro-steps, the first one inside ``no_sync()``."""
     inner = _make(_tower)
     model = ddp_class(inner, 2 * LAYER_BYTES)
-    require(all_true(hasattr(model, "no_sync")), "16.1 no no_sync")
+    require(all_true(hasattr(model, "no_sync")), "4.1a no no_sync")
     expected = _mean(_gradients(inner, (_batch(4),), (_batch(5),)))
     traffic = Traffic()
     with model.no_sync(), traffic:
         model(_batch(4)).square().mean().backward()
-    require(all_true(not traffic.sent), "16.1 sends in no_sync")
+    require(all_true(not traffic.sent), "4.1a sends in no_sync")
     model(_batch(5)).square().mean().backward()
     model.finish()
     got = _flat([each.grad for each in inner.parameters()])
-    require(all_true(is_close(got, expected)), "16.1 accumulation")
+    require(all_true(is_close(got, expected)), "4.1a accumulation")
 
 
 def _layers() -> nn.Sequential:
@@ -269,7 +269,7 @@ def _weights(model: nn.Module) -> Tensor:
     return _flat(list(model.parameters()))
 
 
-@judge("16.2", on_ranks=True)
+@judge("4.1b", on_ranks=True)
 def own_adam(adam_class: Any) -> None:
     """Judge ``class ShardedAdam``."""
     require_class(adam_class, "parameters", "lr")
@@ -279,29 +279,29 @@ def own_adam(adam_class: Any) -> None:
     names = ("step", "zero_grad", "optimizer")
     is_complete = all(hasattr(sharded, name) for name in names)
     has_adam = is_complete and isinstance(sharded.optimizer, torch.optim.Adam)
-    require(all_true(has_adam), "16.2 incomplete")
+    require(all_true(has_adam), "4.1b incomplete")
     constants = ("betas", "eps", "weight_decay")
     is_plain = all(sharded.optimizer.defaults[name] == adam.defaults[name] for name in constants)
-    require(is_plain, "16.2 other constants")
+    require(is_plain, "4.1b other constants")
     for number in range(3):
         torch.manual_seed(number)  # the same batch on all ranks, as after an average
         batch = torch.randn(8, WIDTH).to(communication_device())
         for net, optimizer in ((plain, adam), (model, sharded)):
             optimizer.zero_grad()
             is_clear = not any(p.grad is not None and p.grad.any() for p in net.parameters())
-            require(all_true(is_clear), "16.2 zero_grad")
+            require(all_true(is_clear), "4.1b zero_grad")
             net(batch).square().mean().backward()
             optimizer.step()
         weights = _weights(model)
-        require(all_true(weights.equal(all_gather(weights)[0])), "16.2 weights differ")
-        mistake = "16.2 later step" if number else "16.2 first step"
+        require(all_true(weights.equal(all_gather(weights)[0])), "4.1b weights differ")
+        mistake = "4.1b later step" if number else "4.1b first step"
         require(all_true(is_close(weights, _weights(plain))), mistake)
     _judge_shares(_state_bytes(adam), all_gather(_state_bytes(sharded.optimizer)))
 
 
 def _judge_shares(whole: int, held: Sequence[int]) -> None:
     """Judge the bytes of Adam's averages that each rank holds."""
-    require(sum(held) < 1.5 * whole, "16.2 copies")
+    require(sum(held) < 1.5 * whole, "4.1b copies")
     most = max(held)
     is_balanced = most <= 1.4 * whole / len(held)
-    require(is_balanced, "16.2 unbalanced", rank=held.index(most), share=most / whole)
+    require(is_balanced, "4.1b unbalanced", rank=held.index(most), share=most / whole)

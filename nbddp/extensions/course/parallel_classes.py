@@ -71,7 +71,7 @@ class _WatchedBackward(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         layer = ctx.layer
         if 0 in layer.watch.bytes_of(layer.at):  # torch would read freed memory
-            raise WrongError(say("17.1 backward without layer"))
+            raise WrongError(say("4.2a backward without layer"))
         layer.watch.count()
         return gradient, None
 
@@ -85,7 +85,7 @@ class _WatchedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         is_there = self.weight.untyped_storage().nbytes() >= self.weight.nbytes
         if not is_there or self.weight.shape != (self.out_features, self.in_features):
-            raise WrongError(say("17.1 forward without layer"))
+            raise WrongError(say("4.2a forward without layer"))
         self.watch.add(self.at, self.weight)
         self.watch.count()
         output = super().forward(x)
@@ -133,7 +133,7 @@ def _run(call: Callable[[], T]) -> T:
     return result
 
 
-@judge("17.1", on_ranks=True)
+@judge("4.2a", on_ranks=True)
 def my_fsdp(given: Any) -> None:
     require_class(given, base=nn.Module)
     world_size, rank = this_rank.world_size(), this_rank.rank()
@@ -146,19 +146,19 @@ def my_fsdp(given: Any) -> None:
     model = given(watched)
     kept, total = (sum(p.numel() for p in each.parameters()) for each in (model, first))
     counts = {"kept": kept, "total": total, "ranks": world_size}
-    require(kept, "17.1 no parameters")
-    require(kept < total, "17.1 whole parameters", **counts)
-    require(kept <= total / world_size + 2 * len(SIZES), "17.1 other parameters", **counts)
+    require(kept, "4.2a no parameters")
+    require(kept < total, "4.2a whole parameters", **counts)
+    require(kept <= total / world_size + 2 * len(SIZES), "4.2a other parameters", **counts)
     _require_memory(watch, "Before the first forward pass")
 
     output = _run(lambda: model(batches[0]))
-    require(is_close(output, first(batches[0])), "17.1 output")
+    require(is_close(output, first(batches[0])), "4.2a output")
     _require_memory(watch, "After the forward pass")
     _run(lambda: output.square().mean().backward())
     has_gradient = any(each.grad is not None for each in model.parameters())
-    require(has_gradient, "17.1 no gradient")
+    require(has_gradient, "4.2a no gradient")
     is_free = all(each.grad is None for each in _whole_parameters(watched))
-    require(is_free, "17.1 whole gradients")
+    require(is_free, "4.2a whole gradients")
     _require_memory(watch, "After the backward pass")
 
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
@@ -166,8 +166,8 @@ def my_fsdp(given: Any) -> None:
     mean = _stepped(first, batches[:1], scale=RATE / world_size)
     added = _stepped(first, batches[:1], scale=RATE)
     got = _run(lambda: model(batches[1]))
-    mistakes = {"17.1 old output": first(batches[1]), "17.1 sum": added(batches[1])}
-    require_value(got, mean(batches[1]), mistakes, "17.1 other step")
+    mistakes = {"4.2a old output": first(batches[1]), "4.2a sum": added(batches[1])}
+    require_value(got, mean(batches[1]), mistakes, "4.2a other step")
 
     optimizer.zero_grad()
     _run(lambda: got.square().mean().backward())
@@ -178,14 +178,14 @@ def my_fsdp(given: Any) -> None:
         for some in (batches[1:], batches[2:])
     )
     got = _run(lambda: model(batches[0]))
-    require_value(got, both, {"17.1 replaced": last}, "17.1 two passes")
+    require_value(got, both, {"4.2a replaced": last}, "4.2a two passes")
     _require_memory(watch, "After the fourth forward pass")
 
 
 def _require_memory(watch: _Watch, when: str) -> None:
     whole = watch.whole()
-    require(not whole, "17.1 in memory", when=when, whole=whole, layers=LAYERS)
-    require(watch.most <= 2, "17.1 several in memory", most=watch.most)
+    require(not whole, "4.2a in memory", when=when, whole=whole, layers=LAYERS)
+    require(watch.most <= 2, "4.2a several in memory", most=watch.most)
 
 
 def _whole_parameters(model: nn.Module) -> list[Tensor]:
@@ -216,8 +216,8 @@ def _cut(given: Any, layer: nn.Linear, share: int) -> Any:
     whole.zero_grad()
     cut = given(whole)
     kept = sum(each.numel() for each in cut.parameters())
-    require(kept, "17.2 no parameters")
-    require(kept == share, "17.2 other parameters", kept=kept, share=share)
+    require(kept, "4.2b no parameters")
+    require(kept == share, "4.2b other parameters", kept=kept, share=share)
     return cut
 
 
@@ -225,30 +225,30 @@ def _require_weight(cut: nn.Module, expected: Tensor) -> None:
     gradients = [each.grad for each in cut.parameters() if each.dim() == expected.dim()]
     is_right = any(is_close(each, expected) for each in gradients)
     is_missing = any(each is None for each in gradients)
-    require(is_right or not is_missing, "17.2 weight without gradient")
-    require(is_right, "17.2 other gradient of weight")
+    require(is_right or not is_missing, "4.2b weight without gradient")
+    require(is_right, "4.2b other gradient of weight")
 
 
-@judge("17.2", on_ranks=True)
+@judge("4.2b", on_ranks=True)
 def column_parallel(given: Any) -> None:
     world_size = this_rank.world_size()
     layer, x, output, gradient = _layer(2 * world_size, 4 * world_size)
     cut = _cut(given, layer, share=4 * (2 * world_size + 1))
     own_x = x.detach().clone().requires_grad_()
     got = cut(own_x)
-    mistakes = {"17.2 all outputs": output, "17.2 no bias": _part(output - layer.bias, -1)}
-    require_value(got, _part(output, -1), mistakes, "17.2 other output")
+    mistakes = {"4.2b all outputs": output, "4.2b no bias": _part(output - layer.bias, -1)}
+    require_value(got, _part(output, -1), mistakes, "4.2b other output")
     got.backward(_part(gradient, -1))
     partial = _part(gradient, -1) @ _part(layer.weight, 0)
-    require_value(own_x.grad, x.grad, {"17.2 partial gradient": partial}, "17.2 other gradient")
+    require_value(own_x.grad, x.grad, {"4.2b partial gradient": partial}, "4.2b other gradient")
     _require_weight(cut, _part(layer.weight.grad, 0))
     right = _part(layer.bias.grad, 0)
     gradients = [each.grad.flatten() for each in cut.parameters() if each.grad is not None]
     is_right = any(is_close(each, right) for each in gradients)
-    require(is_right, "17.2 other gradient of bias")
+    require(is_right, "4.2b other gradient of bias")
 
 
-@judge("17.3", on_ranks=True)
+@judge("4.2c", on_ranks=True)
 def row_parallel(given: Any) -> None:
     world_size = this_rank.world_size()
     layer, x, output, gradient = _layer(4 * world_size, 2 * world_size)
@@ -257,21 +257,21 @@ def row_parallel(given: Any) -> None:
     got = cut(own_x)
     partial = own_x @ _part(layer.weight, 1).T
     mistakes = {
-        "17.3 bias on each": output + (world_size - 1) * layer.bias,
-        "17.3 no bias": output - layer.bias,
-        "17.3 partial output": partial if is_close(got, partial) else partial + layer.bias,
+        "4.2c bias on each": output + (world_size - 1) * layer.bias,
+        "4.2c no bias": output - layer.bias,
+        "4.2c partial output": partial if is_close(got, partial) else partial + layer.bias,
     }
-    require_value(got, output, mistakes, "17.3 other output")
+    require_value(got, output, mistakes, "4.2c other output")
     own_bias = [each for each in cut.parameters() if each.numel() == layer.bias.numel()]
     is_whole = any(is_close(each.flatten(), layer.bias) for each in own_bias)
-    require(is_whole, "17.3 other bias")
+    require(is_whole, "4.2c other bias")
     got.backward(gradient)
     right = _part(x.grad, -1)
-    require(own_x.grad is not None, "17.3 no gradient")
-    mistakes = {"17.3 large gradient": world_size * right}
-    require_value(own_x.grad, right, mistakes, "17.3 other gradient")
+    require(own_x.grad is not None, "4.2c no gradient")
+    mistakes = {"4.2c large gradient": world_size * right}
+    require_value(own_x.grad, right, mistakes, "4.2c other gradient")
     _require_weight(cut, _part(layer.weight.grad, 1))
     for model in (layer, cut):
         torch.optim.SGD(model.parameters(), lr=RATE).step()
     is_whole = any(is_close(each.flatten(), layer.bias) for each in own_bias)
-    require(is_whole, "17.3 bias after step")
+    require(is_whole, "4.2c bias after step")

@@ -77,11 +77,11 @@ class _PlannedFault:
 
     def told(self, died: int) -> str:
         """Return what happens, for the learner."""
-        return say(f"18.1 event {self.kind}", rank=self.rank, died=died)
+        return say(f"2.6a event {self.kind}", rank=self.rank, died=died)
 
     @property
     def noun(self) -> str:
-        return say(f"18.1 fault {self.kind}", rank=self.rank)
+        return say(f"2.6a fault {self.kind}", rank=self.rank)
 
 
 def _plan_for(saver: int) -> list[_PlannedFault]:
@@ -134,10 +134,10 @@ class _Job:
                 break
             if time.monotonic() - self.changed > limit:
                 steps = [len(trace.steps) for trace in self.attempts[-1]] if self.attempts else [0]
-                raise WrongError(say("18.1 stands still", steps=min(steps)))
+                raise WrongError(say("2.6a stands still", steps=min(steps)))
             time.sleep(POLL_INTERVAL)
         if code or not self.attempts:
-            raise WrongError(say("18.1 torchrun failed", error=self.agent_error()))
+            raise WrongError(say("2.6a torchrun failed", error=self.agent_error()))
 
     @property
     def n_fired(self) -> int:
@@ -146,7 +146,7 @@ class _Job:
 
     def agent_error(self) -> str:
         lines = (self.notes / "agent.log").read_text(errors="replace").splitlines()
-        return next((line for line in reversed(lines) if "Error" in line), say("18.1 no error"))
+        return next((line for line in reversed(lines) if "Error" in line), say("2.6a no error"))
 
     def logs(self, attempt: int) -> list[Path]:
         """Return what each rank has written to stderr."""
@@ -175,7 +175,7 @@ class _Job:
                 at = f", line {lines[-1]}" if lines else ""
                 found.append(f"`{errors[0][:200]}`{at}, on rank {log.parent.name}")
         found.sort(key=lambda error: bool(LOST_CONNECTION.search(error)))
-        return found[0] if found else say("18.1 no error")
+        return found[0] if found else say("2.6a no error")
 
 
 @contextmanager
@@ -229,10 +229,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-@judge("18.1")
+@judge("2.6a")
 def survives(script: Any) -> None:
     """Judge a training script, given as a path or as text."""
-    require(this_rank.world_size() == 1, "18.1 on ranks")
+    require(this_rank.world_size() == 1, "2.6a on ranks")
     text = _read_script(script)
     place = Path(tempfile.mkdtemp(prefix="nbddp-survival-")).resolve()
     try:
@@ -244,18 +244,18 @@ def survives(script: Any) -> None:
 
 def _read_script(script: Any) -> str:
     """Return the text of a script that can be run."""
-    require(isinstance(script, str | Path), "18.1 no script", kind=type(script).__name__)
+    require(isinstance(script, str | Path), "2.6a no script", kind=type(script).__name__)
     text = str(script)
     if "\n" not in text:
         path = Path(text)
-        require(path.is_file(), "18.1 no file", name=text, folder=Path.cwd())
+        require(path.is_file(), "2.6a no file", name=text, folder=Path.cwd())
         text = path.read_text()
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
         raise WrongError(say("any no Python", error=error.msg, line=error.lineno)) from error
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    require(not any("nbddp" in ast.unparse(node) for node in imports), "18.1 imports nbddp")
+    require(not any("nbddp" in ast.unparse(node) for node in imports), "2.6a imports nbddp")
     return text
 
 
@@ -290,7 +290,7 @@ def _judge_undisturbed(job: _Job) -> Attempt:
         failed = [number for number in over if not job.is_bad_luck(number)]
         if failed:
             judge_shared_file(job.attempts[failed[0]])
-            raise WrongError(say("18.1 fails undisturbed", error=job.error(failed[0])))
+            raise WrongError(say("2.6a fails undisturbed", error=job.error(failed[0])))
     # an attempt after an aborted end has nothing left to do
     attempt = max(job.attempts, key=lambda attempt: len(attempt[0].steps))
     judge_steps(attempt)
@@ -298,10 +298,10 @@ def _judge_undisturbed(job: _Job) -> Attempt:
     judge_saves(attempt, job.folder)
     file = job.folder / FINAL_FILE
     found = ", ".join(sorted(each.name for each in job.folder.iterdir()))
-    require(file.exists(), "18.1 no weights", file=FINAL_FILE, found=found)
+    require(file.exists(), "2.6a no weights", file=FINAL_FILE, found=found)
     weights = _load(file)
     is_state = isinstance(weights, Mapping) and all(map(torch.is_tensor, weights.values()))
-    require(is_state, "18.1 no state_dict", file=FINAL_FILE)
+    require(is_state, "2.6a no state_dict", file=FINAL_FILE)
     return attempt
 
 
@@ -325,7 +325,7 @@ def _events(
     for number, attempt in enumerate(job.attempts):
         first = first_step_of(reference, attempt)
         if fired and attempt[0].steps:
-            yield say("18.1 event restart", restart=fired, step=first or "?")
+            yield say("2.6a event restart", restart=fired, step=first or "?")
             fault = faults[fired - 1]
             resume = Resume(died, fault.noun, in_save=fault.kind == "save")
             judge_resumed(reference, attempt, resume)
@@ -334,7 +334,7 @@ def _events(
             died = (first or 1) - 1 + len(attempt[faults[fired].rank].steps)
             if faults[fired].kind == "raise" and is_over and job.is_bad_luck(number):
                 # torchrun has restarted for an abort, not for the exception
-                raise WrongError(say("18.1 exit code 0", fault=faults[fired].noun))
+                raise WrongError(say("2.6a exit code 0", fault=faults[fired].noun))
             yield faults[fired].told(died)
             fired += 1
         elif is_over and not job.is_bad_luck(number):
@@ -346,9 +346,9 @@ def _failure(job: _Job, number: int, last: _PlannedFault | None) -> str:
     error = job.error(number)
     has_begun = any(trace.steps for trace in job.attempts[number])
     if last and last.kind == "save" and not has_begun and HALF_FILE.search(error):
-        return say("18.1 half written file", fault=last.noun, error=error)
+        return say("2.6a half written file", fault=last.noun, error=error)
     after = f", after {last.noun}," if last else ""
-    return say("18.1 fails", attempt=number + 1, after=after, error=error)
+    return say("2.6a fails", attempt=number + 1, after=after, error=error)
 
 
 def _judge_weights(job: _Job, calm: _Job, faults: Sequence[_PlannedFault]) -> None:
@@ -362,6 +362,6 @@ def _judge_weights(job: _Job, calm: _Job, faults: Sequence[_PlannedFault]) -> No
     )
     is_restarted = not any(trace.has_fault for trace in job.attempts[-1])
     nouns = [fault.noun for fault in faults]
-    require(is_equal or is_restarted, "18.1 exit code 0", fault=nouns[job.n_fired - 1])
-    require(is_equal, "18.1 other weights", file=FINAL_FILE)
-    require_none(nouns[job.n_fired :], "18.1 ended early")
+    require(is_equal or is_restarted, "2.6a exit code 0", fault=nouns[job.n_fired - 1])
+    require(is_equal, "2.6a other weights", file=FINAL_FILE)
+    require_none(nouns[job.n_fired :], "2.6a ended early")

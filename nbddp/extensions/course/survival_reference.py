@@ -80,17 +80,17 @@ def judge_changes(attempt: Attempt, given: Attempt) -> None:
     """Compare the undisturbed run with the training of the given script."""
     for trace, expected in zip(attempt, given, strict=True):
         got, right = trace.steps[0], expected.steps[0]
-        require(got.weights == right.weights, "18.1 other start")
-        _require_equal(list(got.dropout), list(right.dropout), "18.1 other dropout")
-        _require_equal(got.optimizer, right.optimizer, "18.1 other optimizer")
+        require(got.weights == right.weights, "2.6a other start")
+        _require_equal(list(got.dropout), list(right.dropout), "2.6a other dropout")
+        _require_equal(got.optimizer, right.optimizer, "2.6a other optimizer")
     for rank, both in enumerate(zip(attempt, given, strict=True)):
         pairs = zip(*(trace.steps for trace in both), strict=True)
         for step, (got, right) in enumerate(pairs, 1):
             is_same = list(got.samples) == list(right.samples)
-            require(is_same, "18.1 other batch", step=step, rank=rank)
+            require(is_same, "2.6a other batch", step=step, rank=rank)
             is_same = isclose(got.rate, right.rate, rel_tol=1e-9, abs_tol=1e-12)
             rates = {"got": got.rate, "right": right.rate}
-            require(is_same, "18.1 other rate", step=step, rank=rank, **rates)
+            require(is_same, "2.6a other rate", step=step, rank=rank, **rates)
 
 
 def _require_equal(got: object, right: object, mistake: str) -> None:

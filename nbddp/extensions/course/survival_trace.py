@@ -106,42 +106,42 @@ def judge_steps(attempt: Attempt) -> None:
     """Judge the steps of the undisturbed run."""
     counts = {len(trace.steps) for trace in attempt}
     has_samples = all(step.samples for trace in attempt for step in trace.steps)
-    require(counts != {0} and has_samples, "18.1 no DDP")
+    require(counts != {0} and has_samples, "2.6a no DDP")
     facts = {"epochs": EPOCHS, "ranks": RANKS, "right": N_STEPS}
-    require(counts == {N_STEPS}, "18.1 steps", got=min(counts), **facts)
+    require(counts == {N_STEPS}, "2.6a steps", got=min(counts), **facts)
     for epoch in range(EPOCHS):
         part = slice(epoch * PER_EPOCH, (epoch + 1) * PER_EPOCH)
         seen = Counter(each for t in attempt for step in t.steps[part] for each in step.samples)
         twice = sum(count > 1 for count in seen.values())
         is_divided = len(seen) == N_SAMPLES and not twice
         facts = {"used": len(seen), "total": N_SAMPLES, "twice": twice}
-        require(is_divided, "18.1 samples", epoch=epoch, **facts)
+        require(is_divided, "2.6a samples", epoch=epoch, **facts)
     first, second = (attempt[0].steps[at].samples for at in (0, PER_EPOCH))
-    require(list(first) != list(second), "18.1 same order")
+    require(list(first) != list(second), "2.6a same order")
     is_different = len({trace.steps[0].random for trace in attempt}) == RANKS
-    require(is_different, "18.1 same dropout")
+    require(is_different, "2.6a same dropout")
     for rank, trace in enumerate(attempt):
         draws = all(a.random != b.random for a, b in pairwise(trace.steps))
-        require(draws, "18.1 no dropout", rank=rank)
+        require(draws, "2.6a no dropout", rank=rank)
 
 
 def judge_saves(attempt: Attempt, folder: Path) -> None:
     """Judge the saves of the undisturbed run."""
     saves = [save for trace in attempt for save in trace.saves]
     is_here = all(Path(save.path).is_relative_to(folder) for save in saves)
-    require(is_here, "18.1 other folder")
+    require(is_here, "2.6a other folder")
     judge_shared_file(attempt)
     times = sorted({save.after for save in saves if save.after} | {0, N_STEPS})
-    require(times != [0, N_STEPS], "18.1 no checkpoint", limit=MAX_LOST)
+    require(times != [0, N_STEPS], "2.6a no checkpoint", limit=MAX_LOST)
     begin, end = max(pairwise(times), key=lambda pair: pair[1] - pair[0])
     is_often = end - begin <= MAX_LOST
-    require(is_often, "18.1 seldom", begin=begin, end=end, limit=MAX_LOST)
+    require(is_often, "2.6a seldom", begin=begin, end=end, limit=MAX_LOST)
 
 
 def judge_shared_file(attempt: Attempt) -> None:
     """Require that no file has two writers."""
     shared = set.intersection(*({save.path for save in trace.saves} for trace in attempt))
-    require_none([Path(path).name for path in sorted(shared)], "18.1 one file")
+    require_none([Path(path).name for path in sorted(shared)], "2.6a one file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ def judge_resumed(reference: Attempt, attempt: Attempt, resume: Resume) -> None:
     places = [data for _, data in starts]
     where = ", ".join(f"rank {rank} at step {place}" for rank, place in enumerate(places))
     is_one_place = len(set(places)) == 1 or None in places
-    require(is_one_place, "18.1 different steps", where=where)
+    require(is_one_place, "2.6a different steps", where=where)
     hints = {rank: _hint_to_start(*start, resume) for rank, start in enumerate(starts)}
     if not any(hints.values()):
         found = [_hint_to_rank(reference, trace, rank) for rank, trace in enumerate(attempt)]
@@ -194,29 +194,29 @@ def judge_resumed(reference: Attempt, attempt: Attempt, resume: Resume) -> None:
         hints = {rank: hint for rank, (number, hint) in enumerate(found) if number == first}
     wrong = {rank: hint for rank, hint in hints.items() if hint}
     rank, hint = min(wrong.items(), default=(0, RIGHT))
-    stop_if(say("18.1 one rank", rank=rank, hint=hint) if len(wrong) == 1 else hint)
+    stop_if(say("2.6a one rank", rank=rank, hint=hint) if len(wrong) == 1 else hint)
 
 
 def _hint_to_start(weights: int | None, data: int | None, resume: Resume) -> str:
     """Check where a rank continues."""
     fault = resume.fault
     if weights == data == 1:
-        return say("18.1 half checkpoint" if resume.in_save else "18.1 from step 1", fault=fault)
+        return say("2.6a half checkpoint" if resume.in_save else "2.6a from step 1", fault=fault)
     if data is None:
-        return say("18.1 no such batch", fault=fault)
+        return say("2.6a no such batch", fault=fault)
     if weights is None or weights == 1:
-        return say("18.1 new model" if weights else "18.1 no such weights", step=data)
-    found = say("18.1 found", fault=fault, updates=plural(weights - 1, "update"), step=data)
+        return say("2.6a new model" if weights else "2.6a no such weights", step=data)
+    found = say("2.6a found", fault=fault, updates=plural(weights - 1, "update"), step=data)
     if weights != data and (weights - data) % PER_EPOCH == 0:
-        return say("18.1 other epoch", found=found)
+        return say("2.6a other epoch", found=found)
     if weights > data:
-        return say("18.1 trained twice", found=found, batches=_batches_are(weights - data))
+        return say("2.6a trained twice", found=found, batches=_batches_are(weights - data))
     if weights < data:
-        return say("18.1 left out", found=found, batches=_batches_are(data - weights))
+        return say("2.6a left out", found=found, batches=_batches_are(data - weights))
     lost = resume.died - weights + 1
     if lost > MAX_LOST:
         facts = {"died": resume.died, "step": weights, "lost": lost, "limit": MAX_LOST}
-        return say("18.1 old checkpoint", fault=fault, **facts)
+        return say("2.6a old checkpoint", fault=fault, **facts)
     return RIGHT
 
 
@@ -229,8 +229,8 @@ def _hint_to_rank(reference: Attempt, trace: RankTrace, rank: int) -> tuple[int,
     start = _find_start(reference[rank], trace)[0] or 1
     has_averages = reference[rank].steps[start - 1].has_averages
     if has_averages and not trace.steps[0].has_averages:
-        return start, say("18.1 new optimizer", step=start)
-    random = "18.1 random drawn" if "random restored" in trace.events else "18.1 random"
+        return start, say("2.6a new optimizer", step=start)
+    random = "2.6a random drawn" if "random restored" in trace.events else "2.6a random"
     for number, step in enumerate(trace.steps[: N_STEPS + 1 - start], start):
         expected = [each.steps[number - 1] for each in reference]
         hint = _hint_to_step(step, expected, rank, {"start": start, "step": number}, random)
@@ -253,12 +253,12 @@ def _hint_to_step(
     """
     expected = of_ranks[rank]
     if list(step.samples) != list(expected.samples):
-        return say("18.1 later batch", **at)
+        return say("2.6a later batch", **at)
     if step.rate != expected.rate:
-        return say("18.1 scheduler", got=step.rate, right=expected.rate, **at)
+        return say("2.6a scheduler", got=step.rate, right=expected.rate, **at)
     if step.random != expected.random:
         owners = [each for each, other in enumerate(of_ranks) if other.random == step.random]
-        return say("18.1 random of rank" if owners else random, rank=[*owners, rank][0], **at)
+        return say("2.6a random of rank" if owners else random, rank=[*owners, rank][0], **at)
     if step.weights != expected.weights:
-        return say("18.1 other update", step=at["step"] - 1)
+        return say("2.6a other update", step=at["step"] - 1)
     return RIGHT

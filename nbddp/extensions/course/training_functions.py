@@ -35,7 +35,7 @@ class _Samples(Dataset[Any]):
         return self.inputs[index], self.labels[index]
 
 
-@judge("02.5", on_ranks=True)
+@judge("1.4b", on_ranks=True)
 def train_on_all_ranks(train: Any) -> None:
     """Judge a function that trains for two epochs and counts the right test samples."""
     require_function(train)
@@ -46,8 +46,8 @@ def train_on_all_ranks(train: Any) -> None:
     before = [each.tolist() for each in model.parameters()]
     counts = all_gather(train(model, train_set, test_set))
     weights = all_gather([each.tolist() for each in model.parameters()])
-    require(not any(all_gather(weights[rank] == before)), "02.5 not trained")
-    require(weights == [weights[0]] * world_size, "02.5 models differ")
+    require(not any(all_gather(weights[rank] == before)), "1.4b not trained")
+    require(weights == [weights[0]] * world_size, "1.4b models differ")
     asked = all_gather(train_set.asked)
     _judge_samples(asked)
     _judge_weights(weights[0], all_gather(before), train_set, asked)
@@ -60,13 +60,13 @@ def _judge_samples(asked: list[list[int]]) -> None:
     """Judge which samples each rank has trained on."""
     number = SHARE * len(asked)
     for rank, samples in enumerate(asked):
-        require(len(samples) != 2 * number, "02.5 all samples")
+        require(len(samples) != 2 * number, "1.4b all samples")
         right = 2 * SHARE
-        require(len(samples) == right, "02.5 samples", rank=rank, got=len(samples), right=right)
+        require(len(samples) == right, "1.4b samples", rank=rank, got=len(samples), right=right)
     epochs = [[samples[at : at + SHARE] for samples in asked] for at in (0, SHARE)]
     drawn = [sorted(each for samples in epoch for each in samples) for epoch in epochs]
-    require(drawn == [[*range(number)]] * 2, "02.5 shared samples")
-    require(epochs[0] != epochs[1], "02.5 same order")
+    require(drawn == [[*range(number)]] * 2, "1.4b shared samples")
+    require(epochs[0] != epochs[1], "1.4b same order")
 
 
 def _judge_weights(
@@ -89,7 +89,7 @@ def _judge_weights(
     is_right = any(
         is_close(theirs[0], weight) and is_close(theirs[1], bias) for weight, bias in trained
     )
-    require(is_right, "02.5 other weights")
+    require(is_right, "1.4b other weights")
 
 
 def _judge_counts(counts: list[Any], right: int, tested: int) -> None:
@@ -99,10 +99,10 @@ def _judge_counts(counts: list[Any], right: int, tested: int) -> None:
         counts = [float(each) for each in counts]
     except (TypeError, ValueError):
         counts = []
-    require(counts, "02.5 no number")
+    require(counts, "1.4b no number")
     is_share = tested == number and sum(counts) == right
-    require(not is_share and counts == [counts[0]] * world_size, "02.5 own count")
-    require(not number < tested < number * world_size, "02.5 counted twice")
+    require(not is_share and counts == [counts[0]] * world_size, "1.4b own count")
+    require(not number < tested < number * world_size, "1.4b counted twice")
     is_total = counts[0] == right * world_size and tested == number * world_size
-    require(not is_total or counts[0] == right, "02.5 all on each")
-    require(counts[0] == right, "02.5 other count", right=right, number=number)
+    require(not is_total or counts[0] == right, "1.4b all on each")
+    require(counts[0] == right, "1.4b other count", right=right, number=number)

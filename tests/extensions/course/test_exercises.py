@@ -97,22 +97,22 @@ def too_soon(loader, state):
 
 
 RIGHT_ANSWERS: dict[str, list[tuple[Any, ...]]] = {
-    "01.5": [(missing,), (lambda *given: set(missing(*given)),)],
-    "03.3": [(1.0078125,), (1 + 2**-7,)],
-    "04.1": [(begin,)],
-    "04.2": [({1, 2},), ([1, 2],), ((2, 1, 2),), ({"1", "2"},)],
-    "06.2": [(0.3, 1.2), (1.18, 10.36)],
-    "10.1": [(LINES.format(OK, ""),), (LINES.format("  #nbddp: ok ND101, ND102", ""),)],
-    "10.3": [({3, 6, 8, 9, 11},), ([11, 9, 8, 6, 3],), (torch.tensor([3, 6, 8, 9, 11]),)],
-    "12.3": [
+    "1.2b": [(missing,), (lambda *given: set(missing(*given)),)],
+    "3.1c": [(1.0078125,), (1 + 2**-7,)],
+    "2.1a": [(begin,)],
+    "2.1b": [({1, 2},), ([1, 2],), ((2, 1, 2),), ({"1", "2"},)],
+    "2.3b": [(0.3, 1.2), (1.18, 10.36)],
+    "2.5a": [(LINES.format(OK, ""),), (LINES.format("  #nbddp: ok ND101, ND102", ""),)],
+    "2.5c": [({3, 6, 8, 9, 11},), ([11, 9, 8, 6, 3],), (torch.tensor([3, 6, 8, 9, 11]),)],
+    "3.5c": [
         (lambda rank: range(rank // 8 * 8, rank // 8 * 8 + 8),),
         (lambda rank: torch.arange(64).view(8, 8)[rank // 8].tolist(),),
         (lambda rank: torch.arange(64).view(8, 8)[rank // 8],),
     ],
-    "14.1": [(refusing(above=4),)],
+    "A1a": [(refusing(above=4),)],
 }
 WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
-    "01.5": {
+    "1.2b": {
         "an error": (lambda store, *_: store.wait(["never"], timedelta(seconds=0.1)),),
         "no key set": (lambda store, *_: [n for n in range(4) if not store.check([f"here/{n}"])],),
         "no time for a late rank": (lambda s, rank, size, _: missing(s, rank, size, 0.2),),
@@ -123,21 +123,21 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
         "nothing": (lambda *given: missing(*given) or None,),
         "no function": ([],),
     },
-    "03.3": {
+    "3.1c": {
         "fp32's": (1 + 2**-23,),
         "fp16's": (1 + 2**-10,),
         "half of it": (1 + 2**-8,),
         "one": (1,),
         "no number": ("more",),
     },
-    "04.1": {
+    "2.1a": {
         "restored too soon": (too_soon,),
         "one batch taken": (lambda *given: islice(begin(*given), 1, None),),
         "the loader": (lambda *given: given[0],),
         "nothing": (lambda *_: None,),
         "no function": (3,),
     },
-    "04.2": {
+    "2.1b": {
         "the older alone": ({1},),
         "the newer alone": ({2},),
         "none": (set(),),
@@ -145,7 +145,7 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
         "a number": (1,),
         "text": ("12",),
     },
-    "06.2": {
+    "2.3b": {
         "cheaper": (1.2, 0.3),
         "the same": (0.3, 0.3),
         "nothing": (0, 0.3),
@@ -153,7 +153,7 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
         "true": (0.3, True),
         "not a number": (float("nan"), 1.0),
     },
-    "10.1": {
+    "2.5a": {
         "as before": (LINES.format("", ""),),
         "another rule": (LINES.format("  # nbddp: ok ND102", ""),),
         "the other line": (LINES.format("", OK),),
@@ -163,7 +163,7 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
         "no Python": ("if rank == 5",),
         "a number": (5,),
     },
-    "10.3": {
+    "2.5c": {
         **{f"without {each}": ({3, 6, 8, 9, 11} - {each},) for each in (3, 6, 8, 9, 11)},
         **{f"and {each}": ({3, 6, 8, 9, 11, each},) for each in (1, 2, 4, 5, 7, 10, 12)},
         "none": (set(),),
@@ -171,7 +171,7 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
         "a number": (3,),
         "text": ("3",),
     },
-    "12.3": {
+    "3.5c": {
         "a rank of each machine": (lambda rank: range(rank % 8, 64, 8),),
         "without itself": (lambda rank: [each for each in range(8) if each != rank],),
         "itself alone": (lambda rank: [rank],),
@@ -179,7 +179,7 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
         "text": (lambda rank: [str(rank)],),
         "no function": (3,),
     },
-    "14.1": {
+    "A1a": {
         "never refuses": (Server,),
         "refuses above 5": (refusing(above=5),),
         "refuses above 3": (refusing(above=3),),
@@ -193,9 +193,9 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
 
 
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
-CALL = re.compile(r'nbddp\.check_answer\("(\d\d\.\d)", ([^)]*)\)')
-EXERCISE = re.compile(r"<details><summary><b>Exercise (\d)\.</b>(.*?)</details>", re.DOTALL)
-ON_RANKS = set(grading.CODE_EXERCISES) - {*RIGHT_ANSWERS, "18.1"}  # it starts ranks of its own
+CALL = re.compile(r'nbddp\.check_answer\("(\S+)", ([^)]*)\)')
+EXERCISE = re.compile(r"<details><summary><b>Exercise (\S+)\.</b>(.*?)</details>", re.DOTALL)
+ON_RANKS = set(grading.CODE_EXERCISES) - {*RIGHT_ANSWERS, "2.6a"}  # it starts ranks of its own
 FAR_OFF = {int: 123456, float: 123456, str: "none"}
 
 
@@ -206,9 +206,9 @@ def right(exercise: str) -> list[Any]:
 def test_right_answers_are_accepted() -> None:
     before = torch.get_rng_state()
     answers = RIGHT_ANSWERS | {name: [right(name)] for name in VALUE_EXERCISES}
-    answers["00.1"] += [[12.0], [np.int64(12)], [torch.tensor([12])], [Fraction(12)], [12.2]]
-    answers["11.2"] += [[0.0159], [0.016]]
-    answers["03.1"] += [[torch.float32, "torch.float32"]]
+    answers["1.1a"] += [[12.0], [np.int64(12)], [torch.tensor([12])], [Fraction(12)], [12.2]]
+    answers["3.4b"] += [[0.0159], [0.016]]
+    answers["3.1a"] += [[torch.float32, "torch.float32"]]
     for exercise, given in answers.items():
         for answer in given:
             found = check_answer(exercise, *answer)
@@ -246,12 +246,12 @@ def test_each_known_mistake_gets_its_hint_and_any_other_mistake_the_general_hint
 def test_an_answer_that_is_not_a_number_gets_a_hint(
     given: Any, snapshot: SnapshotAssertion
 ) -> None:
-    assert hint("00.1", given) == snapshot
+    assert hint("1.1a", given) == snapshot
 
 
 @pytest.mark.parametrize("given", [float("nan"), torch.tensor(float("nan")), 10**400, -(10**400)])
 def test_unusual_numbers_get_the_general_hint(given: Any) -> None:
-    assert hint("00.1", given) == f"Not yet. {VALUE_EXERCISES['00.1'][0]['otherwise']}"
+    assert hint("1.1a", given) == f"Not yet. {VALUE_EXERCISES['1.1a'][0]['otherwise']}"
 
 
 @pytest.mark.parametrize("exercise", WRONG_ANSWERS)
@@ -264,14 +264,14 @@ def test_a_wrong_function_gets_a_hint_that_fits_its_mistake(
 
 def test_an_error_inside_a_users_function_is_raised() -> None:
     with pytest.raises(TypeError, match="positional argument"):
-        check_answer("12.3", lambda: [0])
+        check_answer("3.5c", lambda: [0])
 
 
 def test_a_push_that_never_ends_gets_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_exercises, "SECONDS_TO_PUSH", 0.1)
     end = Event()
     waiting = type("Waiting", (Server,), {"push": lambda *_: end.wait()})
-    assert hint("14.1", waiting) == f"Not yet. {HINTS['14.1 own lock']}"
+    assert hint("A1a", waiting) == f"Not yet. {HINTS['A1a own lock']}"
     end.set()
 
 
@@ -295,13 +295,13 @@ def test_no_hint_contains_the_right_number() -> None:
 
 def test_each_hint_to_code_is_used_and_each_mistake_has_one() -> None:
     sources = "".join(path.read_text() for path in Path(grading.__file__).parent.glob("*.py"))
-    named = {*re.findall(r'"((?:any|\d\d\.\d) [^"{]+)"', sources)}
-    computed = re.compile(r"10\.3 \d+|18\.1 (event|fault) \w+")
+    named = {*re.findall(r'"((?:any|(?:\d\.|A)\d[a-z]) [^"{]+)"', sources)}
+    computed = re.compile(r"2\.5c \d+|2\.6a (event|fault) \w+")
     assert {each for each in HINTS if not computed.fullmatch(each)} <= named <= {*HINTS}
 
 
 def test_unknown_exercises_and_too_few_values_are_refused(snapshot: SnapshotAssertion) -> None:
-    wrong = (("9", 1), (["00.1"], 1), ("02.3", 12), ("00.1",))
+    wrong = (("9", 1), (["1.1a"], 1), ("1.5b", 12), ("1.1a",))
     refused = [refusal(ArgumentError, nbddp.check_answer, *given) for given in wrong]
     assert refused == snapshot
 
@@ -311,8 +311,11 @@ def test_each_exercise_and_its_answer_in_the_notebooks_call_check_answer() -> No
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         cells = nbformat.read(path, as_version=4).cells
         prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-        for number, block in EXERCISE.findall(prose):
-            name = f"{path.stem[:2]}.{number}"
+        numbered = EXERCISE.findall(prose)
+        number = path.name.partition("_")[0]
+        names = [f"{number}{letter}" for letter in "abcde"]
+        assert [name for name, _ in numbered] == names[: len(numbered)]
+        for name, block in numbered:
             question, answer = block.split("</summary>")
             for part, found in ((question, asked), (answer, answered)):
                 calls = CALL.findall(part)

@@ -335,5 +335,5 @@ def test_what_cannot_be_run_gets_a_hint(folder: Path, snapshot: SnapshotAssertio
         "the same in a file": Path("broken.py"),
         "nbddp": "import torch\nfrom nbddp import Checkpoint\n",
     }
-    assert {name: check_answer("18.1", each).text for name, each in given.items()} == snapshot
-    assert f"'missing.py' in the folder {folder}" in check_answer("18.1", "missing.py").text
+    assert {name: check_answer("2.6a", each).text for name, each in given.items()} == snapshot
+    assert f"'missing.py' in the folder {folder}" in check_answer("2.6a", "missing.py").text

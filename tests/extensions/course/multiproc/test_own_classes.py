@@ -79,49 +79,49 @@ class FlatAdam:
             p.grad = None
 """
 DDP_RIGHT = [
-    '"16.1", MyDDP',
-    '"16.1", FirstStepInOneBucket',
-    '"16.2", ShardedAdam',
-    '"16.2", FlatAdam',
+    '"4.1a", MyDDP',
+    '"4.1a", FirstStepInOneBucket',
+    '"4.1b", ShardedAdam',
+    '"4.1b", FlatAdam',
 ]
 BY_ARRIVAL = "parameters[::-1], bucket_bytes"
 UNEVEN = "parameters[:-4:-1], 10**9) + buckets_of(parameters[-4::-1], 1"
 DDP_WRONG = [
-    '"16.1", lambda module, bucket_bytes: module',
-    '"16.1", torch.optim.Adam if rank == 0 else (lambda: None)',
-    '"16.1", type("Plain", (), {"__init__": lambda self, *given: None})',
-    '"16.1", type("NoBuckets", (MyDDP,), {"__init__": lambda self, module: None})',
-    '"16.1", but("MyDDP", "share_start(module)", "pass")',
-    '"16.1", but("MyDDP", "[*model.parameters(), *model.buffers()]", "model.parameters()")',
-    '"16.1", but("MyDDP", "flat *= 1 / dist.get_world_size()", "pass")',
-    '"16.1", but("MyDDP", "flat *= 1 / dist.get_world_size()", "flat /= world_size**2")',
-    '"16.1", but("MyDDP", "unpack(flat, bucket)", "pass")',
-    '"16.1", but("MyDDP", "1 / dist.get_world_size()", "float(rank == 0)")',
-    r'"16.1", but("MyDDP", "bucket)\n        self.begin()", "bucket)")',
-    '"16.1", but("MyDDP", "if not self.is_syncing", "if True")',
-    '"16.1", but("MyDDP", "size >= bucket_bytes", "False")',
-    '"16.1", but("MyDDP", "size >= bucket_bytes", "size > 0")',
-    '"16.1", but("MyDDP", ", async_op=True", "", "work.wait()", "pass")',
-    '"16.1", but("MyDDP", "async_op=True)))", "async_op=True))); self.sent[-1][1].wait()")',
-    '"16.1", but("MyDDP", "parameters[::-1]", "parameters")',
-    f'"16.1", but("MyDDP", "{BY_ARRIVAL}", "{UNEVEN}")',
-    '"16.1", AsTheyComplete',
-    '"16.1", type("Incomplete", (AsTheyComplete,), {"send_rest": lambda self: None})',
-    '"16.1", but("MyDDP", "self.is_syncing = False", "pass")',
-    r'"16.1", but("MyDDP", "yield\n", "yield\n            self.module.zero_grad()\n")',
-    '"16.1", but("MyDDP", "def no_sync", "def without_sync")',
-    '"16.2", 3',
-    '"16.2", type("NoRate", (ShardedAdam,), {"__init__": lambda self, parameters: None})',
-    '"16.2", but("ShardedAdam", "(self.optimizer, self.owners)", "(self.optimizer, {})")',
-    '"16.2", but("ShardedAdam", "src=owner", "src=0")',
-    '"16.2", but("ShardedAdam", "lr=lr", "lr=1e-3")',
-    '"16.2", but("ShardedAdam", "p.grad = None", "self.optimizer.zero_grad()")',
-    '"16.2", but("ShardedAdam", "optimizer.step()", "optimizer.step(), optimizer.state.clear()")',
-    '"16.2", but("ShardedAdam", " if owner == dist.get_rank()", "")',
-    '"16.2", but("ShardedAdam", "owners_of(list(parameters))", "in_turn(parameters)")',
-    '"16.2", but("ShardedAdam", "optim.Adam(", "optim.SGD(")',
-    '"16.2", but("ShardedAdam", "optim.Adam(", "optim.AdamW(")',
-    '"16.2", but("ShardedAdam", "def zero_grad", "def clear")',
+    '"4.1a", lambda module, bucket_bytes: module',
+    '"4.1a", torch.optim.Adam if rank == 0 else (lambda: None)',
+    '"4.1a", type("Plain", (), {"__init__": lambda self, *given: None})',
+    '"4.1a", type("NoBuckets", (MyDDP,), {"__init__": lambda self, module: None})',
+    '"4.1a", but("MyDDP", "share_start(module)", "pass")',
+    '"4.1a", but("MyDDP", "[*model.parameters(), *model.buffers()]", "model.parameters()")',
+    '"4.1a", but("MyDDP", "flat *= 1 / dist.get_world_size()", "pass")',
+    '"4.1a", but("MyDDP", "flat *= 1 / dist.get_world_size()", "flat /= world_size**2")',
+    '"4.1a", but("MyDDP", "unpack(flat, bucket)", "pass")',
+    '"4.1a", but("MyDDP", "1 / dist.get_world_size()", "float(rank == 0)")',
+    r'"4.1a", but("MyDDP", "bucket)\n        self.begin()", "bucket)")',
+    '"4.1a", but("MyDDP", "if not self.is_syncing", "if True")',
+    '"4.1a", but("MyDDP", "size >= bucket_bytes", "False")',
+    '"4.1a", but("MyDDP", "size >= bucket_bytes", "size > 0")',
+    '"4.1a", but("MyDDP", ", async_op=True", "", "work.wait()", "pass")',
+    '"4.1a", but("MyDDP", "async_op=True)))", "async_op=True))); self.sent[-1][1].wait()")',
+    '"4.1a", but("MyDDP", "parameters[::-1]", "parameters")',
+    f'"4.1a", but("MyDDP", "{BY_ARRIVAL}", "{UNEVEN}")',
+    '"4.1a", AsTheyComplete',
+    '"4.1a", type("Incomplete", (AsTheyComplete,), {"send_rest": lambda self: None})',
+    '"4.1a", but("MyDDP", "self.is_syncing = False", "pass")',
+    r'"4.1a", but("MyDDP", "yield\n", "yield\n            self.module.zero_grad()\n")',
+    '"4.1a", but("MyDDP", "def no_sync", "def without_sync")',
+    '"4.1b", 3',
+    '"4.1b", type("NoRate", (ShardedAdam,), {"__init__": lambda self, parameters: None})',
+    '"4.1b", but("ShardedAdam", "(self.optimizer, self.owners)", "(self.optimizer, {})")',
+    '"4.1b", but("ShardedAdam", "src=owner", "src=0")',
+    '"4.1b", but("ShardedAdam", "lr=lr", "lr=1e-3")',
+    '"4.1b", but("ShardedAdam", "p.grad = None", "self.optimizer.zero_grad()")',
+    '"4.1b", but("ShardedAdam", "optimizer.step()", "optimizer.step(), optimizer.state.clear()")',
+    '"4.1b", but("ShardedAdam", " if owner == dist.get_rank()", "")',
+    '"4.1b", but("ShardedAdam", "owners_of(list(parameters))", "in_turn(parameters)")',
+    '"4.1b", but("ShardedAdam", "optim.Adam(", "optim.SGD(")',
+    '"4.1b", but("ShardedAdam", "optim.Adam(", "optim.AdamW(")',
+    '"4.1b", but("ShardedAdam", "def zero_grad", "def clear")',
 ]
 
 
@@ -177,22 +177,22 @@ def gathered(x):
     return torch.cat(parts, -1)
 """
 FSDP_RIGHT = [
-    '"17.1", MyFSDP',
-    '"17.1", Prefetching',
-    '"17.2", ColumnParallelLinear',
-    '"17.3", RowParallelLinear',
+    '"4.2a", MyFSDP',
+    '"4.2a", Prefetching',
+    '"4.2b", ColumnParallelLinear',
+    '"4.2c", RowParallelLinear',
 ]
-FSDP = '"17.1", but("MyFSDP"'
-COLUMN = '"17.2", but("ColumnParallelLinear"'
-ROW = '"17.3", but("RowParallelLinear"'
+FSDP = '"4.2a", but("MyFSDP"'
+COLUMN = '"4.2b", but("ColumnParallelLinear"'
+ROW = '"4.2c", but("RowParallelLinear"'
 ALL_AT_ONCE = "[each.gather() for each in self.layers]; return self.compute(x)"
 INSIDE = '"self.weight)) + self.bias", "self.weight, self.bias))"'
 LINEAR = "linear(f(x), self.weight, self.bias)"
 FSDP_WRONG = [
-    '"17.1", MyFSDP(nn.Sequential(nn.Linear(2, 2)))',
-    '"17.1", MyFSDP if rank else 3',
-    '"17.1", dict',
-    '"17.1", Whole',
+    '"4.2a", MyFSDP(nn.Sequential(nn.Linear(2, 2)))',
+    '"4.2a", MyFSDP if rank else 3',
+    '"4.2a", dict',
+    '"4.2a", Whole',
     f'{FSDP}, "nn.ParameterList([each.shard for each in self.layers])", "None")',
     f'{FSDP}, "self.compute = model.forward", "self.compute = self.model = model")',
     f'{FSDP}, "dist.broadcast(self.full, src=0)", "pass")',
@@ -208,18 +208,18 @@ FSDP_WRONG = [
     f'{FSDP}, "mine /= world_size", "mine = flat.chunk(world_size)[rank].clone()")',
     f'{FSDP}, "self.shard.detach())", "vars(self).setdefault(0, self.shard.detach().clone()))")',
     f'{FSDP}, "self.shard.grad + mine", "mine")',
-    '"17.2", ColumnParallelLinear(nn.Linear(2, 4))',
-    '"17.2", RowParallelLinear',
-    '"17.2", Whole',
-    '"17.2", nn.Identity',
+    '"4.2b", ColumnParallelLinear(nn.Linear(2, 4))',
+    '"4.2b", RowParallelLinear',
+    '"4.2b", Whole',
+    '"4.2b", nn.Identity',
     f'{COLUMN}, "f(x)", "x")',
     f'{COLUMN}, "self.weight, self.bias)", "self.weight)")',
     f'{COLUMN}, "{LINEAR}", "gathered({LINEAR})")',
     f'{COLUMN}, "f(x)", "AddTwice.apply(x)")',
     f'{COLUMN}, "self.weight, self.bias)", "self.weight.detach(), self.bias)")',
     f'{COLUMN}, "self.weight, self.bias)", "self.weight, self.bias.detach())")',
-    '"17.3", RowParallelLinear(nn.Linear(4, 2))',
-    '"17.3", Whole',
+    '"4.2c", RowParallelLinear(nn.Linear(4, 2))',
+    '"4.2c", Whole',
     f'{ROW}, "g(linear(x, self.weight))", "linear(x, self.weight)")',
     f'{ROW}, "g(linear", "AddTwice.apply(linear")',
     f'{ROW}, "g(linear", "detached(linear")',
@@ -243,5 +243,5 @@ def test_classes_of_fsdp_and_tensor_parallelism_get_a_verdict(
 
 def test_an_answer_that_gathers_on_rank_0_only_kills_no_rank(make_group: MakeRanks) -> None:
     answer = FSDP_ANSWERS.replace("if size_of(self.full) == 0", "if rank == 0")
-    code = f"from torch import nn\n{answer}\nnbddp.check_answer('17.1', MyFSDP)"
+    code = f"from torch import nn\n{answer}\nnbddp.check_answer('4.2a', MyFSDP)"
     assert "Timed out" in str(make_group(2, timeout=2.0).failure_of(code))

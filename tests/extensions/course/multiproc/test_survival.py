@@ -94,7 +94,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 @pytest.mark.full
 @pytest.mark.parametrize("script", [SOLUTION, NUMBERED], ids=["one file", "numbered files"])
 def test_a_right_script_survives(script: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert nbddp.check_answer("18.1", script).text == "Right."
+    assert nbddp.check_answer("2.6a", script).text == "Right."
     told = capsys.readouterr().out
     assert "continues with step 31" in told
     assert "continues with step 41" in told
@@ -103,14 +103,14 @@ def test_a_right_script_survives(script: str, capsys: pytest.CaptureFixture[str]
 @pytest.mark.full
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_script_with_a_mistake_gets_its_hint(mistake: str, snapshot: SnapshotAssertion) -> None:
-    assert nbddp.check_answer("18.1", WRONG[mistake]).text == snapshot
+    assert nbddp.check_answer("2.6a", WRONG[mistake]).text == snapshot
 
 
 @pytest.mark.full
 def test_ranks_that_wait_for_each_other_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survival, "STANDSTILL", 40.0)
     waits = SAVE + "                    dist.barrier()\n"
-    judgement = nbddp.check_answer("18.1", but((SAVE, waits)))
+    judgement = nbddp.check_answer("2.6a", but((SAVE, waits)))
     assert "stands still after 10 steps" in judgement.text
 
 
@@ -127,4 +127,4 @@ def test_an_interrupt_ends_the_job_and_leaves_no_file(
 
     monkeypatch.setattr(survival._Job, "look", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        nbddp.check_answer("18.1", STARTER)
+        nbddp.check_answer("2.6a", STARTER)
