@@ -53,6 +53,35 @@ def test_the_notebooks_are_numbered_without_a_gap() -> None:
         assert names == [f"{names[0][:-1]}{place}" for place in range(1, len(names) + 1)]
 
 
+def needed_by(number: str) -> list[str]:
+    """Return the notebooks that the opening of a notebook calls necessary."""
+    [path] = [path for path in NOTEBOOKS if path.name.startswith(f"{number}_")]
+    opening = nbformat.read(path, as_version=4).cells[0].source
+    return re.findall(r"\((\S+\.ipynb)\)", opening.partition("**You need** ")[2])
+
+
+def test_each_list_and_plan_has_the_order_of_the_numbers() -> None:
+    names = [path.name for path in NOTEBOOKS]
+    for page in ("docs/course.md", "README.md", "mkdocs.yml"):
+        rows = re.findall(r"^ *(?:\||-|\S+ \[).*?([\w.]+\.ipynb)", (ROOT / page).read_text(), re.M)
+        assert list(dict.fromkeys(rows))[: len(names)] == names, page
+    course, core = (ROOT / "docs/course.md").read_text().split("## The core in twelve notebooks")
+    parts = re.split(r"^## (?:Part |A)", course, flags=re.M)[1:]
+    for part, text in zip("1234A", parts, strict=True):
+        assert {number[0] for number in re.findall(r"^\| \[(\S+) ", text, re.M)} == {part}
+    plans = (ROOT / "docs/teaching.md").read_text().split("## A plan for two ")[1:]
+    for plan in plans:
+        numbers = re.findall(r"^(?:\| [\d:]+ ){2}.*?\| \[?([1-4]\.\d)\b", plan, re.M)
+        assert len(numbers) > 5
+        assert numbers == sorted(numbers)
+    twelve = re.findall(r"^\| (\S+) (.+) \| .*\?", core, re.M)
+    assert len(twelve) == 12
+    for place, (number, title) in enumerate(twelve):
+        assert f"| [{number} {title}](" in course
+        needed = {name.partition("_")[0] for name in needed_by(number)}
+        assert needed <= {each for each, _ in twelve[:place]}
+
+
 @pytest.mark.parametrize("at", range(len(NOTEBOOKS)), ids=[path.stem for path in NOTEBOOKS])
 def test_a_notebook_has_the_form_of_a_lesson(at: int) -> None:
     path = NOTEBOOKS[at]
@@ -74,7 +103,7 @@ def test_a_notebook_has_the_form_of_a_lesson(at: int) -> None:
     opening = lesson.cells[0].source
     assert re.match(r"# \S.*\n\n\*\*You will\*\* ", opening)
     assert "\n\n**You need** " in opening
-    needed = re.findall(r"\((\S+\.ipynb)\)", opening.partition("**You need** ")[2])
+    needed = needed_by(path.name.partition("_")[0])
     assert {*needed} <= {each.name for each in NOTEBOOKS[:at]}
     assert bool(needed) == (at > 0)
     following = re.findall(r"^Next: \[.*?\]\((\S+)\)", texts[-1], re.M)
