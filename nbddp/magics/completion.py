@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
+import re
 from argparse import REMAINDER, Action
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +22,7 @@ from nbddp.lifecycle.group_state import GroupState
 from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.magic_parser import MagicParser
 from nbddp.magics.parser import CELL, COMMANDS
+from nbddp.record.replay_log import SET_IN_EACH_RANK
 from nbddp.sigint import wait_for_all
 from nbddp.wire.messages import JsonDict
 from nbddp.wire.request_messages import Complete, Inspect
@@ -26,6 +30,8 @@ from nbddp.wire.request_messages import Complete, Inspect
 if TYPE_CHECKING:
     from IPython.core.completer import CompletionContext, SimpleMatcherResult
 
+# a name at the end that is no attribute, module or file
+_BEGUN_NAME = re.compile(r"""(?!\s*(?:from|import)\b)(?:[^'"]*[^'"\w.])?([^\W\d]\w*)""")
 TAB_TIMEOUT = 0.2  # seconds that a completion may delay typing
 HELP_TIMEOUT = 1.0  # seconds that a page may wait for Shift+Tab
 
@@ -107,6 +113,8 @@ class Completion:
         if not line.strip():
             return [], ""
         answer = self._ask_rank(Complete(code=code, cursor=len(code)), TAB_TIMEOUT)
+        if not answer:
+            return _names_of_any_rank(line)
         return [Match(each, "name") for each in answer.get("matches", ())], answer.get("text", "")
 
     def _ask_rank(self, request: Complete | Inspect, seconds: float) -> JsonDict:
@@ -175,6 +183,18 @@ class Completion:
             case "expression":
                 return self._complete_name(word, word)[0]
         return []
+
+
+def _names_of_any_rank(line: str) -> Matches:
+    """Complete a name while no rank answers. The kernel completes attributes, modules and files."""
+    match = _BEGUN_NAME.fullmatch(line)
+    if match is None:
+        return [], ""
+    begun = match[1]
+    names = sorted({*SET_IN_EACH_RANK, *dir(builtins), *keyword.kwlist})
+    # the beginning itself hides the names of the kernel, which the ranks do not have
+    found = [each for each in names if each.startswith(begun)] or [begun]
+    return [Match(each, "name") for each in found], begun
 
 
 def _is_magic(line: str) -> bool:

@@ -41,7 +41,7 @@ from nbddp.magics.presenter import ViewChoice
 from nbddp.record.cell import CellRequest
 from nbddp.record.heal.rerun import cells_to_rerun
 from nbddp.record.log_reader import log_name, tail
-from nbddp.ui.wording import describe_armed
+from nbddp.ui.wording import describe_armed, relative_path
 
 HELP = ("--help", "-h")  # only as the first word: a script may have such an argument too
 SCRIPT_RANKS_KEPT = (
@@ -54,6 +54,10 @@ SCRIPT_RANKS_DIED = (
 )
 STOPPED = "all ranks are stopped and their variables are lost; the next cell starts new ranks"
 NOTHING_TO_STOP = "there were no ranks to stop"
+NO_LOG_YET = (
+    "no ranks have run in this kernel; `%ddp show NAME` shows an earlier run with its logs, which "
+    "are in `.nbddp/runs/NAME`, and `%ddp runs` lists the names"
+)
 AUTO_ON = (
     "later cells run on the ranks; `%%local` runs a cell in the kernel, `%ddp auto off` ends this"
 )
@@ -143,8 +147,10 @@ def _heal(notebook: NotebookState, args: HealArguments) -> None:
 def _logs(notebook: NotebookState, args: LogsArguments) -> None:
     folder = notebook.last_run or notebook.group.scripts.last_session.event_log.path
     name = log_name(args.rank)
-    if folder is None or (folder.exists() and not (folder / name).exists()):
-        raise RequestError(f"there is no log of rank {args.rank}")
+    if folder is None:
+        raise RequestError(NO_LOG_YET)
+    if folder.exists() and not (folder / name).exists():
+        raise RequestError(f"there is no log of rank {args.rank} in {relative_path(str(folder))}")
     with as_request_error(f"{folder / name} cannot be read"):
         text = tail(folder / name, args.lines)
     notebook.presenter.print_line(text)

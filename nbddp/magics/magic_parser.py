@@ -38,6 +38,7 @@ class MagicParser(ArgumentParser, Generic[T]):
             add_help=False,
             formatter_class=_Formatter,
             argument_default=SUPPRESS,
+            allow_abbrev=False,  # a later option could make a beginning ambiguous
             **options,
         )
         self.color = False  # Python 3.14 colors the help in a terminal

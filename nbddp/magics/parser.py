@@ -40,7 +40,6 @@ for kind in Command.kinds:
         command,
         kind=kind,
         help=(kind.__doc__ or "").replace("%", "%%"),
-        allow_abbrev=command != "run",  # else `run s.py --n 4` is ambiguous before Python 3.12
         epilog=f"for example `%ddp {kind.example}`" if arguments else None,
     )
 
@@ -163,9 +162,11 @@ def _parse_words(parser: MagicParser[Any], words: Sequence[str]) -> Namespace:
     else:  # also accepts an optional argument after an option
         args, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
-        options = parser.options()
-        close = get_close_matches(unknown[0].partition("=")[0], options, n=1, cutoff=MIN_SIMILARITY)
-        advice = f"did you mean {close[0]}?" if close else f"the options are: {', '.join(options)}"
+        options, word = parser.options(), unknown[0].partition("=")[0]
+        close = [each for each in options if each.startswith(word)]
+        close = close or get_close_matches(word, options, n=1, cutoff=MIN_SIMILARITY)
+        listing = f"the options are: {', '.join(options)}"
+        advice = f"did you mean {' or '.join(close)}?" if close else listing
         if unknown[0].startswith("-"):
             hint = advice if options else "the command has no options"
         elif options:

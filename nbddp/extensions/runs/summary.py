@@ -118,7 +118,8 @@ def _facts_of_events(path: Path) -> dict[str, Any]:
     began = run.events[0].time if run.events else 0.0
     is_busy = bool(run.cells) and not run.cells[-1].is_over
     sizes = {"world_size": len(run.ranks)} if run.ranks else {}
-    return facts | sizes | {"began": began, "is_busy": is_busy}
+    running_cell = run.cells[-1].number if is_busy else None
+    return facts | sizes | {"began": began, "running_cell": running_cell}
 
 
 def _outcome(path: Path, facts: Mapping[str, Any], current: Path | None) -> tuple[bool, str, str]:
@@ -127,11 +128,13 @@ def _outcome(path: Path, facts: Mapping[str, Any], current: Path | None) -> tupl
     if "ended" not in facts:
         is_ours = current is not None and path.resolve() == current.resolve()
         ending = RUNNING if is_ours else describe_unended(facts, began=_began(facts))
-        is_live = ending == RUNNING
+        is_live, cell = ending == RUNNING, facts["running_cell"]
         if not is_live:
             outcome = "killed" if ending == KILLED else "not recorded"
+            if cell is not None:  # the recorded outcome is that of an earlier cell
+                return False, outcome, f"cell [{cell}] was running"
             return False, outcome, "" if recorded == "ok" else recorded
-        if facts.get("is_busy"):
+        if cell is not None:
             return True, "running", ""
     if recorded in ("", "ok"):
         return is_live, recorded or "empty", ""

@@ -133,8 +133,10 @@ def test_a_running_run_shows_the_outcome_of_its_last_cell(folder: Path) -> None:
 def test_a_killed_run_is_summarized_from_run_json_and_its_events(folder: Path) -> None:
     told = {"time": BEGAN + 0.5, "kind": "config", "values": {"lr": 0.3}, "rank": 0}
     path = killed(folder, extra=[told])
+    change_facts(path, outcome="rank 0: ValueError")  # of the cell before
     run = summarize(path)
     assert (run.config, run.outcome, run.steps) == ({"lr": 0.3}, "not recorded", 60)
+    assert run.why == "cell [2] was running"
     assert run.last["loss"] > 0
     (path / "run.json").write_text("{")
     run = summarize(path)

@@ -241,6 +241,8 @@ def test_show_reports_each_file_that_cannot_be_read(folder: Path) -> None:
 def test_logs_of_a_removed_run_are_refused_in_one_line(folder: Path) -> None:
     path = make_run(folder)
     assert ddp("logs 0", last_run=path) == "hello"
-    assert "no log of rank 7" in refused("logs 7", last_run=path)
+    assert refused("logs 7", last_run=path).endswith(f"no log of rank 7 in .nbddp/runs/{path.name}")
     shutil.rmtree(path)
     assert "rank0.log cannot be read: No such file" in refused("logs 0", last_run=path)
+    group = Mock(**{"scripts.last_session.event_log.path": None})  # of a restarted kernel
+    assert "`%ddp show NAME`" in refused("logs 0", group=group)

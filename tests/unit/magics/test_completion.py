@@ -63,6 +63,23 @@ def test_completions_of_magic_lines_and_their_kinds(
         assert {each.kind for each in completion.complete(line, 0, 99)[0]} == {kind}
 
 
+def test_names_of_the_kernel_are_not_offered_while_no_rank_answers(completion: Completion) -> None:
+    completion._group.session.life.state = GroupState.OFF
+    for line, names in {
+        "x = wor": ["world_size"],
+        "print(isi": ["isinstance"],
+        "learning_": ["learning_"],  # so that IPython adds none of the kernel
+        "import nu": [],
+        "from torch import n": [],
+        "open('da": [],
+        "torch.on": [],
+        "1": [],
+    }.items():
+        found, begun = completion.complete(f"%%ddp\n{line}", 1, 99)
+        assert ([each.text for each in found], line.endswith(begun)) == (names, True), line
+    assert completion.complete("learning_", 0, 99) == ([], "")
+
+
 def test_the_tooltip_of_a_magic_line_is_the_help_of_its_command(completion: Completion) -> None:
     assert completion.explain("%ddp kill 1", 11) == COMMANDS["kill"].format_help()
     assert completion.explain("%%ddp --nproc 2\nx", 8) == CELL.format_help()

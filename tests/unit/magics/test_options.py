@@ -132,7 +132,7 @@ REFUSED = (
     *("--gpus a", "--gpus 0,GPU-8f2a", "--gpus GPU-", "--gpus 'MIG-1;rm'"),
     *("--ranks 1,", "--ranks=-1", "--ranks -1", "--ranks 3-1", "--ranks 0-10000"),
     *("--env A", "--env =1", "--env 1A=1", "--push a-b", "--push a,"),
-    *("--out", "--no", "--name it's"),
+    *("--out", "--no", "--npro 2", "--name it's"),
     *("--trace 15:10", "--trace a:b", "--trace 1.5:4", "--trace 1:2:3", "--trace -1:3"),
     *("--trace :", "--trace 4:", "--trace 1:1000000000000"),
     *("--out a-b", "--out x --no-wait", "--timeline --no-wait"),
