@@ -19,7 +19,10 @@ from nbddp.lifecycle.group_state import GroupState, HealLife, Life, RankLife, Ra
 Step = tuple[Life, list[ev.Action]]
 START_TIMEOUT = 90.0  # seconds for all ranks to get ready (the first one may import torch)
 KILLED = -9  # exit code of a replacement after a failed heal
-CANCEL_TIMEOUT = 30.0  # seconds in which ranks must give up a failed join
+# Seconds in which ranks must give up a failed join: longer than they wait for a transfer to end,
+# and for NCCL to abort. A join and the donor's pickling have no limit, because they may take long;
+# an interrupt of the user ends them.
+CANCEL_TIMEOUT = 30.0
 
 
 def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
@@ -43,6 +46,7 @@ def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
     return healing, [
         ev.StartReplacements(ranks=event.ranks),  # first: it creates what carries out the others
         *request,
+        # of the new generation: a deadline of an earlier one is ignored
         healing.set_deadline(ev.Deadline.START, START_TIMEOUT),
     ]
 

@@ -90,14 +90,14 @@ class Outbox:
 
     def start(self, *sources: Source) -> None:
         """Start the thread, which sends messages, and the content of these sources in batches."""
-        self._sources = sources
+        self._sources = sources  # first: an action keeps the positions of all sources
         self._thread.start()
 
     def notify(self) -> None:
         """Tell the thread that a source has output. This is cheap enough for each printed line."""
         # On any thread, and in signal handlers.
         if not self._has_output and not self._is_in_child():
-            self._has_output = True
+            self._has_output = True  # first: the thread reads it when it wakes
             self._wake.put(None)
 
     def begin_cell(self) -> None:
@@ -114,7 +114,7 @@ class Outbox:
         if self._is_in_child():
             return
         if isinstance(message, msg.URGENT_MESSAGES):
-            self._urgent.append(message)
+            self._urgent.append(message)  # first: the thread looks for it when it wakes
             self._wake.put(None)
             return
         if isinstance(message, msg.CellEnded):
@@ -123,10 +123,10 @@ class Outbox:
         # the outbox's own thread must not wait here: it would wait for itself
         if isinstance(message, msg.Display) and threading.current_thread() is not self._thread:
             characters = sum(len(each) for each in message.data.values() if isinstance(each, str))
-            self._queued_characters += characters
+            self._queued_characters += characters  # a lost addition lets display() wait later
             if self._queued_characters > MAX_QUEUED_CHARACTERS:
                 self._queued_characters = 0
-                self._wait_until_sent()
+                self._wait_until_sent()  # without a limit; an interrupt of the cell ends it
 
     def _enqueue(self, action: Callable[[], None]) -> None:
         """Queue an action that runs after all earlier output is sent."""
@@ -169,7 +169,7 @@ class Outbox:
     def close(self) -> None:
         """Send all queued messages, then end the thread."""
         self._enqueue(self._stop)
-        self._thread.join()
+        self._thread.join()  # without a limit; the controller kills a rank that does not end
 
     def _stop(self) -> None:
         # On the nbddp-outbox thread, after all earlier messages.
@@ -209,6 +209,7 @@ class Outbox:
         """
         period = self._short_period if lines <= SMALL_BATCH else self._period
         due = max(batch, time.monotonic() - CATCH_UP) + period
+        # rounding may put `due` just below an instant, and the batch would come a period early
         return floor(due / period + 1e-6) * period
 
     def _send_batch(self) -> int:
@@ -281,6 +282,7 @@ class Outbox:
             fallbacks.append((self._writer, build_notice(f"{what} {reason}")))
             if isinstance(message, msg.CellEnded | Answer):
                 fallbacks.append((writer, _without_content(message, f"it {reason}")))
+            # the notice is first: after the end of the cell it would stand in the next one
             for fallback_writer, fallback in fallbacks:
                 self._put_or_log(fallback_writer, fallback)
 
