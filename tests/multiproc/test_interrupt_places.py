@@ -47,7 +47,8 @@ def interrupt_start(launcher: WarmLauncher, place: int) -> bool:
     "most",
     [
         pytest.param(60, id="some", marks=pytest.mark.full),
-        pytest.param(1_000_000, id="every", marks=pytest.mark.soak),
+        # with torch 2.15 there are more than 1,024 places, and 1,127 of them took 400 s
+        pytest.param(1_000_000, id="every", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
     ],
 )
 def test_interrupt_at_any_point_of_start_and_first_cell(launcher: WarmLauncher, most: int) -> None:
