@@ -14,126 +14,67 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from nbddp.errors import (
-    ArgumentError,
-    CellFailedError,
-    CellInterruptedError,
-    CheckpointError,
-    NbddpError,
-    RequestError,
-    StartError,
-)
-from nbddp.topology import Topology
+from nbddp.errors import ArgumentError as ArgumentError
+from nbddp.errors import CellFailedError as CellFailedError
+from nbddp.errors import CellInterruptedError as CellInterruptedError
+from nbddp.errors import CheckpointError as CheckpointError
+from nbddp.errors import NbddpError as NbddpError
+from nbddp.errors import RequestError as RequestError
+from nbddp.errors import StartError as StartError
+from nbddp.topology import Topology as Topology
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from nbddp.extensions.course.digits import Digits, digits
-    from nbddp.extensions.course.exercises import Judgement, check_answer
-    from nbddp.extensions.course.sonnets import sonnets
-    from nbddp.extensions.faults import arming as faults
-    from nbddp.extensions.runs.api import Run, compare, runs
-    from nbddp.extensions.timeline.collective_timeline import Timeline
-    from nbddp.extensions.trace.merge import Trace
-    from nbddp.extensions.train.checkpoint.checkpoint import Checkpoint, Resumed
-    from nbddp.extensions.train.collectives import all_gather, all_reduce, main_rank_first, on_main
-    from nbddp.extensions.train.config import config
-    from nbddp.extensions.train.loader import Loader, loader
-    from nbddp.extensions.train.precision import Precision, precision
-    from nbddp.extensions.train.prepare import prepare
-    from nbddp.extensions.trainers.attach import report_trainers
-    from nbddp.group.worker_group import WorkerGroup
-    from nbddp.magics.load import timeline
-    from nbddp.record.cell import CellResult
-    from nbddp.record.heal.heal_report import Healed
-    from nbddp.reporting.log_and_track import Track, log, track
+    from nbddp.extensions import *  # noqa: F403 - it lists the names of the extensions
+    from nbddp.group.worker_group import WorkerGroup as WorkerGroup
+    from nbddp.magics.load import timeline as timeline
+    from nbddp.record.cell import CellResult as CellResult
+    from nbddp.record.heal.heal_report import Healed as Healed
+    from nbddp.reporting.log_and_track import Track as Track
+    from nbddp.reporting.log_and_track import log as log
+    from nbddp.reporting.log_and_track import track as track
 
 __version__ = "0.1.0"
 
-__all__ = [
+_LOADED = {
     "ArgumentError",
     "CellFailedError",
     "CellInterruptedError",
-    "CellResult",
-    "Checkpoint",
     "CheckpointError",
-    "Digits",
-    "Healed",
-    "Judgement",
-    "Loader",
     "NbddpError",
-    "Precision",
     "RequestError",
-    "Resumed",
-    "Run",
     "StartError",
-    "Timeline",
     "Topology",
-    "Trace",
-    "Track",
-    "WorkerGroup",
-    "all_gather",
-    "all_reduce",
-    "check_answer",
-    "compare",
-    "config",
-    "digits",
-    "faults",
     "load_ipython_extension",
-    "loader",
-    "log",
-    "main_rank_first",
-    "on_main",
-    "precision",
-    "prepare",
-    "report_trainers",
-    "runs",
-    "sonnets",
-    "timeline",
-    "track",
     "unload_ipython_extension",
-]
-
-_MODULES = {
-    "nbddp.extensions.course.digits": ("Digits", "digits"),
-    "nbddp.extensions.course.exercises": ("Judgement", "check_answer"),
-    "nbddp.extensions.course.sonnets": ("sonnets",),
-    "nbddp.extensions.faults.arming": ("faults",),
-    "nbddp.extensions.runs.api": ("Run", "compare", "runs"),
-    "nbddp.extensions.timeline.collective_timeline": ("Timeline",),
-    "nbddp.extensions.trace.merge": ("Trace",),
-    "nbddp.extensions.train.checkpoint.checkpoint": ("Checkpoint", "Resumed"),
-    "nbddp.extensions.train.collectives": (
-        "all_gather",
-        "all_reduce",
-        "main_rank_first",
-        "on_main",
-    ),
-    "nbddp.extensions.train.config": ("config",),
-    "nbddp.extensions.train.loader": ("Loader", "loader"),
-    "nbddp.extensions.train.precision": ("Precision", "precision"),
-    "nbddp.extensions.train.prepare": ("prepare",),
-    "nbddp.extensions.trainers.attach": ("report_trainers",),
-    "nbddp.group.worker_group": ("WorkerGroup",),
-    "nbddp.magics.load": ("timeline",),
-    "nbddp.record.cell": ("CellResult",),
-    "nbddp.record.heal.heal_report": ("Healed",),
-    "nbddp.reporting.log_and_track": ("Track", "log", "track"),
 }
-_LAZY = {name: module for module, names in _MODULES.items() for name in names}
+_TARGETS = {
+    "CellResult": "nbddp.record.cell:CellResult",
+    "Healed": "nbddp.record.heal.heal_report:Healed",
+    "Track": "nbddp.reporting.log_and_track:Track",
+    "WorkerGroup": "nbddp.group.worker_group:WorkerGroup",
+    "log": "nbddp.reporting.log_and_track:log",
+    "timeline": "nbddp.magics.load:timeline",
+    "track": "nbddp.reporting.log_and_track:track",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import the module of a public name at its first use: a rank never needs the controller."""
-    if name not in _LAZY:
+    from nbddp.extension.installed import load, public_targets
+
+    if name == "__all__":
+        return sorted({*_LOADED, *_TARGETS, *public_targets()})
+    target = _TARGETS.get(name) or public_targets().get(name)
+    if target is None:
         raise AttributeError(f"module 'nbddp' has no attribute {name!r}")
-    module = import_module(_LAZY[name])
-    return module if name == "faults" else getattr(module, name)
+    return load(target)
 
 
 def __dir__() -> list[str]:
     """Return the public names for Tab completion."""
-    return [name for name in __all__ if not name.endswith("_ipython_extension")]
+    return [name for name in __getattr__("__all__") if not name.endswith("_ipython_extension")]
 
 
 def load_ipython_extension(ipython: InteractiveShell) -> None:

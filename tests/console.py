@@ -9,6 +9,7 @@ from unittest.mock import Mock
 from IPython.core.error import UsageError
 from refusals import refusal
 
+from nbddp.group.notebook_half import NotebookHalves
 from nbddp.magics.line_magic import run_command
 from nbddp.magics.presenter import Presenter
 
@@ -18,16 +19,20 @@ def ddp(line: str, **state: Any) -> str:
     lines: list[str] = []
     presenter = Presenter(Mock(spec=[]))
     presenter.print_line = lines.append  # type: ignore[assignment, method-assign]
-    notebook = {
-        "presenter": presenter,
-        "current_run": None,
-        "last_run": None,
-        "shell": None,
-        "group": Mock(),
-        "show_messages": lambda: None,
-        **state,
-    }
-    run_command(SimpleNamespace(**notebook), line)  # type: ignore[arg-type]
+    notebook = SimpleNamespace(
+        presenter=presenter,
+        print_line=presenter.print_line,
+        notifier=lambda: presenter.print_line,
+        attempt=1,
+        current_run=None,
+        last_run=None,
+        shell=None,
+        group=Mock(),
+        show_messages=lambda: None,
+    )
+    notebook.extensions = NotebookHalves(notebook)
+    vars(notebook).update(state)
+    run_command(notebook, line)  # type: ignore[arg-type]
     return "\n".join(lines)
 
 

@@ -13,8 +13,10 @@ from drivers.inside import imported
 from runs_on_disk import make_run
 
 import nbddp
+from nbddp.extension.installed import installed
+from nbddp.extensions.publish import TRACKER_CLASSES
 from nbddp.extensions.publish.publication import Publication
-from nbddp.extensions.publish.tracker import TRACKER_CLASSES, require_package
+from nbddp.extensions.publish.tracker import require_package
 from nbddp.wire import payloads, queues, rank_start
 
 PACKAGE = Path(nbddp.__file__).parent
@@ -123,12 +125,6 @@ def test_file_name_is_used_for_one_topic() -> None:
     assert {name for name, count in counts.items() if count > 1} == SHARED_NAMES
 
 
-NEEDS = {  # the extensions that an extension may import
-    "course": {"checks", "train"},
-    "faults": {"train"},
-    "publish": {"runs"},
-    "sweeps": {"runs", "timeline"},
-}
 STILL_IMPORTED = {  # a row may only go
     "checks": {"train", "trainers"},
     "nodes": {"export"},
@@ -147,7 +143,7 @@ def test_extension_imports_only_the_extensions_that_it_needs() -> None:
             imported = {each for each in imports_of(path) if each.startswith(EXTENSIONS)}
             found.setdefault(extension, set()).update(each.split(".")[2] for each in imported)
     assert len(found) == 12
-    others = {name: imported - {name} for name, imported in found.items()}
-    assert {name: imported for name, imported in others.items() if imported} == (
-        NEEDS | STILL_IMPORTED
-    )
+    needs = {name: {*extension.needs} for name, extension in installed().items()}
+    assert {name: imported - {name} for name, imported in found.items()} == {
+        name: needs[name] | STILL_IMPORTED.get(name, set()) for name in found
+    }

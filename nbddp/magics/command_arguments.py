@@ -5,20 +5,18 @@ from __future__ import annotations
 from argparse import REMAINDER
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
 
 from nbddp.charts.axes import AxisScale
+from nbddp.extension.manifest import Command
 from nbddp.extensions.faults.kinds import FACTOR
 from nbddp.extensions.faults.kinds import MEANINGS as FAULTS
 from nbddp.extensions.nodes.join_file import ORPHAN_TIMEOUT
 from nbddp.extensions.nodes.node_pool import LOOPBACK
-from nbddp.extensions.publish.notebook import METAVAR, installed_target
-from nbddp.extensions.publish.tracker import Target
 from nbddp.extensions.runs.comparison import XAxis
 from nbddp.extensions.runs.run_list_view import SHOWN_RUNS
 from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.magics.presenter import SHOWN_STEPS, ViewChoice
-from nbddp.magics.run_arguments import TRACKER, GroupArguments, RunArguments
+from nbddp.magics.run_arguments import GroupArguments, RunArguments
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.options.option import argument, flag, option
 from nbddp.wire.options.option_values import (
@@ -36,23 +34,6 @@ _RUN_NAME = "a name, a part of one, or a path (default: the run of this notebook
 _SCALE = "y axis (default: {default}, log for values of many magnitudes)"
 _SCALES = [each.value for each in AxisScale]
 _KINDS = ", ".join(f"{kind} ({meaning})" for kind, meaning in FAULTS.items())
-
-
-class Command(Frozen):
-    """A command: its docstring is the help, its fields are the options and arguments.
-
-    Attributes:
-        example: the command with its required arguments.
-        kinds: all commands, in the order of the help.
-    """
-
-    example: ClassVar[str]
-    kinds: ClassVar[list[type[Command]]] = []
-
-    def __init_subclass__(cls, example: str) -> None:
-        super().__init_subclass__()
-        cls.example = example
-        Command.kinds.append(cls)
 
 
 class LineArguments(Frozen):
@@ -281,16 +262,6 @@ class CompareArguments(Command, example="compare first second"):
     save: Path | None = option(
         "--save FILE", "save the charts as .pdf, .png or .svg", None, picture_file
     )
-
-
-class PublishArguments(Command, example="publish wandb:digits"):
-    """Send a run to a tracker: one run there for all ranks."""
-
-    tracker: Target = argument(
-        "tracker", TRACKER, installed_target, metavar=METAVAR, complete="tracker"
-    )
-    run: str | None = option("run", _RUN_NAME, None, nargs="?", metavar="RUN", complete="run")
-    again: bool = flag("--again", "even if it is there already: as another run")
 
 
 # ---- the notebook

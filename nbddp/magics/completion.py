@@ -15,7 +15,6 @@ from IPython.core import completer as completers
 from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.errors import RequestError
-from nbddp.extensions.publish.tracker import TRACKER_CLASSES
 from nbddp.extensions.runs.find import runs_below
 from nbddp.group.rank_group import RankGroup
 from nbddp.lifecycle.group_state import GroupState
@@ -167,7 +166,8 @@ class Completion:
         """Return the possible values of an option or argument, if they can be listed."""
         if action.choices is not None:
             return [Match(str(each), "value") for each in action.choices]
-        match parser.complete[action.dest]:
+        declared = parser.declared[action.dest].metadata
+        match declared.get("complete"):
             case "rank":
                 return [Match(str(rank), "rank") for rank in self._group.life.all_ranks]
             case "ranks":
@@ -176,12 +176,13 @@ class Completion:
                 return [Match(f"{begin}{comma}{rank}", "rank") for rank in sorted(ranks, key=int)]
             case "run":
                 return [Match(each.name, "run") for each in runs_below(Path.cwd())]
-            case "tracker":
-                return [Match(each, "tracker") for each in TRACKER_CLASSES]
             case "command":
                 return [Match(each, "command") for each in COMMANDS]
             case "expression":
                 return self._complete_name(word, word)[0]
+            case function if callable(function):
+                kind = declared["names"].split()[-1].lower()
+                return [Match(each, kind) for each in function()]
         return []
 
 

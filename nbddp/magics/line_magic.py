@@ -33,7 +33,6 @@ from nbddp.magics.command_arguments import (
     ViewArguments,
 )
 from nbddp.magics.commands.diagnose import check, set_trace_steps
-from nbddp.magics.commands.publish import publish_run
 from nbddp.magics.magic_errors import reporting_errors
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.parser import command_parser, help_text, parse_line
@@ -78,7 +77,9 @@ def run_command(notebook: NotebookState, line: str) -> Any:
     with reporting_errors(f"%ddp {name}", notebook.group):
         args = parse_line(command_parser(name), rest)
         try:
-            return HANDLERS[name](notebook, args)
+            if name in HANDLERS:
+                return HANDLERS[name](notebook, args)
+            return notebook.extensions.command(name)(args)
         finally:
             notebook.show_messages()
 
@@ -244,7 +245,6 @@ HANDLERS: dict[str, Handler] = {
     "show": show_run,
     "runs": manage_runs,
     "compare": compare_runs,
-    "publish": publish_run,
     "push": _push,
     "pull": _pull,
     "wait": lambda notebook, _args: notebook.wait(),

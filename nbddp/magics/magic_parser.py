@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import REMAINDER, SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields
 from functools import partial
 from inspect import getdoc
@@ -26,13 +26,17 @@ class MagicParser(ArgumentParser, Generic[T]):
         kind: the dataclass whose fields are the options and arguments, and whose docstring
             describes the command. If it has a field "start", the line may also have the options
             with which ranks start.
+        extensions: dataclasses with more options. What the line has of them becomes the field
+            "extensions".
         options: those of an ``ArgumentParser``.
 
     Attributes:
-        complete: what Tab offers for each option and argument, by the name of its field.
+        declared: the fields that declare its options and arguments, by name.
     """
 
-    def __init__(self, kind: type[T], **options: Any) -> None:
+    def __init__(
+        self, kind: type[T], extensions: Sequence[type[Frozen]] = (), **options: Any
+    ) -> None:
         super().__init__(
             description=getdoc(kind),
             add_help=False,
@@ -43,9 +47,9 @@ class MagicParser(ArgumentParser, Generic[T]):
         )
         self.color = False  # Python 3.14 colors the help in a terminal
         self.kind = kind
-        self._declared = _declared(kind)
-        self.complete = {each.name: each.metadata.get("complete", "") for each in self._declared}
-        for option in self._declared:
+        self._extensions = extensions
+        self.declared = {each.name: each for each in _declared(kind, extensions)}
+        for option in self.declared.values():
             self._add(option.name, option.metadata)
 
     def _add(self, field_name: str, declared: Mapping[str, Any]) -> None:
@@ -67,12 +71,17 @@ class MagicParser(ArgumentParser, Generic[T]):
     def build(self, parsed: Namespace) -> T:
         """Return what was parsed as the dataclass of this parser."""
         given = vars(parsed)
-        for option in self._declared:
+        for option in self.declared.values():
             if option.name in given and "repeat" in option.metadata:
                 given[option.name] = option.metadata["repeat"](given[option.name])
         if "start" in self.kind.__dataclass_fields__:
             names = [item.name for item in fields(StartOptions) if item.name in given]
             given["start"] = {name: given.pop(name) for name in names}
+        for more in self._extensions:
+            names = [item.name for item in fields(more) if item.name in given]
+            if names:
+                options = more(**{name: given.pop(name) for name in names})
+                given["extensions"] = {**given.get("extensions", {}), more: options}
         return self.kind(**given)
 
     def error(self, message: str) -> NoReturn:
@@ -87,12 +96,22 @@ class MagicParser(ArgumentParser, Generic[T]):
         return [name for each in shown for name in each.option_strings[:1]]
 
 
-def _declared(kind: type[Frozen]) -> list[Field[Any]]:
+def _declared(kind: type[Frozen], extensions: Sequence[type[Frozen]]) -> list[Field[Any]]:
     """Return the fields that declare options and arguments, in the order of the help."""
     start = fields(StartOptions) if "start" in kind.__dataclass_fields__ else ()
-    declared = [item for item in (*start, *fields(kind)) if "names" in item.metadata]
-    for item in [each for each in declared if "before" in each.metadata]:
-        declared.remove(item)
+    ordered = [item for item in (*start, *fields(kind)) if "names" in item.metadata]
+    placed = [item for item in ordered if "before" in item.metadata]
+    declared = [item for item in ordered if item not in placed]
+    for item in (*placed, *(item for options in extensions for item in fields(options))):
         names = [each.name for each in declared]
-        declared.insert(names.index(item.metadata["before"]), item)
+        declared.insert(place_before(item.metadata.get("before", ""), names), item)
     return declared
+
+
+def place_before(following: str, names: Sequence[str]) -> int:
+    """Return the place in front of the first of these names that exists, or else the end.
+
+    >>> place_before("publish no_wait", ["heal", "no_wait"])
+    1
+    """
+    return next((names.index(name) for name in following.split() if name in names), len(names))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import fields, replace
 from functools import partial
@@ -17,12 +17,12 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError, NbddpError, RequestError, StartError
 from nbddp.extensions.export.items import ExportLog, omitted_cell
-from nbddp.extensions.publish.notebook import LivePublishing
 from nbddp.extensions.trace.merge import Trace
 from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.extensions.trace.notebook import collect_trace
 from nbddp.extensions.trace.view import trace_report
 from nbddp.formatting import format_ranks, plural, unknown_rank
+from nbddp.group.notebook_half import CellToRun, NotebookHalves
 from nbddp.group.push_pull import check_names
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
@@ -57,7 +57,7 @@ class NotebookState:
         )
         self.group.session.describe_name = partial(describe_name, shell.user_ns)
         self.presenter = Presenter(shell)
-        self.publishing = LivePublishing(self.presenter.print_line)
+        self.extensions = NotebookHalves(self)
         self.export_log = ExportLog(self.group.session)
         self.last_request: CellRequest | None = None
         self.last_succeeded = False
@@ -240,7 +240,7 @@ class NotebookState:
             options["break_ranks"] = tuple(session.life.all_ranks)
         request = replace(request, **options | {"trace": args.trace or self.next_trace})
         self.last_request, self.last_succeeded = request, False
-        self.publishing.follow(session, args.publish)
+        self.extensions.before_cell(CellToRun(given=args.extensions))
         return request
 
     def _finish_cell(
@@ -338,6 +338,26 @@ class NotebookState:
         source = f"nbddp.faults.{call}"
         request = CellRequest(source=source, ranks=ranks, execution_count=self.prompt_number)
         self._run_and_raise(request, self.group.session, quiet=True)
+
+    @property
+    def attempt(self) -> int:
+        """The attempt of the ranks of the cells."""
+        return self.group.life.attempt
+
+    def print_line(self, text: str) -> None:
+        """Print a line for the user."""
+        self.presenter.print_line(text)
+
+    def notifier(self) -> Callable[[str], None]:
+        """Return a function that shows a sentence in the running or next cell of these ranks."""
+        return partial(self._notify, self.group.scripts.active_session)
+
+    def _notify(self, session: Session, text: str) -> None:
+        # On any thread.
+        with suppress(RequestError):
+            session.call(session.event_log.notify, text)
+            return
+        self.presenter.print_line(f"nbddp: {text}")
 
     def show_messages(self) -> None:
         """Print the messages that would otherwise appear in the next cell."""

@@ -8,25 +8,23 @@ import shlex
 from argparse import REMAINDER, Namespace
 from collections.abc import Container, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
 from IPython.core.error import UsageError
 
-from nbddp.magics.command_arguments import (
-    Command,
-    LineArguments,
-    PullArguments,
-)
-from nbddp.magics.magic_parser import MagicParser, T
-from nbddp.magics.run_arguments import CellArguments
-from nbddp.wire.frozen import Frozen
+from nbddp.extension.installed import command_name, installed, owner_of_command
+from nbddp.extension.manifest import Command
+from nbddp.magics import command_arguments
+from nbddp.magics.command_arguments import LineArguments, PullArguments
+from nbddp.magics.magic_parser import MagicParser, T, place_before
+from nbddp.magics.run_arguments import CellArguments, RunArguments
 from nbddp.wire.options.option_values import without_quotes
 
 MIN_SIMILARITY = 0.7  # of a misspelled word to the suggested one
 
-CELL = MagicParser(CellArguments, prog="%%ddp")
+OPTIONS = [each.options for each in installed().values() if each.options is not None]
+CELL = MagicParser(CellArguments, OPTIONS, prog="%%ddp")
 LINE = MagicParser(
     LineArguments,
     prog="%ddp",
@@ -34,13 +32,27 @@ LINE = MagicParser(
 )
 COMMANDS: dict[str, MagicParser[Any]] = {}
 _PARSERS = LINE.add_subparsers(title="commands", metavar="COMMAND ARGUMENTS")
-for kind in Command.kinds:
-    command, _, arguments = kind.example.partition(" ")
+
+
+def _kinds() -> list[type[Command]]:
+    """Return the commands of the core and of the extensions, in the order of the help."""
+    members = vars(command_arguments).values()
+    kinds = [each for each in members if isinstance(each, type) and issubclass(each, Command)]
+    kinds.remove(Command)
+    for extension in installed().values():
+        for kind in extension.commands:
+            kinds.insert(place_before(kind.before, [*map(command_name, kinds)]), kind)
+    return kinds
+
+
+for kind in _kinds():
+    command = command_name(kind)
     COMMANDS[command] = _PARSERS.add_parser(
         command,
         kind=kind,
+        extensions=OPTIONS if issubclass(kind, RunArguments) else (),
         help=(kind.__doc__ or "").replace("%", "%%"),
-        epilog=f"for example `%ddp {kind.example}`" if arguments else None,
+        epilog=f"for example `%ddp {kind.example}`" if kind.example != command else None,
     )
 
 
@@ -52,7 +64,9 @@ def command_parser(name: str) -> MagicParser[Any]:
     """
     if name in COMMANDS:
         return COMMANDS[name]
-    if flag := _cell_option(name):
+    if owner := owner_of_command(name):
+        meant = f"the extension {owner} is not installed"
+    elif flag := _cell_option(name):
         meant = f"`{flag}` is an option of a cell: `%%ddp {flag}`; `%ddp help {name}` explains it"
     elif close := get_close_matches(name, COMMANDS, n=1, cutoff=MIN_SIMILARITY):
         meant = f"did you mean `%ddp {close[0]}`?"
@@ -94,7 +108,7 @@ def parse_line(parser: MagicParser[T], line: str) -> T:
         parsed = _parse_words(parser, _split(line))
     if "line" in parser.kind.__dataclass_fields__:
         parsed.line = line
-    _check_combinations(parser.kind, vars(parsed))
+    _check_combinations(parser, vars(parsed))
     return parser.build(parsed)
 
 
@@ -129,8 +143,8 @@ def _without_comment(line: str, *, escaped_quotes: str) -> str:
     return line
 
 
-def _check_combinations(kind: type[Frozen], given: Container[str]) -> None:
-    for item in fields(kind):
+def _check_combinations(parser: MagicParser[Any], given: Container[str]) -> None:
+    for item in parser.declared.values():
         if item.name not in given:
             continue
         needed = item.metadata.get("needs", ())

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
-from nbddp.extensions.publish.notebook import installed_target
-from nbddp.extensions.publish.tracker import TRACKER_CLASSES, Target
 from nbddp.extensions.sweeps.scaling_results import MIN_ROUNDS
 from nbddp.lifecycle.retries import Retries
 from nbddp.wire.frozen import Frozen
@@ -25,7 +23,6 @@ from nbddp.wire.options.option_values import (
     world_sizes,
 )
 
-TRACKER = f"{', '.join(TRACKER_CLASSES)}; with a project or folder: wandb:digits"
 _ONCE = "run the cell once for that"
 _ONE_BY_ONE = "run one after the other"
 _SETS_RANKS = "--scale sets the numbers of ranks"
@@ -52,8 +49,13 @@ class GroupArguments(Frozen):
 
 
 class RunArguments(GroupArguments, RunOptions):
-    """The options of a cell or script that only the notebook obeys."""
+    """The options of a cell or script that only the notebook obeys.
 
+    Attributes:
+        extensions: the options of extensions that the line has, by their class.
+    """
+
+    extensions: Mapping[type[Frozen], Any] = field(default_factory=dict)
     ranks: tuple[int, ...] | None = option(
         "--ranks 0,2", "run it on these ranks only", None, numbers, complete="ranks"
     )
@@ -76,14 +78,6 @@ class RunArguments(GroupArguments, RunOptions):
         "--elastic",
         "when a node joins, restart with its ranks, replay the successful cells, and run "
         "this one again (see `%%ddp nodes`)",
-    )
-    publish: Sequence[Target] = option(
-        "--publish TRACKER",
-        f"send the run while it runs to {TRACKER}; may be repeated",
-        (),
-        installed_target,
-        repeat=list,
-        complete="tracker",
     )
     no_wait: bool = flag("--no-wait", "return at once; `%%ddp wait` waits")
     quiet: bool = flag("--quiet", "show only the values of the last line")

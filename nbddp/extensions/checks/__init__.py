@@ -1,1 +1,7 @@
 """Find mistakes early: rules over the syntax of a cell, and over facts that the ranks report."""
+
+from __future__ import annotations
+
+from nbddp.extension.manifest import Extension
+
+EXTENSION = Extension(name="checks")

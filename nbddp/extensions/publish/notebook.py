@@ -1,20 +1,25 @@
-"""``--publish``: publish the runs of a notebook from their start to their end."""
+"""Publish runs from a notebook: with ``%ddp publish``, or from their start with ``--publish``."""
 
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
-from nbddp.controller.session import Session
 from nbddp.errors import RequestError
+from nbddp.extensions.publish import PublishArguments, PublishOptions
 from nbddp.extensions.publish.publication import Publication
 from nbddp.extensions.publish.publisher import name_in_tracker
-from nbddp.extensions.publish.tracker import Target, parse_target, require_package
-
-METAVAR = "TRACKER"
+from nbddp.extensions.publish.tracker import (
+    Target,
+    describe_place,
+    parse_target,
+    require_package,
+)
+from nbddp.extensions.runs.find import find_run
+from nbddp.extensions.runs.summary import summarize
+from nbddp.formatting import plural
+from nbddp.group.notebook_half import CellToRun, Notebook, NotebookHalf
 
 
 def installed_target(text: str) -> Target:
@@ -27,37 +32,56 @@ def installed_target(text: str) -> Target:
     return found
 
 
-class LivePublishing:
-    """Publishes each run of a notebook once to each tracker.
+class Publishing(NotebookHalf):
+    """Publishes each run of a notebook once to each tracker."""
 
-    Args:
-        print_line: prints a line for the user between two cells.
-    """
-
-    def __init__(self, print_line: Callable[[str], None]) -> None:
-        self._print_line = print_line
+    def __init__(self, notebook: Notebook) -> None:
+        super().__init__(notebook)
         self._publications: dict[tuple[Path, str], Publication] = {}
 
-    def follow(self, session: Session, targets: Iterable[Target]) -> None:
+    def before_cell(self, cell: CellToRun) -> None:
         """Publish the current run from its start to its end, once for each target.
 
         If a tracker is not available, print the reason: the cell still runs.
         """
-        folder = session.event_log.folder
-        for target in targets:
+        folder = self.notebook.current_run
+        for target in cell.options(PublishOptions).publish:
             if folder is not None and (folder, target.kind) not in self._publications:
                 try:
-                    self.start(session, folder, target, is_again=False)
+                    self._start(folder, target, is_again=False)
                 except RequestError as error:
-                    self._print_line(f"nbddp: {error}")
+                    self.notebook.print_line(f"nbddp: {error}")
 
-    def start(
-        self, session: Session, folder: Path, to: Target, *, is_again: bool, is_told: bool = False
-    ) -> str:
-        """Start to publish the current run of a session; return the name of the run in the tracker.
+    def publish(self, args: PublishArguments) -> None:
+        """Publish a finished run, or start to publish the current run of this notebook.
+
+        Raises:
+            RequestError: the run does not exist, it is already published, or the tracker refuses
+                it.
+        """
+        current = self.notebook.current_run
+        path = find_run(args.run, Path.cwd(), current=current)
+        if current is not None and path.resolve() == current.resolve():
+            name = self._start(current, args.tracker, is_again=args.again, is_told=True)
+            self.notebook.print_line(
+                f"nbddp: this run is being published to {args.tracker.kind}, from its beginning to "
+                f"its end: {describe_place(args.tracker, name)}"
+            )
+            return
+        if summarize(path).is_live:
+            raise RequestError(
+                f"run {path.name} is going on in another kernel: publish it there, or when it has "
+                "ended"
+            )
+        name = name_in_tracker(path, args.tracker.kind, is_again=args.again)
+        done = Publication(args.tracker, path, name).wait()
+        published = f"{plural(done['steps'], 'step')} published to {args.tracker.kind}"
+        self.notebook.print_line(f"nbddp: {published}: {done['where']}")
+
+    def _start(self, folder: Path, to: Target, *, is_again: bool, is_told: bool = False) -> str:
+        """Start to publish the current run; return the name of the run in the tracker.
 
         Args:
-            session: the session.
             folder: the folder of the run.
             to: the tracker.
             is_again: whether a run that was published before may be published as another run.
@@ -70,16 +94,18 @@ class LivePublishing:
         if previous is not None and not previous.result.done():
             raise RequestError(f"run {folder.name} is already being published to {to.kind}")
         name = name_in_tracker(folder, to.kind, is_again=is_again)
-        hidden = f"published to {to.kind}: " if is_told and to.kind != "wandb" else None
-        notify = partial(self._notify, session, hidden)
+        notify = self.notebook.notifier()
+        if is_told and to.kind != "wandb":
+            notify = _except_place(notify, to.kind)
         self._publications[folder, to.kind] = Publication(to, folder, name, notify)
         return name
 
-    def _notify(self, session: Session, hidden: str | None, text: str) -> None:
-        """Print a line in the running or next cell; without ranks, print it at once."""
-        if hidden is not None and text.startswith(hidden):
-            return
-        with suppress(RequestError):
-            session.call(session.event_log.notify, text)
-            return
-        self._print_line(f"nbddp: {text}")
+
+def _except_place(notify: Callable[[str], None], kind: str) -> Callable[[str], None]:
+    """Return a function that passes each text on but the place in the tracker."""
+
+    def notify_other(text: str) -> None:
+        if not text.startswith(f"published to {kind}: "):
+            notify(text)
+
+    return notify_other

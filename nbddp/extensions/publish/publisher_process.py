@@ -19,8 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nbddp.extensions.publish import TRACKER_CLASSES
 from nbddp.extensions.publish.publisher import Publisher, write_published
-from nbddp.extensions.publish.tracker import TRACKER_CLASSES, PublishError, Tracker, parse_target
+from nbddp.extensions.publish.tracker import PublishError, Tracker, parse_target
 
 POLL_INTERVAL = 0.5  # seconds between two reads of new data
 EXIT_TIMEOUT = 5.0  # seconds that the threads of a tracker have to end

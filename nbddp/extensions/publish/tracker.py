@@ -12,15 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nbddp.errors import ArgumentError, RequestError
+from nbddp.extensions.publish import TRACKER_CLASSES
 from nbddp.extensions.publish.step_aggregator import AggregatedStep
 
-# maps a tracker's package (also the name of an extra) to its class in to_KIND.py
-TRACKER_CLASSES = {
-    "trackio": "ToTrackio",
-    "wandb": "ToWandb",
-    "tensorboard": "ToTensorBoard",
-    "mlflow": "ToMlflow",
-}
 _PROJECT_VARIABLES = {"wandb": "WANDB_PROJECT", "mlflow": "MLFLOW_EXPERIMENT_NAME"}
 _PLACES = {
     "trackio": "project {project}, run {name}. To look at it: `trackio show --project {project}`",

@@ -4,3 +4,14 @@ Transformers (and TRL), Lightning, Accelerate and TensorBoard are changed after 
 they have a place for it. Their metrics, steps and progress then go where those of
 :func:`nbddp.log` and :func:`nbddp.track` go.
 """
+
+from __future__ import annotations
+
+from nbddp.extension.manifest import Extension
+
+EXTENSION = Extension(
+    name="trainers",
+    public={
+        "report_trainers": "nbddp.extensions.trainers.attach:report_trainers",
+    },
+)

@@ -20,14 +20,14 @@ class RunOptions(Frozen):
         "ranks that breakpoint() stops, or all (default: the first to reach one)",
         (),
         numbers_or_all,
-        before="publish",
+        before="no_wait",
     )
     trace: TraceSteps | None = option(
         "--trace A:B",
         "trace these steps with torch's profiler (see `%%ddp trace`)",
         None,
         step_range,
-        before="publish",
+        before="no_wait",
     )
     no_trainer_metrics: bool = flag(
         "--no-trainer-metrics",

@@ -20,10 +20,12 @@ def option(names: str, what: str, default: T, read: Callable[[str], Any] = str, 
         more: arguments of ``add_argument``, and
 
             * ``repeat``: the type that collects the values of an option that may be repeated
-            * ``complete``: the values that Tab offers; see ``magics/completion.py``
+            * ``complete``: what Tab offers: a kind of values in ``magics/completion.py``, or a
+              function that returns the values
             * ``needs``: fields of which one must be given, too
             * ``excludes``: fields that must not be given, and for each what to do instead
-            * ``before``: the field in front of which the help shows the option
+            * ``before``: the field in front of which the help shows the option; if it may be
+              missing, a second one
     """
     default_value: Any = {"default_factory": dict} if default == {} else {"default": default}
     about = {"names": names, "what": what.format(default=default), "read": read, **more}

@@ -29,7 +29,8 @@ from runs_on_disk import BEGAN, events_of, lines, make_run, rows_of
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
-from nbddp.extensions.publish.notebook import LivePublishing
+from nbddp.extensions.publish import TRACKER_CLASSES, PublishOptions
+from nbddp.extensions.publish.notebook import Publishing
 from nbddp.extensions.publish.publication import Publication
 from nbddp.extensions.publish.publisher import (
     STEPS_PER_CALL,
@@ -39,13 +40,9 @@ from nbddp.extensions.publish.publisher import (
     write_published,
 )
 from nbddp.extensions.publish.step_aggregator import AggregatedStep
-from nbddp.extensions.publish.tracker import (
-    TRACKER_CLASSES,
-    Target,
-    Tracker,
-    plain_name,
-)
+from nbddp.extensions.publish.tracker import Target, Tracker, plain_name
 from nbddp.extensions.runs.stored_run import StoredRun
+from nbddp.group.notebook_half import CellToRun
 from nbddp.magics.parser import CELL, COMMANDS, parse_line
 from nbddp.sigint import wait_for_all
 
@@ -342,31 +339,29 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("installed")
 def test_the_publish_option_and_command_accept_installed_trackers() -> None:
     args = parse_line(CELL, "--publish wandb --publish tensorboard:logs --publish mlflow:a:b")
-    assert [*map(str, args.publish)] == ["wandb", "tensorboard:logs", "mlflow:a:b"]
+    targets = args.extensions[PublishOptions].publish
+    assert [*map(str, targets)] == ["wandb", "tensorboard:logs", "mlflow:a:b"]
     for line in ("mlflow:a digits --again", "mlflow:a --again digits", "--again mlflow:a digits"):
         args = parse_line(COMMANDS["publish"], line)
         assert (args.tracker, args.run, args.again) == (Target("mlflow", "a"), "digits", True)
     args = parse_line(COMMANDS["run"], "--publish trackio a.py --publish x")
-    assert args.publish == [Target("trackio")]
+    assert args.extensions == {PublishOptions: PublishOptions(publish=[Target("trackio")])}
 
 
 @pytest.mark.usefixtures("installed")
 def test_publishing_an_active_run_tells_its_place_at_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
-    run, group = make_run(folder, "digits", is_stopped=False), Mock()
+    run, late = make_run(folder, "digits", is_stopped=False), Mock()
     monkeypatch.setattr("nbddp.extensions.publish.notebook.Publication", started := Mock())
-    publishing = LivePublishing(late := Mock())
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
-    group.scripts.active_session.call.side_effect = RequestError
     told = []
     for tracker in ("tensorboard:logs", "trackio", "wandb", "mlflow"):
-        options = {"current_run": run, "group": group, "publishing": publishing}
-        told.append(ddp(f"publish {tracker}", **options))
+        told.append(ddp(f"publish {tracker}", current_run=run, notifier=lambda: late))
         *_, notify = started.call_args.args
         notify(f"published to {tracker.partition(':')[0]}: there")
     assert told == snapshot
-    late.assert_called_once_with("nbddp: published to wandb: there")
+    late.assert_called_once_with("published to wandb: there")
     notify("mlflow did not answer")
     assert late.call_count == 2
 
@@ -384,12 +379,12 @@ def test_a_running_run_is_published_once_for_several_cells(
 ) -> None:
     fake("well")
     path, remarks = running(tmp_path), list[str]()
-    log = Mock(folder=path, notify=remarks.append)
-    session = Mock(event_log=log, call=lambda act, *words: act(*words))
-    publishing = LivePublishing(remarks.append)
+    notebook = Mock(current_run=path, notifier=lambda: remarks.append, print_line=remarks.append)
+    publishing = Publishing(notebook)
+    cell = CellToRun(given={PublishOptions: PublishOptions(publish=[Target("wandb")])})
     for _ in range(3):
-        publishing.follow(session, [Target("wandb")])
-    start = partial(publishing.start, session, path, Target("wandb"))
+        publishing.before_cell(cell)
+    start = partial(publishing._start, path, Target("wandb"))
     under_way = refusal(RequestError, start, is_again=True)
     append(path, events_of()[-1])
     [publication] = publishing._publications.values()
@@ -397,6 +392,6 @@ def test_a_running_run_is_published_once_for_several_cells(
     assert publication.result.result()["steps"] == 60
     assert [under_way, *remarks] == snapshot
     assert "finished" in (path / "publish-wandb.log").read_text()
-    publishing.follow(session, [Target("wandb")])
+    publishing.before_cell(cell)
     assert len(remarks) == 1
     assert "--again" in refusal(RequestError, start, is_again=False)

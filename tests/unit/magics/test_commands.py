@@ -20,6 +20,7 @@ from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError
 from nbddp.extensions.export.items import ExportLog
 from nbddp.extensions.nodes.node_pool import NodesSpec
+from nbddp.extensions.publish import PublishOptions
 from nbddp.extensions.publish.tracker import Target
 from nbddp.extensions.timeline.collective_timeline import Timeline
 from nbddp.extensions.trace.messages import TraceSteps
@@ -304,9 +305,10 @@ def test_a_cell_or_a_script_runs_with_the_given_options(
     typed: Typed, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nbddp.extensions.publish.notebook.require_package", lambda _kind: None)
-    typed.notebook.publishing = publishing = Mock()
+    typed.notebook.extensions = extensions = Mock()
     run(typed, "--publish wandb:digits")
-    assert publishing.follow.call_args.args[-1] == [Target("wandb", "digits")]
+    [cell] = extensions.before_cell.call_args.args
+    assert cell.options(PublishOptions).publish == [Target("wandb", "digits")]
     plain, _ = typed.asked()
     for options in (*WHAT, *RETRIES):
         run(typed, options)

@@ -16,12 +16,13 @@ from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
+from nbddp.extension.installed import command_name, installed, load, owner_of_command
 from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.magics.line_magic import HANDLERS
 from nbddp.magics.notebook_state import check_unchanged
 from nbddp.magics.parser import CELL, COMMANDS, command_parser, help_text, parse_line
 from nbddp.magics.run_arguments import CellArguments
-from nbddp.wire.group_spec import GroupSpec, StartOptions
+from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.options.option_values import (
     MAX_SECONDS,
     count,
@@ -47,6 +48,8 @@ def given_in(arguments: object) -> dict[str, Any]:
     """Return the options and arguments of a line that differ from their defaults."""
     found = dict(vars(arguments))
     default = {item.name: item.default for item in fields(arguments)}
+    for options in found.pop("extensions", {}).values():
+        found |= vars(options)
     return found.pop("start", {}) | {
         name: value for name, value in found.items() if value != default.get(name)
     }
@@ -154,8 +157,7 @@ def test_a_wrong_option_is_refused_with_the_allowed_values(snapshot: SnapshotAss
 @pytest.mark.parametrize("unknown", ["--nosuch 3", "surplus"])
 def test_the_error_for_an_unknown_option_lists_all_options(unknown: str) -> None:
     reason, _, listed = refusal(UsageError, cell, unknown).partition("the options are: ")
-    names = {item.name for kind in (StartOptions, CellArguments) for item in fields(kind)}
-    options = {f"--{name.replace('_', '-')}" for name in names - {"start", "auto"}}
+    options = {f"--{name.replace('_', '-')}" for name in {*CELL.declared} - {"auto"}}
     assert reason.startswith(f"unrecognized arguments: {unknown}; ")
     assert set(listed.split(", ")) == options
 
@@ -170,7 +172,15 @@ def test_an_unknown_command_or_backend_is_answered_with_known_ones(
 
 
 def test_every_command_has_a_handler_and_a_line_in_the_help() -> None:
-    assert list(HANDLERS) == list(COMMANDS)
+    methods = {
+        command_name(kind): (extension.name, getattr(load(extension.notebook), command_name(kind)))
+        for extension in installed().values()
+        for kind in extension.commands
+    }
+    assert sorted([*HANDLERS, *methods]) == sorted(COMMANDS)
+    for name, (extension, method) in methods.items():
+        assert callable(method)
+        assert owner_of_command(name) == extension
     for name in COMMANDS:
         assert f"\n    {name} " in help_text(None)
 

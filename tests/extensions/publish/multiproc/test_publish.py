@@ -41,7 +41,8 @@ def test_unresponsive_tracker_does_not_delay_cells_or_stop(
         assert notebook.run(PUBLISH).status == "ok"
     assert notebook.run("%ddp stop").status == "ok"
     code = (
-        "*_, made = get_ipython()._nbddp.notebook.publishing._publications.values()\n"
+        "publishing = get_ipython()._nbddp.notebook.extensions.load('publish')\n"
+        "*_, made = publishing._publications.values()\n"
         "from nbddp.sigint import wait_for_all\n"
         "print(made.result.done()); made._process.kill()\n"
         "wait_for_all([made.result], 20); print(made.result.done())"

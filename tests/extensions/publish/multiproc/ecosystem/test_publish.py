@@ -22,8 +22,9 @@ from published import (
 )
 from runs_on_disk import BEGAN, make_run, rows_of
 
+from nbddp.extensions.publish import TRACKER_CLASSES
 from nbddp.extensions.publish.publication import Publication
-from nbddp.extensions.publish.tracker import TRACKER_CLASSES, Target, plain_name
+from nbddp.extensions.publish.tracker import Target, plain_name
 
 for package in TRACKER_CLASSES:
     pytest.importorskip(package)

@@ -1,0 +1,96 @@
+"""The installed extensions, which are the folders in ``nbddp/extensions/``."""
+
+from __future__ import annotations
+
+import logging
+import pkgutil
+from collections.abc import Iterable
+from dataclasses import fields
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from nbddp.extension.manifest import Command, Extension
+
+PACKAGE = "nbddp.extensions"
+logger = logging.getLogger(__name__)
+
+
+def folders() -> list[str]:
+    """Return the names of the folders."""
+    modules = pkgutil.iter_modules(import_module(PACKAGE).__path__)
+    return [module.name for module in modules if module.ispkg]
+
+
+@cache
+def installed() -> dict[str, Extension]:
+    """Return the extensions by name, each after those that it needs."""
+    return without_conflicts(_manifests())
+
+
+def _manifests() -> list[Extension]:
+    found: list[Extension] = []
+    for folder in folders():
+        try:
+            found.append(import_module(f"{PACKAGE}.{folder}").EXTENSION)
+        except Exception:
+            logger.exception("nbddp works without the extension %s, which cannot be read", folder)
+    return found
+
+
+def without_conflicts(manifests: Iterable[Extension]) -> dict[str, Extension]:
+    """Return the extensions that can be used; refuse the others, and log the reason."""
+    found: dict[str, Extension] = {}
+    owners: dict[str, str] = {}  # of a command, an option or a public name
+    waiting = sorted(manifests, key=lambda extension: extension.name)
+    while ready := [each for each in waiting if found.keys() >= {*each.needs}]:
+        extension = ready[0]
+        waiting.remove(extension)
+        if taken := sorted(owners.keys() & (claims := _claims(extension))):
+            logger.warning(
+                "the extension %s is not loaded: %s already has %s",
+                *(extension.name, owners[taken[0]], taken[0]),
+            )
+            continue
+        found[extension.name] = extension
+        owners |= dict.fromkeys(claims, extension.name)
+    for extension in waiting:
+        missing = ", ".join(sorted({*extension.needs} - found.keys()))
+        logger.warning("the extension %s is not loaded: it needs %s", extension.name, missing)
+    return found
+
+
+def _claims(extension: Extension) -> set[str]:
+    """Return what no other extension may have."""
+    options = fields(extension.options) if extension.options else ()
+    flags = {word for option in options for word in option.metadata["names"].split()}
+    return {
+        *(f"the command {command_name(kind)}" for kind in extension.commands),
+        *(f"the option {flag}" for flag in flags if flag.startswith("-")),
+        *(f"the name nbddp.{name}" for name in extension.public),
+    }
+
+
+def command_name(kind: type[Command]) -> str:
+    """Return the name of a command."""
+    return kind.example.partition(" ")[0]
+
+
+def owner_of_command(name: str) -> str:
+    """Return the extension that has a command, installed or not; "" if none has it."""
+    return str(import_module(PACKAGE).COMMANDS.get(name, ""))
+
+
+def public_targets() -> dict[str, str]:
+    """Return the public names of all extensions, each with its target."""
+    targets: dict[str, str] = {}
+    for extension in installed().values():
+        targets |= extension.public
+    return targets
+
+
+def load(target: str) -> Any:
+    """Return what a target names."""
+    module, _, name = target.partition(":")
+    loaded = import_module(module)
+    return getattr(loaded, name) if name else loaded

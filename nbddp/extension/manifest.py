@@ -1,0 +1,50 @@
+"""What an extension declares: ``EXTENSION`` in the ``__init__`` of its folder.
+
+The core reads the manifests of all extensions, so a manifest loads nothing else of its extension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import ClassVar
+
+from nbddp.wire.frozen import Frozen
+
+
+class Command(Frozen):
+    """A command of ``%ddp``: its docstring is the help, its fields are the options and arguments.
+
+    Attributes:
+        example: the command with its required arguments.
+        before: the command in front of which the help lists it. If it may be missing, a second one.
+    """
+
+    example: ClassVar[str]
+    before: ClassVar[str]
+
+    def __init_subclass__(cls, example: str, before: str = "") -> None:
+        super().__init_subclass__()
+        cls.example, cls.before = example, before
+
+
+class Extension(Frozen):
+    """What an extension adds to the core.
+
+    A target is ``module:name``, or a module alone. It is imported at its first use.
+
+    Attributes:
+        name: the name of its folder.
+        needs: the extensions that it imports. Without them it is not loaded.
+        public: its names in ``nbddp``, each with its target.
+        commands: its commands; a method of the same name in its notebook's half carries it out.
+        options: its options of ``%%ddp`` and ``%ddp run``; each has a default.
+        notebook: the target of its :class:`~nbddp.group.notebook_half.NotebookHalf`.
+    """
+
+    name: str
+    needs: tuple[str, ...] = ()
+    public: Mapping[str, str] = field(default_factory=dict)
+    commands: tuple[type[Command], ...] = ()
+    options: type[Frozen] | None = None
+    notebook: str = ""

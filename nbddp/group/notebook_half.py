@@ -1,0 +1,99 @@
+"""The notebook's half of an extension: what it can do there, and when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from nbddp.extension.guard import Guard
+from nbddp.extension.installed import command_name, installed, load
+from nbddp.sigint import import_interruptibly
+from nbddp.wire.frozen import Frozen
+
+T = TypeVar("T", bound=Frozen)
+
+
+class Notebook(Protocol):
+    """What the core does for an extension in the notebook."""
+
+    @property
+    def current_run(self) -> Path | None:
+        """The folder of the current run; None if no run is going on."""
+
+    @property
+    def attempt(self) -> int:
+        """The attempt of the ranks."""
+
+    def print_line(self, text: str) -> None:
+        """Print a line for the user, between two cells."""
+
+    def notifier(self) -> Callable[[str], None]:
+        """Return a function that shows a sentence in the running or next cell of these ranks.
+
+        Any thread may call it. When the ranks have ended, it prints the sentence at once.
+        """
+
+
+class CellToRun(Frozen):
+    """A cell or script before it runs.
+
+    Attributes:
+        given: the options of extensions in its line, by their class.
+    """
+
+    given: Mapping[type[Frozen], Any]
+
+    def options(self, kind: type[T]) -> T:
+        """Return the options of an extension."""
+        options: T = self.given.get(kind) or kind()
+        return options
+
+
+class NotebookHalf:
+    """The half of an extension in the notebook; it overrides the hooks that it needs.
+
+    It is made when a line has its first command or option. Its methods with the names of its
+    commands carry them out.
+    """
+
+    def __init__(self, notebook: Notebook) -> None:
+        self.notebook = notebook
+
+    def before_cell(self, cell: CellToRun) -> None:
+        """Prepare for a cell or script; its ranks run."""
+
+
+class NotebookHalves:
+    """The halves of all extensions in one notebook."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+        self._halves: dict[str, NotebookHalf] = {}
+        self._guard = Guard(lambda text: notebook.notifier()(text), lambda: notebook.attempt)
+
+    def load(self, name: str) -> NotebookHalf:
+        """Return the half of an extension; the first time, import and make it."""
+        if name not in self._halves:
+            target = installed()[name].notebook
+            import_interruptibly(target.partition(":")[0])
+            self._halves[name] = load(target)(self._notebook)
+        return self._halves[name]
+
+    def command(self, name: str) -> Callable[[Any], Any]:
+        """Return the method that carries out a command."""
+        [owner] = (
+            extension.name
+            for extension in installed().values()
+            if name in map(command_name, extension.commands)
+        )
+        method: Callable[[Any], Any] = getattr(self.load(owner), name)
+        return method
+
+    def before_cell(self, cell: CellToRun) -> None:
+        """Call the hook of each extension that is in use, or whose options the cell has."""
+        for extension in installed().values():
+            if extension.name in self._halves or extension.options in cell.given:
+                half = self._guard.call(extension.name, self.load, extension.name, default=None)
+                if half is not None:
+                    self._guard.call(extension.name, half.before_cell, cell, default=None)

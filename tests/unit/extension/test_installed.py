@@ -1,0 +1,119 @@
+"""Which extensions are installed, and what each adds."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from inspect import getsource
+from typing import Any
+
+import pytest
+from IPython.core.error import UsageError
+from refusals import refusal
+
+from nbddp import extensions
+from nbddp.extension import installed as installing
+from nbddp.extension.installed import installed, without_conflicts
+from nbddp.extension.manifest import Command, Extension
+from nbddp.magics.parser import COMMANDS, command_parser
+from nbddp.wire.frozen import Frozen
+from nbddp.wire.options.option import flag
+
+
+class FirstArguments(Command, example="same 1"):
+    """Do it in one way."""
+
+
+class SecondArguments(Command, example="same"):
+    """Do it in another way."""
+
+
+class FirstOptions(Frozen):
+    one: bool = flag("-s --same", "in one way")
+
+
+class SecondOptions(Frozen):
+    other: bool = flag("--same", "in another way")
+
+
+def same(name: str, number: int) -> dict[str, Extension]:
+    """Return two extensions that declare the same."""
+    pairs: dict[str, list[dict[str, Any]]] = {
+        "the command same": [{"commands": (kind,)} for kind in (FirstArguments, SecondArguments)],
+        "the option --same": [{"options": kind} for kind in (FirstOptions, SecondOptions)],
+        "the name nbddp.same": [{"public": {"same": "json:loads"}}] * 2,
+    }
+    return {what: Extension(name=name, **pair[number]) for what, pair in pairs.items()}
+
+
+def test_the_second_owner_of_a_command_an_option_or_a_name_is_refused_by_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, second = same("apple", 0), same("pear", 1)
+    for what in first:
+        caplog.clear()
+        assert [*without_conflicts([second[what], first[what]])] == ["apple"]
+        assert caplog.messages == [
+            f"the extension pear is not loaded: apple already has {what}",
+        ]
+
+
+def test_an_extension_comes_after_those_that_it_needs_or_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    a, c = Extension(name="a", needs=("b",)), Extension(name="c", needs=("a", "x"))
+    assert [*without_conflicts([c, a, Extension(name="b")])] == ["b", "a"]
+    assert caplog.messages == ["the extension c is not loaded: it needs x"]
+
+
+def test_the_list_of_types_has_the_public_names_of_all_manifests() -> None:
+    listed = {
+        name.asname: f"{node.module}:{name.name}"
+        for node in ast.walk(ast.parse(getsource(extensions)))
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("nbddp.")
+        for name in node.names
+        if name.asname
+    }
+    listed["faults"] = "nbddp.extensions.faults.arming"  # a module
+    assert listed == installing.public_targets()
+
+
+@pytest.fixture
+def without_publish(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    folders = [name for name in installing.folders() if name != "publish"]
+    monkeypatch.setattr(installing, "folders", lambda: folders)
+    monkeypatch.delitem(COMMANDS, "publish")
+    installed.cache_clear()
+    yield
+    installed.cache_clear()
+
+
+@pytest.mark.usefixtures("without_publish")
+def test_the_command_of_a_deleted_extension_names_the_extension() -> None:
+    assert "publish" not in installed()
+    assert refusal(UsageError, command_parser, "publish") == (
+        "there is no `%ddp publish`; the extension publish is not installed"
+    )
+
+
+BROKEN = """
+import sys
+from types import ModuleType
+from nbddp.extension import installed
+sys.modules["nbddp.extensions.course"] = ModuleType("broken")
+installed.folders = lambda: ["course", "runs", "publish"]
+import nbddp
+from nbddp.magics.parser import COMMANDS, CELL
+print("publish" in COMMANDS, "--publish" in CELL.options(), "nodes" in COMMANDS)
+print(*(name for name in ("runs", "check_answer", "log") if name in nbddp.__all__))
+"""
+
+
+@pytest.mark.process
+def test_the_magics_work_without_extensions_that_are_missing_or_broken() -> None:
+    command = [sys.executable, "-c", BROKEN]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "True True True\nruns log\n"
+    assert "nbddp works without the extension course, which cannot be read" in done.stderr

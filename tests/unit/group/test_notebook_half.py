@@ -1,0 +1,83 @@
+"""When the notebook's half of an extension is made, and when its hooks are called."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from nbddp.extension.manifest import Command, Extension
+from nbddp.group import notebook_half
+from nbddp.group.notebook_half import CellToRun, Notebook, NotebookHalf, NotebookHalves
+from nbddp.wire.frozen import Frozen
+from nbddp.wire.options.option import flag
+
+
+class OddOptions(Frozen):
+    odd: bool = flag("--odd", "run it oddly")
+
+
+class OddArguments(Command, example="odd"):
+    """Be odd."""
+
+
+class Odd(NotebookHalf):
+    """Notes what it is asked to do."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        super().__init__(notebook)
+        self.cells: list[bool] = []
+
+    def before_cell(self, cell: CellToRun) -> None:
+        self.cells.append(cell.options(OddOptions).odd)
+        raise ValueError("odd")
+
+    def odd(self, args: OddArguments) -> str:
+        return f"{args.example} {self.cells}"
+
+
+PLAIN, WITH_OPTION = CellToRun(given={}), CellToRun(given={OddOptions: OddOptions(odd=True)})
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def halves(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> NotebookHalves:
+    """The halves of a notebook with one extension, whose module is not imported yet."""
+    manifest = Extension(
+        name="odd", options=OddOptions, commands=(OddArguments,), notebook="odd_half:Odd"
+    )
+    monkeypatch.setattr(notebook_half, "installed", lambda: {"odd": manifest})
+    module: Any = ModuleType("odd_half")
+    module.Odd = Odd
+    monkeypatch.setitem(sys.modules, "odd_half", module)
+    return NotebookHalves(Mock(spec=Notebook, attempt=1, notifier=lambda: told.append))
+
+
+def test_a_half_is_made_for_the_first_cell_with_its_option_and_stays(
+    halves: NotebookHalves, told: list[str]
+) -> None:
+    for cell in (PLAIN, WITH_OPTION, PLAIN):
+        halves.before_cell(cell)
+    assert halves.command("odd")(OddArguments()) == "odd [True, False]"
+    assert ["ValueError: odd" in text for text in told] == [True]
+
+
+def test_a_command_makes_the_half(halves: NotebookHalves) -> None:
+    assert halves.command("odd")(OddArguments()) == "odd []"
+
+
+def test_a_half_that_cannot_be_imported_is_told_and_the_cell_goes_on(
+    halves: NotebookHalves, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "odd_half")
+    for _ in range(2):
+        halves.before_cell(WITH_OPTION)
+    [text] = told
+    assert "the extension odd failed in its hook load (ModuleNotFoundError" in text
