@@ -22,6 +22,7 @@ def ddp(line: str, **state: Any) -> str:
     notebook = SimpleNamespace(
         presenter=presenter,
         print_line=presenter.print_line,
+        show=presenter.show,
         notifier=lambda: presenter.print_line,
         attempt=1,
         current_run=None,

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 from nbddp.extension.guard import Guard
 from nbddp.extension.installed import command_name, installed, load
 from nbddp.sigint import import_interruptibly
+from nbddp.ui.report.blocks import Report
 from nbddp.wire.frozen import Frozen
 
 T = TypeVar("T", bound=Frozen)
@@ -22,11 +23,18 @@ class Notebook(Protocol):
         """The folder of the current run; None if no run is going on."""
 
     @property
+    def last_run(self) -> Path | None:
+        """The folder of the last script, if no cell ran since; otherwise of the current run."""
+
+    @property
     def attempt(self) -> int:
         """The attempt of the ranks."""
 
     def print_line(self, text: str) -> None:
         """Print a line for the user, between two cells."""
+
+    def show(self, report: Report) -> None:
+        """Show a report as HTML, as a picture or as text, as the front end supports."""
 
     def notifier(self) -> Callable[[str], None]:
         """Return a function that shows a sentence in the running or next cell of these ranks.

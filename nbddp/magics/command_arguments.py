@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from argparse import REMAINDER
 from collections.abc import Sequence
-from pathlib import Path
 
-from nbddp.charts.axes import AxisScale
 from nbddp.extension.manifest import Command
 from nbddp.extensions.faults.kinds import FACTOR
 from nbddp.extensions.faults.kinds import MEANINGS as FAULTS
 from nbddp.extensions.nodes.join_file import ORPHAN_TIMEOUT
 from nbddp.extensions.nodes.node_pool import LOOPBACK
-from nbddp.extensions.runs.comparison import XAxis
-from nbddp.extensions.runs.run_list_view import SHOWN_RUNS
 from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.magics.presenter import SHOWN_STEPS, ViewChoice
 from nbddp.magics.run_arguments import GroupArguments, RunArguments
@@ -23,16 +19,12 @@ from nbddp.wire.options.option_values import (
     count,
     node_range,
     numbers,
-    picture_file,
     port_number,
     positive_int,
     seconds,
     step_range,
 )
 
-_RUN_NAME = "a name, a part of one, or a path (default: the run of this notebook, else the newest)"
-_SCALE = "y axis (default: {default}, log for values of many magnitudes)"
-_SCALES = [each.value for each in AxisScale]
 _KINDS = ", ".join(f"{kind} ({meaning})" for kind, meaning in FAULTS.items())
 
 
@@ -209,59 +201,6 @@ class LogsArguments(Command, example="logs 1"):
 
     rank: int = argument("rank", "the rank whose log is shown", count, complete="rank")
     lines: int = option("-n --lines LINES", "how many lines (default: {default})", 50, positive_int)
-
-
-# ---- runs on disk
-
-
-class ShowArguments(Command, example="show"):
-    """Show a run from its folder: cells, charts, failures, last lines."""
-
-    run: str | None = option("run", _RUN_NAME, None, nargs="?", complete="run")
-    cell: int | None = option("--cell N", "one of its cells", None, positive_int)
-    metrics: str = option(
-        "--metrics NAME,...", "the charts of these: names, or patterns like val/*", ""
-    )
-    scale: str = option("--scale", _SCALE, "auto", choices=_SCALES)
-
-
-class RunsArguments(Command, example="runs"):
-    """List the runs of this folder, newest first; remove some, or write a note."""
-
-    run: Sequence[str] = option(
-        "run",
-        "lr=0.1, loss<0.5, a part of a name; rm NAME; note NAME",
-        (),
-        nargs="*",
-        metavar="WORD",
-        complete="run",
-    )
-    sort: str = option("--sort NAME", "by a setting, a metric or a column", "")
-    down: bool = flag("--down", "from the highest to the lowest")
-    number: int = option(
-        "-n --number NUMBER", "how many (default: {default})", SHOWN_RUNS, positive_int
-    )
-    off: bool = flag("--off", "with note: remove it")
-
-
-class CompareArguments(Command, example="compare first second"):
-    """Compare runs: their settings, curves and last values."""
-
-    run: list[str] = argument(
-        "run", "names, parts of names, or paths; 2 to 8", nargs="+", metavar="RUN", complete="run"
-    )
-    metrics: str = option("--metrics NAME,...", "only these, or patterns like val/*", "")
-    over: str = option(
-        "--over",
-        "x axis of the curves (default: {default})",
-        "step",
-        choices=[each.value for each in XAxis],
-    )
-    smooth: bool = flag("--smooth", "smooth lines in front of the faint raw ones")
-    scale: str = option("--scale", _SCALE, "auto", choices=_SCALES)
-    save: Path | None = option(
-        "--save FILE", "save the charts as .pdf, .png or .svg", None, picture_file
-    )
 
 
 # ---- the notebook

@@ -8,14 +8,12 @@ import re
 from argparse import REMAINDER, Action
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.core import completer as completers
 from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.errors import RequestError
-from nbddp.extensions.runs.find import runs_below
 from nbddp.group.rank_group import RankGroup
 from nbddp.lifecycle.group_state import GroupState
 from nbddp.magics.auto_mode import AutoMode
@@ -174,8 +172,6 @@ class Completion:
                 begin, comma, _ = word.rpartition(",")
                 ranks = {str(rank) for rank in self._group.life.all_ranks} - {*begin.split(",")}
                 return [Match(f"{begin}{comma}{rank}", "rank") for rank in sorted(ranks, key=int)]
-            case "run":
-                return [Match(each.name, "run") for each in runs_below(Path.cwd())]
             case "command":
                 return [Match(each, "command") for each in COMMANDS]
             case "expression":

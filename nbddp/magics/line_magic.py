@@ -12,7 +12,6 @@ from nbddp.extensions.export.notebook import export
 from nbddp.extensions.export.script import PulledValue
 from nbddp.extensions.faults.kinds import Fault
 from nbddp.extensions.nodes.notebook import manage_nodes
-from nbddp.extensions.runs.notebook import compare_runs, manage_runs, show_run
 from nbddp.extensions.timeline.view import timeline_report
 from nbddp.group.find_script import find_script
 from nbddp.lifecycle.refusals import way_out
@@ -242,9 +241,6 @@ HANDLERS: dict[str, Handler] = {
         f"nbddp: {set_trace_steps(notebook, args)}"
     ),
     "logs": _logs,
-    "show": show_run,
-    "runs": manage_runs,
-    "compare": compare_runs,
     "push": _push,
     "pull": _pull,
     "wait": lambda notebook, _args: notebook.wait(),

@@ -37,6 +37,7 @@ from nbddp.record.run_folder import folder_name
 from nbddp.record.verdict import Verdict
 from nbddp.sigint import Future, run_in_thread, sigint_deferred, wait_for_all
 from nbddp.ui.frontend import is_restarting
+from nbddp.ui.report.blocks import Report
 from nbddp.wire.group_spec import GroupSpec, StartOptions
 from nbddp.wire.options.option_values import ALL_RANKS
 
@@ -347,6 +348,10 @@ class NotebookState:
     def print_line(self, text: str) -> None:
         """Print a line for the user."""
         self.presenter.print_line(text)
+
+    def show(self, report: Report) -> None:
+        """Show a report."""
+        self.presenter.show(report)
 
     def notifier(self) -> Callable[[str], None]:
         """Return a function that shows a sentence in the running or next cell of these ranks."""

@@ -18,10 +18,9 @@ from nbddp.charts.chart_lines import MANY_RANKS, Chart, ChartLine, Numbers, rank
 from nbddp.charts.palette import rank_class
 from nbddp.charts.sparkline import svg_source
 from nbddp.charts.svg import HEIGHT, WIDTH, Frame, Label, draw
-from nbddp.extensions.runs.comparison import format_last
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.ui.html_pieces import escape, text_color
-from nbddp.ui.wording import note_hidden_metrics
+from nbddp.ui.wording import format_last, note_hidden_metrics
 
 logger = logging.getLogger(__name__)
 

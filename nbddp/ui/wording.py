@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from nbddp.formatting import (
     list_some,
     plural,
 )
+from nbddp.record.metrics import spread
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.run_events import RanksStarted, RunEvent
 from nbddp.record.snapshot import RankSnapshot, Snapshot
@@ -35,6 +36,18 @@ def format_rate(per_second: float) -> str:
     if per_second < 0.2:
         return f"{format_seconds(1 / per_second)} each"
     return f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.1f}/s"
+
+
+def format_last(values: Mapping[int, float]) -> str:
+    """Return the mean over ranks, and the lowest and highest value if they differ.
+
+    >>> [format_last(each) for each in ({0: 1.0, 1: 2.0}, {0: 0.5}, {}, {0: float("nan")})]
+    ['1.5 (1 to 2)', '0.5', '', 'nan']
+    """
+    if not values:
+        return ""
+    mean, low, high = (f"{value:.4g}" for value in spread(values).values())
+    return mean if low == high else f"{mean} ({low} to {high})"
 
 
 def note_hidden_metrics(names: Sequence[str], count: int) -> list[str]:

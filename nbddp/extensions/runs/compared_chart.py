@@ -15,7 +15,8 @@ from nbddp.charts.chart_lines import (
     rank_lines,
 )
 from nbddp.errors import RequestError
-from nbddp.extensions.runs.comparison import ComparedRun, Comparison, XAxis
+from nbddp.extensions.runs import XAxis
+from nbddp.extensions.runs.comparison import ComparedRun, Comparison
 
 UNITS = {XAxis.STEP: "step", XAxis.SAMPLES: "samples", XAxis.TIME: "s"}
 

@@ -6,36 +6,29 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
-from enum import Enum
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
 from nbddp.charts.palette import LETTERS
 from nbddp.errors import ArgumentError
+from nbddp.extensions.runs import XAxis
 from nbddp.extensions.runs.find import short_names
 from nbddp.extensions.runs.stored_run import StoredCell, StoredRun
 from nbddp.extensions.runs.summary import summarize
-from nbddp.extensions.sweeps.grid import SWEEP
 from nbddp.formatting import list_some
-from nbddp.record.metrics import Curve, Pairs, spread
+from nbddp.record.metrics import Curve, Pairs
 from nbddp.record.run_events import Resumed
+from nbddp.ui.wording import format_last
 
 MAX_RUNS = 8  # as many as there are distinct colours
+SWEEP = "sweep"  # in `run.json`: the sweep to which a run belongs
 MAX_LABEL = 24  # characters of the values of a sweep
 DEFAULT_CHARTS = 6  # if no metrics are chosen
 MAX_CHARTS = 64  # if metrics are chosen
 MAX_NAMED_METRICS = 40  # metrics in a message
 COMPARED_FACTS = ("backend_used", "devices", "device_names", "hosts", "cores", "threads")
 FACTS_BY_RANK = frozenset({"devices", "device_names", "hosts"})  # shown without repeats
-
-
-class XAxis(Enum):
-    """The horizontal axis of curves."""
-
-    STEP = "step"
-    SAMPLES = "samples"
-    TIME = "time"
 
 
 class ComparedRun(StoredRun):
@@ -269,15 +262,3 @@ def _comparable_facts(run: ComparedRun) -> Iterator[tuple[str, str]]:
     if isinstance(git, Mapping):
         dirty = " with changes" if git.get("dirty") else ""
         yield "git", f"{str(git.get('commit', ''))[:10]}{dirty}"
-
-
-def format_last(values: Mapping[int, float]) -> str:
-    """Return the mean over ranks, and the lowest and highest value if they differ.
-
-    >>> [format_last(each) for each in ({0: 1.0, 1: 2.0}, {0: 0.5}, {}, {0: float("nan")})]
-    ['1.5 (1 to 2)', '0.5', '', 'nan']
-    """
-    if not values:
-        return ""
-    mean, low, high = (f"{value:.4g}" for value in spread(values).values())
-    return mean if low == high else f"{mean} ({low} to {high})"

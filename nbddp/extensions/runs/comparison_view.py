@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from nbddp.charts.axes import AxisScale
 from nbddp.charts.sparkline import block_characters
-from nbddp.extensions.runs.comparison import ComparedRun, Comparison, XAxis
+from nbddp.extensions.runs import XAxis
+from nbddp.extensions.runs.comparison import ComparedRun, Comparison
 from nbddp.extensions.runs.run_list_view import describe_outcome, describe_pace, midpoints, shorten
 from nbddp.formatting import format_seconds, plural
 from nbddp.ui.html_pieces import escape

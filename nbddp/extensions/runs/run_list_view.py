@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from nbddp.charts.sparkline import block_characters, sparkline
+from nbddp.extensions.runs import SHOWN_RUNS
 from nbddp.extensions.runs.find import MAX_SHOWN_NAMES, short_names
 from nbddp.extensions.runs.run_list import Listing
 from nbddp.extensions.runs.summary import Summary
@@ -15,7 +16,6 @@ from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Cell, Dot, Mood, Report, Table, note
 from nbddp.ui.wording import format_rate
 
-SHOWN_RUNS = 50  # by default
 MAX_SETTING_LENGTH = 28  # characters of a setting, or of the name of a setting or a metric
 _DOTS = {"ok": Dot.OK, "failed": Dot.BAD, "running": Dot.BUSY, "empty": Dot.OFF}
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import ArgumentError, RequestError
+from nbddp.extensions.runs.comparison import SWEEP
 from nbddp.extensions.runs.find import runs_below
 from nbddp.record.cell import ReplayEntry
 from nbddp.record.push_store import PushRecord
@@ -26,7 +27,6 @@ from nbddp.record.run_folder import read_facts
 SEED = "seed"
 MAX_SEED = 2**32 - 1  # NumPy's
 MAX_COMBINATIONS = 1000  # a typing error must not start a night of runs
-SWEEP = "sweep"  # in ``run.json``
 
 Swept = tuple[str, tuple[Any, ...]]  # a name, and its values
 

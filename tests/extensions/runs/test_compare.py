@@ -19,8 +19,9 @@ from nbddp.charts.axes import AxisScale
 from nbddp.charts.chart_lines import Chart
 from nbddp.charts.svg import Drawing, Frame, draw
 from nbddp.errors import ArgumentError, RequestError
+from nbddp.extensions.runs import XAxis
 from nbddp.extensions.runs.compared_chart import compared_chart
-from nbddp.extensions.runs.comparison import Comparison, XAxis, compare
+from nbddp.extensions.runs.comparison import Comparison, compare
 from nbddp.extensions.runs.comparison_view import SAME_CODE, comparison_report
 from nbddp.ui.report.render import render_html, render_text
 

@@ -23,9 +23,10 @@ from pages import Page, readable
 from runs_on_disk import BEGAN, lines, make_run, rows_of
 
 from nbddp.errors import ArgumentError, RequestError
+from nbddp.extensions.runs import SHOWN_RUNS
 from nbddp.extensions.runs.comparison import compare
 from nbddp.extensions.runs.run_list import Listing, list_runs, write_note
-from nbddp.extensions.runs.run_list_view import SHOWN_RUNS, describe_outcome, run_list_report
+from nbddp.extensions.runs.run_list_view import describe_outcome, run_list_report
 from nbddp.extensions.runs.summary import Summary, summarize
 from nbddp.ui.report.render import render_html, render_text
 

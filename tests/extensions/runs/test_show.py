@@ -23,8 +23,8 @@ from runs_on_disk import BEGAN, STAMP, UNENDED, failed_run, make_run, rows_of
 
 import nbddp
 from nbddp.errors import RequestError
-from nbddp.extensions.runs import summary
-from nbddp.extensions.runs.comparison import MAX_CHARTS, XAxis, compare
+from nbddp.extensions.runs import XAxis, summary
+from nbddp.extensions.runs.comparison import MAX_CHARTS, compare
 from nbddp.extensions.runs.find import find_run, runs_below
 from nbddp.extensions.runs.run_list import list_runs
 from nbddp.extensions.runs.stored_run import StoredRun
