@@ -57,7 +57,8 @@ HANGS = {  # each with the place of a rank that waits
         "    thread = threading.Thread(target=meet)\n    thread.start()\n    thread.join()",
         r"rank 0 .*all_reduce #1 float \[3\].*thread \(line 3\).*main thread.* line 7 in join\(\)",
     ),
-    "both threads": (SAVE, "rank 0 .*barrier #1, line 4"),
+    # the other thread's gather may be the first
+    "both threads": (SAVE, "rank 0 .*barrier #[12], line 4"),
     "await": (
         "import asyncio\nif rank == 0: dist.barrier()\nelse:\n    await asyncio.sleep(100)",
         r"rank 1 .*: line 4 in sleep\(\)",
@@ -120,10 +121,10 @@ def test_a_hang_in_a_replay_is_shown_with_its_cell(group: Ranks, capsys: Capture
 
 def test_an_interrupt_names_the_collective_of_the_main_thread(group: Ranks) -> None:
     group.hang_after(SHORT)
-    act_on_alarm(group, "all_gather", group.interrupt)
+    act_on_alarm(group, "gather", group.interrupt)  # its all_gather, or the gather after it
     with pytest.raises(CellInterruptedError) as caught:
         group.run(SAVE)
-    assert re.search("rank 0: .*barrier #1, line 4", caught.value.report)
+    assert re.search("rank 0: .*barrier #[12], line 4", caught.value.report)
 
 
 def test_rank_stopped_by_a_signal_is_named_and_can_be_killed(group: Ranks, capsys: Capture) -> None:
