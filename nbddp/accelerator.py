@@ -57,18 +57,18 @@ def count_devices() -> tuple[Accelerator, int]:
     """Count the devices that this node's ranks will see, without torch, the driver or CUDA."""
     for kind in ACCELERATORS:
         shown = os.environ.get(kind.visible_devices)
-        found = Path("/").glob(kind.device_files) if shown is None else visible_gpus(shown)
+        found = Path("/").glob(kind.device_files) if shown is None else devices_in(shown)
         if count := len(list(found)):
             return kind, count
     return ACCELERATORS[0], 0
 
 
-def visible_gpus(names: str) -> list[str]:
-    """Return the numbers, UUIDs and MIG devices in a value of ``CUDA_VISIBLE_DEVICES``.
+def devices_in(names: str) -> list[str]:
+    """Return the numbers, UUIDs and MIG devices in a value such as of ``CUDA_VISIBLE_DEVICES``.
 
     CUDA ignores the first other name and all after it. SLURM writes ``NoDevFiles`` for no GPU.
 
-    >>> visible_gpus("0, GPU-8f2a,-1,2"), visible_gpus("NoDevFiles")
+    >>> devices_in("0, GPU-8f2a,-1,2"), devices_in("NoDevFiles")
     (['0', 'GPU-8f2a'], [])
     """
     parts = (name.strip() for name in names.split(","))

@@ -370,7 +370,7 @@ class Session:
 
         Args:
             ranks: the dead ranks to replace; empty for all.
-            donor: the rank whose variables the replacements get; None for the lowest rank alive.
+            donor: the rank whose variables the replacements get; None for the default one.
 
         Raises:
             RequestError: the heal failed; the group is as before.

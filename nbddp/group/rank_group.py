@@ -244,10 +244,10 @@ class RankGroup:
     def heal(
         self, ranks: Sequence[int] = (), *, donor: int | None = None, rerun: bool = False
     ) -> Healed:
-        """Replace dead ranks. New ranks get the variables of a donor.
+        """Replace dead ranks. New ranks get the variables of a donor; see :class:`HealAsked`.
 
-        The default donor is the lowest living rank. With ``rerun``, return the last heal if all
-        ranks are alive: only its cells remain to be run again.
+        With ``rerun``, return the last heal if all ranks are alive: only its cells remain to be run
+        again.
 
         Raises:
             RequestError: the group cannot be healed; it has not changed.

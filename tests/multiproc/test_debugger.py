@@ -297,11 +297,11 @@ def test_ranks_without_their_own_error_skip_the_debugger(notebook: Notebook, sou
         "import time\nif rank == 2: time.sleep(60)"
     )
 
-    def outlast_the_grace() -> None:
+    def outlast_other_failures() -> None:
         time.sleep(4)  # a failure of another rank would end the debugger after 1.3 s
         notebook.client.input("p rank")
 
-    reply = notebook.converse(f"%%ddp\n{source}", outlast_the_grace, "p kept", "q")
+    reply = notebook.converse(f"%%ddp\n{source}", outlast_other_failures, "p kept", "q")
     assert {prompt[:8] for prompt, _ in reply.asked} == {"[rank 1]"}
     assert [len(reply.lines(rank)) for rank in (0, 2)] == [1, 1]
     assert "[rank 1] 21\n" in reply.text

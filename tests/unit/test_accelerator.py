@@ -1,4 +1,4 @@
-"""Ranks on a fake kind of accelerator, which has two devices and can lose its context."""
+"""Ranks on Intel GPUs: a fake of ``torch.xpu`` has two devices and can lose its context."""
 
 from __future__ import annotations
 

@@ -431,7 +431,7 @@ def describe_missing_gpus() -> str:
     """
     kind = accelerator.current()
     visible = os.environ.get(kind.visible_devices, "")
-    asked = len(accelerator.visible_gpus(visible))
+    asked = len(accelerator.devices_in(visible))
     found = accelerator.device_count()
     if found >= asked:
         return ""
