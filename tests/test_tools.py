@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from binder import install
+from tools import mutants
 from tools.gpu_day import Part, run, verdict_of
 
 CPU, USUAL = "torch==2.13.0+cpu", "torch==2.13.0"
@@ -91,6 +92,13 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.process
 @pytest.mark.full
 @pytest.mark.timeout(180)
+def test_modules_that_mutants_break_and_their_tests_exist() -> None:
+    places = [
+        (ROOT / "nbddp" / file, ROOT / "tests" / tests) for file, tests in mutants.TARGETS.values()
+    ]
+    assert [each for each in places if not (each[0].is_file() and each[1].is_dir())] == []
+
+
 def test_gpu_day_without_a_gpu_skips_each_part() -> None:
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable}
     day = ["bash", str(ROOT / "tools" / "gpu_day.sh")]

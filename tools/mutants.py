@@ -24,17 +24,17 @@ PER_TARGET = 32
 WORKERS = 2
 SECONDS = 600  # a mutant whose tests take longer has been noticed
 
-TARGETS = {  # name: (file in nbddp/, tests in tests/unit/)
-    "advance": ("lifecycle/transitions.py", "lifecycle"),
-    "verdict": ("record/verdict.py", "record"),
-    "hang detector": ("record/waiting/hang_detector.py", "record"),
-    "replay": ("record/replay_log.py", "record"),
-    "rebind": ("worker/process_group/bound_objects.py", "worker"),
-    "signature": ("wire/envelope.py", "wire"),
-    "checkpoint commit": ("train/checkpoint/atomic_files.py", "train"),
-    "sampler": ("train/epoch_batches.py", "train"),
-    "matcher": ("record/waiting/collective_matcher.py", "record"),
-    "codec": ("wire/messages.py", "wire"),
+TARGETS = {  # name: (file in nbddp/, folder in tests/)
+    "advance": ("lifecycle/transitions.py", "unit/lifecycle"),
+    "verdict": ("record/verdict.py", "unit/record"),
+    "hang detector": ("record/hang_detector.py", "unit/record"),
+    "replay": ("record/replay_log.py", "unit/record"),
+    "rebind": ("worker/process_group/bound_objects.py", "unit/worker"),
+    "signature": ("wire/envelope.py", "unit/wire"),
+    "checkpoint commit": ("extensions/train/checkpoint/atomic_files.py", "extensions/train"),
+    "sampler": ("extensions/train/epoch_batches.py", "extensions/train"),
+    "matcher": ("extensions/timeline/collective_matcher.py", "extensions/timeline"),
+    "codec": ("wire/messages.py", "unit/wire"),
 }
 
 OTHER_COMPARISON: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -135,7 +135,7 @@ def passes(copy: Path, target: str, source: str) -> bool:
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         run = subprocess.run(
-            [*command, "-p", "no:cacheprovider", f"tests/unit/{tests}"],
+            [*command, "-p", "no:cacheprovider", f"tests/{tests}"],
             cwd=copy,
             env=environment,
             capture_output=True,
