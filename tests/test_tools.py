@@ -89,9 +89,6 @@ def test_constraints_match_the_installed_versions_and_do_not_pin_torch() -> None
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.process
-@pytest.mark.full
-@pytest.mark.timeout(180)
 def test_modules_that_mutants_break_and_their_tests_exist() -> None:
     places = [
         (ROOT / "nbddp" / file, ROOT / "tests" / tests) for file, tests in mutants.TARGETS.values()
@@ -99,6 +96,9 @@ def test_modules_that_mutants_break_and_their_tests_exist() -> None:
     assert [each for each in places if not (each[0].is_file() and each[1].is_dir())] == []
 
 
+@pytest.mark.process
+@pytest.mark.full
+@pytest.mark.timeout(180)
 def test_gpu_day_without_a_gpu_skips_each_part() -> None:
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable}
     day = ["bash", str(ROOT / "tools" / "gpu_day.sh")]
