@@ -28,6 +28,7 @@ from nbddp.extensions.course.grading import (
     say,
     stop_if,
 )
+from nbddp.extensions.course.own_classes import Sent, Traffic, recording_waits
 from nbddp.extensions.train.call_agreement import communication_device
 from nbddp.extensions.train.collectives import all_gather
 from nbddp.extensions.train.prepare import prepare
@@ -42,10 +43,14 @@ def _turn_right(turn: Any) -> None:
     world_size, rank = this_rank.world_size(), this_rank.rank()
     parcels = torch.arange(world_size, device=communication_device()) * 10 + 1
     own_tensor, from_left, right = (int(parcels[(rank + step) % world_size]) for step in (0, -1, 1))
-    got = turn(parcels[rank : rank + 1].clone())
+    with recording_waits() as waits, Traffic(waits) as traffic:
+        got = turn(parcels[rank : rank + 1].clone())
     require(isinstance(got, torch.Tensor) and got.numel() == 1, "1.3a no tensor")
     mistakes = {"1.3a own tensor": own_tensor, "1.3a right neighbour": right}
     require_value(got.item(), from_left, mistakes, "1.3a other tensor")
+    require_none(_collectives(traffic.sent), "1.3a collective")
+    # the second message begins after the wait for the first one
+    require([each.waits for each in traffic.sent] == [0, 1], "1.3a not blocking")
 
 
 @judge("1.3b", on_ranks=True)
@@ -54,13 +59,24 @@ def _ring_reduce_scatter(ring: Any) -> None:
     world_size, rank = this_rank.world_size(), this_rank.rank()
     values = torch.arange(2 * world_size, device=communication_device()) * 10 + rank
     total = torch.arange(2 * world_size) * 10 * world_size + sum(range(world_size))
-    got = ring(values.clone())
+    with Traffic() as traffic:
+        got = ring(values.clone())
     require(isinstance(got, torch.Tensor), "1.3b no tensor")
     require(got.numel() == 2, "1.3b other size", got=got.numel(), right=2)
     chunks = [chunk.tolist() for chunk in total.tensor_split(world_size)]
     at = chunks.index(got.tolist()) if got.tolist() in chunks else None
     require(at in (rank, None), "1.3b other chunk", at=at)
     require(at == rank, "1.3b no sum")
+    require_none(_collectives(traffic.sent), "1.3b collective")
+    sent = sum(each.num_bytes for each in traffic.sent if each.name.startswith("c10d.send"))
+    least = (world_size - 1) * got.nbytes
+    require(sent == least, "1.3b bytes", got=sent, right=least)
+
+
+def _collectives(sent: Sequence[Sent]) -> list[str]:
+    """Return the names of the calls that are not messages between two ranks."""
+    names = [each.name.split(".")[1].strip("_") for each in sent]
+    return [name for name in names if not name.startswith(("send", "recv"))]
 
 
 @judge("1.2a", on_ranks=True)
@@ -266,19 +282,24 @@ def _five_mistakes(numbers: Any) -> None:
 @judge("3.5c")
 def _ranks_of_a_machine(mates: Any) -> None:
     require_function(mates)
-    for rank in (0, 19, 63):
-        given = mates(rank)
-        try:
-            got = sorted(map(index, given))
-        except TypeError:
-            got = []
-        require(got, "3.5c no ranks")
-        first = rank - rank % 8
-        is_right = got == [*range(first, first + 8)]
-        require(is_right or rank in got, "3.5c itself", rank=rank)
-        is_one_machine = len({each // 8 for each in got}) == 1
-        require(is_right or is_one_machine, "3.5c several machines", rank=rank)
-        require(is_right, "3.5c other ranks", count=len(got), rank=rank)
+    groups = {rank: _members(mates(rank)) for rank in range(64)}
+    require_none([rank for rank, group in groups.items() if not group], "3.5c no ranks")
+    alone = [rank for rank, group in groups.items() if rank not in group]
+    require_none(alone, "3.5c itself")
+    wide = [rank for rank, group in groups.items() if len({each // 8 for each in group}) > 1]
+    require_none(wide, "3.5c several machines")
+    torn = [rank for rank, group in groups.items() if any(groups[each] != group for each in group)]
+    require_none(torn, "3.5c other lists")
+    sizes = {len(group) for group in groups.values()}
+    is_right = len(sizes) == 1 and sizes <= {2, 4, 8}
+    require(is_right, "3.5c other sizes", sizes=", ".join(map(str, sorted(sizes))))
+
+
+def _members(given: Any) -> list[int]:
+    try:
+        return sorted(map(index, given))
+    except TypeError:
+        return []
 
 
 @judge("A1a")

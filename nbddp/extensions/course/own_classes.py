@@ -27,19 +27,32 @@ LAYER_BYTES = 4 * WIDTH * WIDTH
 
 
 class Sent(NamedTuple):
-    """A collective: torch's name for it, such as ``c10d._allgather_base_.default``."""
+    """A collective or a message.
+
+    Attributes:
+        name: torch's name for it, such as ``c10d._allgather_base_.default``.
+        num_bytes: the bytes of its tensor.
+        is_blocking: whether a collective was called without ``async_op``.
+        waits: how often the rank had waited for another one before.
+    """
 
     name: str
     num_bytes: int
     is_blocking: bool
+    waits: int
 
 
 class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Record the collectives that are called inside it."""
+    """Record the collectives and messages that are called inside it.
 
-    def __init__(self) -> None:
+    Args:
+        waits: the waits so far, as ``recording_waits`` lists them.
+    """
+
+    def __init__(self, waits: Sequence[int] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sent: list[Sent] = []
+        self._waits = waits
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -48,12 +61,13 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented  # DTensor calls the collectives of its parts
         if func.namespace in ("c10d", "_c10d_functional") and "wait" not in str(func):
             is_blocking = len(args) > 3 and args[-1] is False  # async_op; left out if true
-            self.sent.append(Sent(str(func), _bytes_of(args[0]), is_blocking))
+            sent = Sent(str(func), _bytes_of(args[0]), is_blocking, len(self._waits))
+            self.sent.append(sent)
         return func(*args, **(kwargs or {}))
 
 
 @contextmanager
-def _recording_waits() -> Iterator[list[int]]:
+def recording_waits() -> Iterator[list[int]]:
     """Record the threads that wait for a collective inside the body, one entry for each wait."""
     work: Any = dist.Work
     wait, threads = work.wait, list[int]()
@@ -172,7 +186,7 @@ def _run_step(model: Any, inner: nn.Module, *call: Any) -> _DDPStep:
         second.register_post_accumulate_grad_hook(note_early),
         first.register_post_accumulate_grad_hook(note_waits),
     ]
-    with traffic, _recording_waits() as threads:
+    with traffic, recording_waits() as threads:
         model(*call).square().mean().backward()
     for handle in probes:
         handle.remove()
@@ -254,9 +268,15 @@ def _judge_accumulation(ddp_class: Any) -> None:
 
 
 def _layers() -> nn.Sequential:
-    """Return equal layers with biases, two for each rank."""
+    """Return a large parameter for each rank. Between two of them are small ones.
+
+    A rank that takes each ``world_size``-th parameter gets all large ones, or none.
+    """
     torch.manual_seed(0)
-    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(2 * this_rank.world_size())]
+    layers: list[nn.Module] = []
+    for _ in range(this_rank.world_size()):
+        layers.append(nn.Linear(WIDTH, WIDTH, bias=False))
+        layers += [nn.PReLU(WIDTH) for _ in range(this_rank.world_size() - 1)]
     return nn.Sequential(*layers).to(communication_device())
 
 

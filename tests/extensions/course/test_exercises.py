@@ -108,6 +108,8 @@ RIGHT_ANSWERS: dict[str, list[tuple[Any, ...]]] = {
         (lambda rank: range(rank // 8 * 8, rank // 8 * 8 + 8),),
         (lambda rank: torch.arange(64).view(8, 8)[rank // 8].tolist(),),
         (lambda rank: torch.arange(64).view(8, 8)[rank // 8],),
+        (lambda rank: range(rank // 4 * 4, rank // 4 * 4 + 4),),
+        (lambda rank: {rank, rank ^ 1},),
     ],
     "A1a": [(refusing(above=4),)],
 }
@@ -175,6 +177,10 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
         "a rank of each machine": (lambda rank: range(rank % 8, 64, 8),),
         "without itself": (lambda rank: [each for each in range(8) if each != rank],),
         "itself alone": (lambda rank: [rank],),
+        "groups that overlap": (lambda rank: {rank, rank // 8 * 8},),
+        "unequal groups": (
+            lambda rank: [rank] if rank % 8 > 3 else range(rank // 8 * 8, rank // 8 * 8 + 4),
+        ),
         "the machine": (lambda rank: rank // 8,),
         "text": (lambda rank: [str(rank)],),
         "no function": (3,),

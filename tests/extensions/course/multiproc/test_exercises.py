@@ -23,16 +23,39 @@ left, right = (rank - 1) % world_size, (rank + 1) % world_size
 
 def turn(x, to=right, of=left):
     arriving = torch.empty_like(x)
-    there, here = dist.isend(x, to), dist.irecv(arriving, of)
+    calls = [lambda: dist.send(x, to), lambda: dist.recv(arriving, of)]
+    for call in calls[:: -1 if rank == 0 else 1]:  # only rank 0 receives first
+        call()
+    return arriving
+
+def at_once(x):
+    arriving = torch.empty_like(x)
+    there, here = dist.isend(x, right), dist.irecv(arriving, left)
     there.wait(), here.wait()
     return arriving
 
-def ring(tensor, first=1, steps=world_size - 1):
+def gathered(x):
+    tensors = [torch.empty_like(x) for _ in range(world_size)]
+    dist.all_gather(tensors, x)
+    return tensors[left]
+
+def ring(tensor, first=1, steps=world_size - 1, step_of=at_once):
     chunks = tensor.tensor_split(world_size)
     for step in range(steps):
         mine = (rank - step - 1 - first) % world_size
-        chunks[mine].add_(turn(chunks[(rank - step - first) % world_size]))
+        chunks[mine].add_(step_of(chunks[(rank - step - first) % world_size]))
     return chunks[(rank + 1 - first) % world_size]
+
+def reduced(tensor):
+    dist.all_reduce(tensor)
+    return tensor.tensor_split(world_size)[rank]
+
+def whole(tensor):
+    total, passed = tensor.clone(), tensor
+    for _ in range(world_size - 1):
+        passed = at_once(passed)
+        total += passed
+    return total.tensor_split(world_size)[rank]
 """
 TRAINS, OWN = '"1.4b", but("train_on_ranks"', "range(rank, len(test_set), world_size)"
 ALL_TESTS = f'"{OWN}", "range(len(test_set))"'
@@ -40,11 +63,11 @@ NO_SUM, NO_EPOCH = '"dist.all_reduce(right)", "pass"', '"sampler.set_epoch(epoch
 RIGHT = [
     '"1.3a", turn',
     '"1.3b", ring',
+    '"1.3b", lambda x: ring(x, step_of=turn)',
     '"1.2a", name_of',
     '"1.5a", spread',
     '"1.4b", train_on_ranks',
     '"1.4b", lambda *given: train_on_ranks(*given).item()',
-    f"{TRAINS}, {ALL_TESTS}, {NO_SUM})",
     '"2.2c", is_left_out',
     '"2.3a", shared',
     '"2.3a", lambda batches: iter(shared(batches))',
@@ -59,8 +82,13 @@ WRONG = [
     '"1.3a", lambda x: turn(x)[:0]',
     '"1.3a", turn if rank else 3',
     '"1.3a", lambda x: turn(x) * (rank != 2)',
+    '"1.3a", at_once',
+    '"1.3a", gathered',
     '"1.3b", lambda x: ring(x, first=0)',
     '"1.3b", lambda x: ring(x, steps=1)',
+    '"1.3b", lambda x: ring(x, step_of=gathered)',
+    '"1.3b", reduced',
+    '"1.3b", whole',
     '"1.3b", lambda x: None',
     '"1.3b", lambda x: x',
     '"1.2a", lambda store, download: download()',
@@ -84,6 +112,8 @@ WRONG = [
     f'{TRAINS}, "lr=0.1", "lr=0.01")',
     f'{TRAINS}, "train_set, batch_size=4", "train_set, batch_size=8")',
     f"{TRAINS}, {ALL_TESTS})",
+    f"{TRAINS}, {ALL_TESTS}, {NO_SUM})",
+    f'{TRAINS}, {ALL_TESTS}, "return right", "return right / world_size")',
     f'{TRAINS}, "{OWN}", "list(DistributedSampler(test_set))")',
     '"1.4b", lambda *given: train_on_ranks(*given) / 17',
     '"1.4b", lambda *given: [train_on_ranks(*given)] * 2',

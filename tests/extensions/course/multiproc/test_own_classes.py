@@ -49,8 +49,12 @@ class AsTheyComplete(MyDDP):
             unpack(flat, bucket)
         self.begin()
 
-def in_turn(parameters):  # with an even number of ranks, some get biases only
+def in_turn(parameters):  # rank 0 gets all large ones
     return {p: i % world_size for i, p in enumerate(parameters)}
+
+def half(parameters):  # one half of the ranks gets all large ones
+    owner = {2: lambda i: i // world_size % (world_size // 2), 1: lambda i: i % world_size}
+    return {p: owner[p.dim()](i) for i, p in enumerate(parameters)}
 
 class FlatAdam:
     def __init__(self, parameters, lr):
@@ -119,6 +123,7 @@ DDP_WRONG = [
     '"4.1b", but("ShardedAdam", "optimizer.step()", "optimizer.step(), optimizer.state.clear()")',
     '"4.1b", but("ShardedAdam", " if owner == dist.get_rank()", "")',
     '"4.1b", but("ShardedAdam", "owners_of(list(parameters))", "in_turn(parameters)")',
+    '"4.1b", but("ShardedAdam", "owners_of(list(parameters))", "half(parameters)")',
     '"4.1b", but("ShardedAdam", "optim.Adam(", "optim.SGD(")',
     '"4.1b", but("ShardedAdam", "optim.Adam(", "optim.AdamW(")',
     '"4.1b", but("ShardedAdam", "def zero_grad", "def clear")',
