@@ -24,7 +24,6 @@ def ddp(line: str, **state: Any) -> str:
         print_line=presenter.print_line,
         show=presenter.show,
         notifier=lambda: presenter.print_line,
-        attempt=1,
         current_run=None,
         last_run=None,
         shell=None,

@@ -83,6 +83,19 @@ def test_modules_are_imported_lazily(tmp_path: Path) -> None:
         assert loaded & unwanted == set(), stage
 
 
+# A name may only go
+LOADED_AT_ONCE = {"checks", "faults", "nodes", "runs", "sweeps", "timeline", "trace"}
+
+
+@pytest.mark.process
+def test_load_ext_loads_only_the_manifests_of_extensions() -> None:
+    show = "print(*(name for name in sys.modules if '.extensions.' in name))"
+    command = [sys.executable, "-c", f"import sys, nbddp.magics.load\n{show}"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    names = [name.split(".") for name in done.stdout.split()]
+    assert {parts[2] for parts in names if len(parts) > 3} == LOADED_AT_ONCE
+
+
 MODULES = {
     "nbddp." + ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
     for path in sorted(PACKAGE.rglob("*.py"))
@@ -127,7 +140,6 @@ def test_file_name_is_used_for_one_topic() -> None:
 
 STILL_IMPORTED = {  # a row may only go
     "checks": {"train", "trainers"},
-    "nodes": {"export"},
     "timeline": {"train"},
     "trace": {"timeline"},
     "trainers": {"checks"},

@@ -39,6 +39,7 @@ class Extension(Frozen):
         public: its names in ``nbddp``, each with its target.
         commands: its commands; a method of the same name in its notebook's half carries it out.
         options: its options of ``%%ddp`` and ``%ddp run``; each has a default.
+        events: the kinds of told events (``group/told_events.py``) that it hears of.
         notebook: the target of its :class:`~nbddp.group.notebook_half.NotebookHalf`.
     """
 
@@ -47,4 +48,5 @@ class Extension(Frozen):
     public: Mapping[str, str] = field(default_factory=dict)
     commands: tuple[type[Command], ...] = ()
     options: type[Frozen] | None = None
+    events: tuple[type[Frozen], ...] = ()
     notebook: str = ""

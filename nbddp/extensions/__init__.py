@@ -36,4 +36,10 @@ if TYPE_CHECKING:  # the types of their public names; a manifest says how to loa
     faults = arming
 
 # each command of the folders, so that the core can name the folder that a command needs
-COMMANDS = {"compare": "runs", "publish": "publish", "runs": "runs", "show": "runs"}
+COMMANDS = {
+    "compare": "runs",
+    "export": "export",
+    "publish": "publish",
+    "runs": "runs",
+    "show": "runs",
+}

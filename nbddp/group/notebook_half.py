@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 from nbddp.extension.guard import Guard
 from nbddp.extension.installed import command_name, installed, load
+from nbddp.group.rank_group import RankGroup
+from nbddp.group.told_events import ToldEvent
 from nbddp.sigint import import_interruptibly
 from nbddp.ui.report.blocks import Report
 from nbddp.wire.frozen import Frozen
@@ -18,6 +20,8 @@ T = TypeVar("T", bound=Frozen)
 class Notebook(Protocol):
     """What the core does for an extension in the notebook."""
 
+    group: RankGroup  # the ranks of the cells, and those of the last script
+
     @property
     def current_run(self) -> Path | None:
         """The folder of the current run; None if no run is going on."""
@@ -25,10 +29,6 @@ class Notebook(Protocol):
     @property
     def last_run(self) -> Path | None:
         """The folder of the last script, if no cell ran since; otherwise of the current run."""
-
-    @property
-    def attempt(self) -> int:
-        """The attempt of the ranks."""
 
     def print_line(self, text: str) -> None:
         """Print a line for the user, between two cells."""
@@ -61,8 +61,8 @@ class CellToRun(Frozen):
 class NotebookHalf:
     """The half of an extension in the notebook; it overrides the hooks that it needs.
 
-    It is made when a line has its first command or option. Its methods with the names of its
-    commands carry them out.
+    It is made when a line has its first command or option, or at its first event. Its methods with
+    the names of its commands carry them out.
     """
 
     def __init__(self, notebook: Notebook) -> None:
@@ -71,6 +71,9 @@ class NotebookHalf:
     def before_cell(self, cell: CellToRun) -> None:
         """Prepare for a cell or script; its ranks run."""
 
+    def on_event(self, event: ToldEvent) -> None:
+        """Hear of an event, on the thread that caused it."""
+
 
 class NotebookHalves:
     """The halves of all extensions in one notebook."""
@@ -78,14 +81,17 @@ class NotebookHalves:
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
         self._halves: dict[str, NotebookHalf] = {}
-        self._guard = Guard(lambda text: notebook.notifier()(text), lambda: notebook.attempt)
+        self._guard = Guard(
+            lambda text: notebook.notifier()(text), lambda: notebook.group.life.attempt
+        )
 
     def load(self, name: str) -> NotebookHalf:
         """Return the half of an extension; the first time, import and make it."""
         if name not in self._halves:
             target = installed()[name].notebook
             import_interruptibly(target.partition(":")[0])
-            self._halves[name] = load(target)(self._notebook)
+            made = load(target)(self._notebook)
+            self._halves.setdefault(name, made)  # a cell in the background may have been quicker
         return self._halves[name]
 
     def command(self, name: str) -> Callable[[Any], Any]:
@@ -102,6 +108,17 @@ class NotebookHalves:
         """Call the hook of each extension that is in use, or whose options the cell has."""
         for extension in installed().values():
             if extension.name in self._halves or extension.options in cell.given:
-                half = self._guard.call(extension.name, self.load, extension.name, default=None)
-                if half is not None:
-                    self._guard.call(extension.name, half.before_cell, cell, default=None)
+                self._call(extension.name, lambda half: half.before_cell, cell)
+
+    def tell(self, event: ToldEvent) -> None:
+        """Call the hook of each extension that hears of such events."""
+        for extension in installed().values():
+            if type(event) in extension.events:
+                self._call(extension.name, lambda half: half.on_event, event)
+
+    def _call(
+        self, name: str, hook: Callable[[NotebookHalf], Callable[..., None]], *args: Any
+    ) -> None:
+        half = self._guard.call(name, self.load, name, default=None)
+        if half is not None:
+            self._guard.call(name, hook(half), *args, default=None)

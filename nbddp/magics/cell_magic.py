@@ -11,13 +11,13 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from nbddp.errors import CellFailedError, RequestError
-from nbddp.extensions.export.script import Omitted
 from nbddp.extensions.sweeps.grid import sweep_points
 from nbddp.extensions.sweeps.scaling import ScalingStudy
 from nbddp.extensions.sweeps.sweep import Sweep
 from nbddp.extensions.sweeps.trials import TrialRunner
 from nbddp.extensions.timeline.view import timeline_report
 from nbddp.group.find_script import describe_syntax_error
+from nbddp.group.told_events import CellRanOnOtherRanks
 from nbddp.magics.magic_errors import reporting_errors
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.parser import CELL, parse_line
@@ -111,6 +111,5 @@ def _run_trials(
         trials = sweep_points(args.sweep, args.repeat)
         study = Sweep(runner, trials, start_over=args.start_over)
     group.session.prepare(spec)
-    cell = f"cell [{notebook.prompt_number}]"
-    notebook.export_log.add(Omitted(cell, "it ran several times, on its own ranks"))
+    notebook.extensions.tell(CellRanOnOtherRanks(number=notebook.prompt_number))
     study.run()

@@ -61,14 +61,6 @@ class ScriptArguments(RunArguments, Command, example="run train.py --lr 0.1"):
 # ---- the group
 
 
-class ExportArguments(Command, example="export train.py"):
-    """Write the successful cells since the start of the ranks as a script."""
-
-    file: str = argument("file", "name of the script, such as train.py")
-    slurm: bool = flag("--slurm", "also write an sbatch file")
-    force: bool = flag("--force", "replace existing files")
-
-
 class StopArguments(Command, example="stop"):
     """End all ranks."""
 

@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from nbddp.errors import RequestError, as_request_error
-from nbddp.extensions.export.notebook import export
-from nbddp.extensions.export.script import PulledValue
 from nbddp.extensions.faults.kinds import Fault
 from nbddp.extensions.nodes.notebook import manage_nodes
 from nbddp.extensions.timeline.view import timeline_report
 from nbddp.group.find_script import find_script
+from nbddp.group.told_events import ValuePulled
 from nbddp.lifecycle.refusals import way_out
 from nbddp.magics.command_arguments import (
     AutoArguments,
@@ -171,7 +170,7 @@ def _pull(notebook: NotebookState, args: PullArguments) -> Any:
             "expression, for example `%ddp pull losses` or `%ddp pull losses, rank`"
         ) from error
     value = notebook.group.pull(expression, rank=args.rank)
-    notebook.export_log.add(PulledValue(expression, args.rank))
+    notebook.extensions.tell(ValuePulled(expression=expression, rank=args.rank))
     if expression.isidentifier():
         notebook.shell.user_ns[expression] = value
     return None if args.line.endswith(";") else value  # as IPython does for a statement
@@ -223,7 +222,6 @@ HANDLERS: dict[str, Handler] = {
     "start": _start,
     "restart": _restart,
     "run": _run,
-    "export": lambda notebook, args: notebook.presenter.print_line(export(notebook, args)),
     "stop": _stop,
     "interrupt": _interrupt,
     "kill": _kill,

@@ -16,7 +16,6 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError, NbddpError, RequestError, StartError
-from nbddp.extensions.export.items import ExportLog, omitted_cell
 from nbddp.extensions.trace.merge import Trace
 from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.extensions.trace.notebook import collect_trace
@@ -26,6 +25,7 @@ from nbddp.group.notebook_half import CellToRun, NotebookHalves
 from nbddp.group.push_pull import check_names
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
+from nbddp.group.told_events import CellLeftOut, PushAsked
 from nbddp.lifecycle.refusals import with_way_out
 from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.notebook_names import describe_name
@@ -59,7 +59,6 @@ class NotebookState:
         self.group.session.describe_name = partial(describe_name, shell.user_ns)
         self.presenter = Presenter(shell)
         self.extensions = NotebookHalves(self)
-        self.export_log = ExportLog(self.group.session)
         self.last_request: CellRequest | None = None
         self.last_succeeded = False
         self.next_trace: TraceSteps | None = None
@@ -249,8 +248,9 @@ class NotebookState:
     ) -> Trace | None:
         """After a cell, show its trace if requested; after a failure, show the retry buttons."""
         traced, self.last_succeeded = None, result.is_ok
-        if left_out := omitted_cell(request, result):
-            self.export_log.add(left_out)
+        if request.once or not result.is_ok:
+            reason = "it is marked --once" if request.once else "it failed"
+            self.extensions.tell(CellLeftOut(request=request, reason=reason))
         if request.trace is not None:
             traced = collect_trace(session, result, request.trace)
             self.presenter.show(trace_report(traced))
@@ -340,11 +340,6 @@ class NotebookState:
         request = CellRequest(source=source, ranks=ranks, execution_count=self.prompt_number)
         self._run_and_raise(request, self.group.session, quiet=True)
 
-    @property
-    def attempt(self) -> int:
-        """The attempt of the ranks of the cells."""
-        return self.group.life.attempt
-
     def print_line(self, text: str) -> None:
         """Print a line for the user."""
         self.presenter.print_line(text)
@@ -411,7 +406,7 @@ class NotebookState:
         for name in names:
             if name not in self.shell.user_ns:
                 raise UsageError(f"there is no {name!r} in the notebook to push")
-        self.export_log.record_store_ports(self.shell.user_ns)
+        self.extensions.tell(PushAsked(names=self.shell.user_ns))
         return {name: self.shell.user_ns[name] for name in names}
 
 

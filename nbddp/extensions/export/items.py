@@ -10,7 +10,7 @@ from operator import itemgetter
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.extensions.export.script import Item, Omitted, PulledValue, PushedValues
-from nbddp.record.cell import CellRequest, CellResult, ReplayEntry
+from nbddp.record.cell import CellRequest, ReplayEntry
 from nbddp.record.push_store import PushRecord
 from nbddp.record.replay_log import FAULT
 
@@ -48,13 +48,11 @@ class ExportLog:
         return [item for _, item in sorted([*noted, *done], key=itemgetter(0))]
 
 
-def omitted_cell(request: CellRequest, result: CellResult) -> Omitted | None:
-    """Return why a cell is not in the replay log; None if it is."""
-    what = f"cell [{request.execution_count}]"
-    if request.once:
-        reason = "it is marked --once"
-        return _omitted_script(request) if request.script else Omitted(what, reason, request.source)
-    return None if result.is_ok else Omitted(what, "it failed", request.source)
+def omitted_cell(request: CellRequest, reason: str) -> Omitted:
+    """Return the item of a cell or script that is not in the replay log."""
+    if request.once and request.script:
+        return _omitted_script(request)
+    return Omitted(f"cell [{request.execution_count}]", reason, request.source)
 
 
 def _omitted_script(request: CellRequest) -> Omitted:

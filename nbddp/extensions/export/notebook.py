@@ -4,45 +4,73 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections import Counter
 from pathlib import Path
 
 from nbddp.errors import RequestError, as_request_error
-from nbddp.extensions.export.script import ExportedScript, write_script
+from nbddp.extensions.export import ExportArguments
+from nbddp.extensions.export.items import ExportLog, omitted_cell
+from nbddp.extensions.export.script import ExportedScript, Omitted, PulledValue, write_script
 from nbddp.extensions.export.slurm import script_job
-from nbddp.magics.command_arguments import ExportArguments
-from nbddp.magics.notebook_state import NotebookState
+from nbddp.group.notebook_half import Notebook, NotebookHalf
+from nbddp.group.told_events import (
+    CellLeftOut,
+    CellRanOnOtherRanks,
+    PushAsked,
+    ToldEvent,
+    ValuePulled,
+)
 
 _PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 
 
-def export(notebook: NotebookState, args: ExportArguments) -> str:
-    """Write the script and the files that it needs.
+class Exporting(NotebookHalf):
+    """Collects what the replay log lacks, and writes scripts."""
 
-    Returns:
-        What was written, how to run it, and what was left out.
+    def __init__(self, notebook: Notebook) -> None:
+        super().__init__(notebook)
+        self._log = ExportLog(notebook.group.session)
 
-    Raises:
-        RequestError: there is nothing to write, or a file cannot be written.
-    """
-    path = Path(args.file).expanduser()
-    if path.suffix != ".py":
-        raise RequestError(f"expected the name of a Python file like train.py, got {args.file!r}")
-    _check_name(path)
-    group, log = notebook.group, notebook.export_log
-    script = write_script(log.items(), path, group.spec, log.store_ports)
-    files = {path: script.text.encode()}
-    if script.pickled:
-        files[path.with_suffix(".pushed.pkl")] = script.pickled
-    if args.slurm:
-        job = path.with_suffix(".sbatch")
-        command = shlex.quote(str(path))
-        has_gpus = any(each.device not in ("", "cpu") for each in group.session.snapshot().ranks)
-        nprocs = [each.nproc for each in group.nodes.launcher.assignments] if group.nodes else []
-        nnodes, nproc = (len(nprocs), max(nprocs)) if nprocs else (2, group.spec.nproc)
-        text = script_job(path.stem, command, nnodes=nnodes, nproc=nproc, has_gpus=has_gpus)
-        files[job] = text.encode()
-    _write_files(files, replaces=args.force)
-    return _describe_export(script, list(files))
+    def on_event(self, event: ToldEvent) -> None:
+        """Remember an item of an export that is not in the replay log."""
+        match event:
+            case PushAsked(names=names):
+                self._log.record_store_ports(names)
+            case ValuePulled(expression=expression, rank=rank):
+                self._log.add(PulledValue(expression, rank))
+            case CellLeftOut(request=request, reason=reason):
+                self._log.add(omitted_cell(request, reason))
+            case CellRanOnOtherRanks(number=number):
+                self._log.add(Omitted(f"cell [{number}]", "it ran several times, on its own ranks"))
+
+    def export(self, args: ExportArguments) -> None:
+        """Write the script and the files that it needs; print what was left out.
+
+        Raises:
+            RequestError: there is nothing to write, or a file cannot be written.
+        """
+        path = Path(args.file).expanduser()
+        if path.suffix != ".py":
+            raise RequestError(
+                f"expected the name of a Python file like train.py, got {args.file!r}"
+            )
+        _check_name(path)
+        group, log = self.notebook.group, self._log
+        script = write_script(log.items(), path, group.spec, log.store_ports)
+        files = {path: script.text.encode()}
+        if script.pickled:
+            files[path.with_suffix(".pushed.pkl")] = script.pickled
+        if args.slurm:
+            job = path.with_suffix(".sbatch")
+            command = shlex.quote(str(path))
+            ranks = group.session.snapshot().ranks
+            has_gpus = any(rank.device not in ("", "cpu") for rank in ranks)
+            nprocs = [*Counter(group.session.launcher.nodes().values()).values()]
+            nnodes, nproc = (len(nprocs), max(nprocs)) if nprocs else (2, group.spec.nproc)
+            text = script_job(path.stem, command, nnodes=nnodes, nproc=nproc, has_gpus=has_gpus)
+            files[job] = text.encode()
+        _write_files(files, replaces=args.force)
+        self.notebook.print_line(_describe_export(script, list(files)))
 
 
 def _check_name(path: Path) -> None:

@@ -37,25 +37,3 @@ srun {shlex.join(TORCHRUN)} \\
     --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$head:{RENDEZVOUS_PORT}" \\
     {command}
 """
-
-
-def nodes_job(command: str, *, nnodes: int, nproc: int) -> str:
-    """Return a job that starts one node agent on each node, for a notebook.
-
-    Args:
-        command: the command that starts the agent, with the join file.
-        nnodes: the number of nodes.
-        nproc: ranks on each node.
-    """
-    return f"""#!/bin/bash
-#SBATCH --job-name=nbddp
-#SBATCH --nodes={nnodes}
-#SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task={nproc}
-#SBATCH --time=04:00:00
-#SBATCH --output=nbddp-nodes-%j-%N.log
-# with GPUs: #SBATCH --gpus-per-node={nproc}
-
-export OMP_NUM_THREADS=1  # of the agents; ranks get --threads
-srun {command}
-"""

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from nbddp.errors import RequestError, as_request_error
-from nbddp.extensions.export.slurm import nodes_job
 from nbddp.extensions.nodes.node_pool import LOOPBACK, NodesSpec
 from nbddp.extensions.nodes.stale_files import find_left_join_file
 from nbddp.magics.command_arguments import NodesArguments
@@ -51,7 +50,7 @@ def manage_nodes(notebook: NotebookState, args: NodesArguments) -> str:
         if nodes.listener.join.address == LOOPBACK:
             raise RequestError(LOOPBACK_UNREACHABLE)
         spec = nodes.spec
-        job = nodes_job(nodes.command, nnodes=spec.max_nodes, nproc=spec.nproc_per_node)
+        job = _slurm_job(nodes.command, nnodes=spec.max_nodes, nproc=spec.nproc_per_node)
         with (
             as_request_error(f"{JOB_FILE} cannot be written"),
             os.fdopen(open_new_file(JOB_FILE), "w") as file,
@@ -91,3 +90,25 @@ def _rejoin(notebook: NotebookState, args: NodesArguments) -> str:
     join = find_left_join_file(args.rejoin or "")
     spec = replace(_nodes_spec(args), host=join.address, port=join.port)
     return notebook.group.rejoin(spec, join, args.wait or REJOIN_TIMEOUT)
+
+
+def _slurm_job(command: str, *, nnodes: int, nproc: int) -> str:
+    """Return a job that starts one node agent on each node, for a notebook.
+
+    Args:
+        command: the command that starts the agent, with the join file.
+        nnodes: the number of nodes.
+        nproc: ranks on each node.
+    """
+    return f"""#!/bin/bash
+#SBATCH --job-name=nbddp
+#SBATCH --nodes={nnodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task={nproc}
+#SBATCH --time=04:00:00
+#SBATCH --output=nbddp-nodes-%j-%N.log
+# with GPUs: #SBATCH --gpus-per-node={nproc}
+
+export OMP_NUM_THREADS=1  # of the agents; ranks get --threads
+srun {command}
+"""

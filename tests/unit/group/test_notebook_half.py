@@ -12,6 +12,7 @@ import pytest
 from nbddp.extension.manifest import Command, Extension
 from nbddp.group import notebook_half
 from nbddp.group.notebook_half import CellToRun, Notebook, NotebookHalf, NotebookHalves
+from nbddp.group.told_events import PushAsked, ToldEvent, ValuePulled
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.options.option import flag
 
@@ -30,13 +31,19 @@ class Odd(NotebookHalf):
     def __init__(self, notebook: Notebook) -> None:
         super().__init__(notebook)
         self.cells: list[bool] = []
+        self.pulled = ""
 
     def before_cell(self, cell: CellToRun) -> None:
         self.cells.append(cell.options(OddOptions).odd)
         raise ValueError("odd")
 
+    def on_event(self, event: ToldEvent) -> None:
+        assert isinstance(event, ValuePulled)
+        self.pulled = event.expression
+        raise ValueError("odd")
+
     def odd(self, args: OddArguments) -> str:
-        return f"{args.example} {self.cells}"
+        return f"{args.example} {self.cells} {self.pulled}".strip()
 
 
 PLAIN, WITH_OPTION = CellToRun(given={}), CellToRun(given={OddOptions: OddOptions(odd=True)})
@@ -51,13 +58,17 @@ def told() -> list[str]:
 def halves(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> NotebookHalves:
     """The halves of a notebook with one extension, whose module is not imported yet."""
     manifest = Extension(
-        name="odd", options=OddOptions, commands=(OddArguments,), notebook="odd_half:Odd"
+        name="odd",
+        options=OddOptions,
+        commands=(OddArguments,),
+        events=(ValuePulled,),
+        notebook="odd_half:Odd",
     )
     monkeypatch.setattr(notebook_half, "installed", lambda: {"odd": manifest})
     module: Any = ModuleType("odd_half")
     module.Odd = Odd
     monkeypatch.setitem(sys.modules, "odd_half", module)
-    return NotebookHalves(Mock(spec=Notebook, attempt=1, notifier=lambda: told.append))
+    return NotebookHalves(Mock(notifier=lambda: told.append, **{"group.life.attempt": 1}))
 
 
 def test_a_half_is_made_for_the_first_cell_with_its_option_and_stays(
@@ -67,6 +78,16 @@ def test_a_half_is_made_for_the_first_cell_with_its_option_and_stays(
         halves.before_cell(cell)
     assert halves.command("odd")(OddArguments()) == "odd [True, False]"
     assert ["ValueError: odd" in text for text in told] == [True]
+
+
+def test_an_event_that_the_extension_hears_of_makes_the_half(
+    halves: NotebookHalves, told: list[str]
+) -> None:
+    halves.tell(PushAsked(names={}))
+    assert halves._halves == {}
+    halves.tell(ValuePulled(expression="x", rank=None))
+    assert halves.command("odd")(OddArguments()) == "odd [] x"
+    assert ["in its hook on_event" in text for text in told] == [True]
 
 
 def test_a_command_makes_the_half(halves: NotebookHalves) -> None:

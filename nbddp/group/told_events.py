@@ -1,0 +1,41 @@
+"""Events that extensions hear of, and that no file of a run has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from nbddp.wire.frozen import Frozen
+
+if TYPE_CHECKING:
+    from nbddp.record.cell import CellRequest
+
+
+class ToldEvent(Frozen):
+    """Something that the user did in the notebook."""
+
+
+class PushAsked(ToldEvent):
+    """Variables are about to be pushed; ``names`` has all variables of the notebook."""
+
+    names: Mapping[str, Any]
+
+
+class ValuePulled(ToldEvent):
+    """A value was fetched from a rank, or from all if None."""
+
+    expression: str
+    rank: int | None
+
+
+class CellLeftOut(ToldEvent):
+    """A cell or script has ended that no replay runs again, for this reason."""
+
+    request: CellRequest
+    reason: str
+
+
+class CellRanOnOtherRanks(ToldEvent):
+    """A cell, by the number of its prompt, does not run on the ranks of the cells."""
+
+    number: int
