@@ -64,7 +64,9 @@ def test_kill_stop_and_auto_say_in_one_line_what_they_did(notebook: Notebook) ->
     notebook.run("%ddp restart --replay")
     assert "The replay sets those of earlier cells again." in notebook.run("%ddp show").text
     notebook.run("%%ddp --no-wait\ntime.sleep(60)")
-    assert notebook.run("%ddp kill 1").text.startswith("nbddp: rank 1 was killed; `%ddp heal`")
+    # with ipykernel 6 the running cell prints here, too, if it learns of the death at once
+    last = notebook.run("%ddp kill 1").text.splitlines()[-1]
+    assert last.startswith("nbddp: rank 1 was killed; `%ddp heal`")
     assert notebook.run("%ddp wait").error == "CellFailedError: rank 1 was killed by you"
     assert notebook.run("%ddp stop").text.startswith("nbddp: all ranks are stopped and")
     assert notebook.run("%ddp logs 1").text == "kept\nkept\n"  # once more by the replay
