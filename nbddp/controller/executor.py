@@ -422,7 +422,8 @@ class Executor:
             state.start_error = StartError("stopped while it started")
             reason = str(state.start_error)
             state.event_log.record(run_events.StartFailed(reason=reason, interrupted=True))
-        state.event_log.record(run_events.GroupStopped(attempt=state.life.run_attempt))
+        attempt = state.life.run_attempt if is_over else state.life.run_attempt - 1
+        state.event_log.record(run_events.GroupStopped(attempt=attempt))
         state.write_run_json()
         if is_over:
             if state.start_error is not None:

@@ -45,7 +45,12 @@ def test_recovery_loses_only_the_steps_since_the_checkpoint(
     output = capsys.readouterr().out
     assert re.search(r"^nbddp: rank 1 .*SIGKILL.*\b1 of 3$", output, re.MULTILINE)
     assert re.search(r"^nbddp: .*\b2 cells\b", output, re.MULTILINE)
-    events = {each["kind"]: each for each in group.read_lines("events.jsonl")}
+    recorded = group.read_lines("events.jsonl")
+    attempts = [
+        (e["kind"], e["attempt"]) for e in recorded if e["kind"] in ("start", "exit", "stopped")
+    ]
+    assert attempts == [("start", 1), ("exit", 1), ("stopped", 1), ("start", 2)]
+    events = {each["kind"]: each for each in recorded}
     assert (events["resumed"]["step"], events["resumed"]["lost"]) == (10, 3)
     assert events["recovery"]["cells"] == 2
     assert 0 <= events["recovery"]["detected"] < 30
