@@ -45,7 +45,7 @@ WAITS = (
 )
 
 
-@pytest.mark.gate_runs("kill", "restart")
+@pytest.mark.gate_runs("in a cell", "restart")
 @pytest.mark.parametrize("how", ["kill in a cell", "kill in a script", "shutdown", "restart"])
 def test_processes_and_files_of_a_kernel_end_with_it(fresh_notebook: Notebook, how: str) -> None:
     notebook = fresh_notebook

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from drivers.inside import imported
-from drivers.ranks import Ranks, new_launcher
+from drivers.ranks import Capture, Ranks, new_launcher
 from virtual_networks import has_namespaces, without_reverse_names
 
-from nbddp import ArgumentError, CellFailedError, WorkerGroup, runs
+from nbddp import ArgumentError, CellFailedError, compare, runs
 
 PAGE = Path(__file__).parents[2] / "docs" / "from_python.md"
 
@@ -49,51 +49,37 @@ def test_examples_of_the_python_page_run(folder: Path) -> None:
     assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_a_group_traces_steps_without_a_notebook(folder: Path) -> None:
-    with WorkerGroup(nproc=2) as group:
-        source = "for step in range(4): dist.barrier(); nbddp.log(step=step, loss=1.0)"
-        trace = group.trace(source, 1, 2)
-        assert (sorted(trace.ranks), trace.missing, trace.steps) == ([0, 1], {}, [1, 2])
-        assert trace.events > 0
-        assert trace.path is not None
-        assert trace.path.is_relative_to(folder)
-        for refused in (
-            lambda: group.trace(source, 1, 2, ranks=[5]),
-            lambda: group.trace(source, 2, 1),
-            lambda: group.run(None),  # type: ignore[arg-type]
-        ):
-            with pytest.raises(ArgumentError):
-                refused()
-        with pytest.raises(CellFailedError) as error:
-            group.run("import os; os._exit(3)", ranks=[1], quiet=True)
-        assert "`group.heal()` replaces rank 1" in error.value.report  # rank 0 is alive
+def test_a_group_traces_steps_without_a_notebook(group: Ranks, folder: Path) -> None:
+    source = "for step in range(4): dist.barrier(); nbddp.log(step=step, loss=1.0)"
+    trace = group.trace(source, 1, 2)
+    assert (sorted(trace.ranks), trace.missing, trace.steps) == ([0, 1], {}, [1, 2])
+    assert trace.events > 0
+    assert trace.path is not None
+    assert trace.path.is_relative_to(folder)
+    for refused in (
+        lambda: group.trace(source, 1, 2, ranks=[5]),
+        lambda: group.trace(source, 2, 1),
+        lambda: group.run(None),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ArgumentError):
+            refused()
+    with pytest.raises(CellFailedError) as error:
+        group.run("import os; os._exit(3)", ranks=[1], quiet=True)
+    assert "`group.heal()` replaces rank 1" in error.value.report  # rank 0 is alive
 
 
-SWEEPS = """
-import json, nbddp
-with nbddp.WorkerGroup(nproc=2) as group:
-    group.run("kept = [7]\\ndef train(lr):\\n    nbddp.log(step=0, loss=lr + rank)")
+def test_a_group_can_sweep_scale_and_compare(group: Ranks, folder: Path, capsys: Capture) -> None:
+    group.run("kept = [7]\ndef train(lr):\n    nbddp.log(step=0, loss=lr + rank)")
     group.push({"offset": 1})
     found = group.sweep("kept.append(lr); train(lr + offset)", {"lr": [1, 2], "model": ["cnn"]})
+    output = capsys.readouterr()
+    assert "nbddp: sweep, 2 of 2: lr=2, model=cnn; the last one" in output.out.splitlines()
+    assert output.err == ""
+    assert [run.config for run in found] == [{"lr": lr, "model": "cnn"} for lr in (1, 2)]
     sizes = group.scale("train(0.1)", [1, 2], quiet=True)
-    print(json.dumps([run.config for run in found]))
-    print(json.dumps([size["ranks"] for size in sizes]))
-    print(nbddp.compare(*found))
-    print(group.pull("kept"))
-"""
-
-
-def test_python_script_can_sweep_scale_and_compare(folder: Path) -> None:
-    done = run_script(folder, SWEEPS)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    lines = done.stdout.splitlines()
-    for line in (
-        "nbddp: sweep, 2 of 2: lr=2, model=cnn; the last one",
-        '[{"lr": 1, "model": "cnn"}, {"lr": 2, "model": "cnn"}]',
-        "[1, 2]",
-        "[[7], [7]]",
-    ):
-        assert line in lines
+    assert [size["ranks"] for size in sizes] == [1, 2]
+    assert group.pull("kept") == [[7], [7]]
+    lines = str(compare(*found)).splitlines()
     table = next(at for at, line in enumerate(lines) if line.startswith("line  run"))
     assert "2.5 (2 to 3)" in lines[table + 1]
     assert "3.5 (3 to 4)" in lines[table + 2]

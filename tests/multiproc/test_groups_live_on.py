@@ -117,6 +117,7 @@ def test_models_on_meshes_of_two_dimensions_train_on(
     assert notices(capsys) == []
 
 
+@pytest.mark.gate_runs("one rank")
 @pytest.mark.parametrize("failing", ["True", "rank == 1"], ids=["all ranks", "one rank"])
 @pytest.mark.parametrize("place", ["forward", "backward"])
 def test_a_sharded_model_trains_on_after_an_error(group: Ranks, place: str, failing: str) -> None:

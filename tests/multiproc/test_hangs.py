@@ -287,7 +287,7 @@ COMPILES = pytest.param(
 )
 
 
-@pytest.mark.gate_runs("one call of C", "a child", "into a pipe", "a thread that prints", "lock")
+@pytest.mark.gate_runs("one call of C", "beside", "into a pipe", "a thread that prints", "lock")
 @pytest.mark.parametrize("name", [*QUICK, COMPILES])
 def test_working_rank_is_not_reported_as_a_hang(
     make_group: MakeRanks, capsys: Capture, monkeypatch: pytest.MonkeyPatch, name: str

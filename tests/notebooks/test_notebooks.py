@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.notebook, pytest.mark.multiproc]
 
 QUICKSTART = NOTEBOOKS[0]
 SAYS = {"1.4_from_one_process_to_ddp": "a larger rate brings back"}  # with its own settings
-IN_GATE = ("1.1", "3.5")
+IN_GATE = ("1.1",)
 EACH = [
     pytest.param(path, id=path.stem, marks=() if path.stem[:3] in IN_GATE else pytest.mark.full)
     for path in NOTEBOOKS

@@ -406,6 +406,7 @@ def test_interrupt_ends_the_scale_and_shows_finished_rounds(notebook: Notebook, 
 
 
 @pytest.mark.usefixtures("base")
+@pytest.mark.gate_runs("folder")
 @pytest.mark.parametrize(
     "lose",
     [

@@ -160,6 +160,7 @@ def test_save_or_resume_error_on_one_rank_fails_all_ranks(group: Ranks) -> None:
         ]
 
 
+@pytest.mark.gate_runs("spread")
 @pytest.mark.parametrize(
     "made",
     ["Run(kind='bf16', accumulate=2)", "Run(shard, accumulate=2)"],

@@ -78,7 +78,7 @@ def kit(shared_group: Ranks) -> Ranks:
     return shared_group
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_distributed_training_matches_training_in_one_process(
     make_group: MakeRanks, world_size: int
 ) -> None:
