@@ -20,12 +20,8 @@ pytestmark = [pytest.mark.notebook, pytest.mark.multiproc]
 
 QUICKSTART = NOTEBOOKS[0]
 SAYS = {"1.4_from_one_process_to_ddp": "a larger rate brings back"}  # with its own settings
-IN_GATE = ("1.1",)
-EACH = [
-    pytest.param(path, id=path.stem, marks=() if path.stem[:3] in IN_GATE else pytest.mark.full)
-    for path in NOTEBOOKS
-    if path.stem[:2] != "A2"  # tests/multiproc/ecosystem/test_notebook.py runs it
-]
+# tests/multiproc/ecosystem/test_notebook.py runs the other one
+EACH = [path for path in NOTEBOOKS if path.stem[:2] != "A2"]
 
 
 def of_cells(*sources: str) -> NotebookNode:
@@ -33,8 +29,9 @@ def of_cells(*sources: str) -> NotebookNode:
     return nbformat.v4.new_notebook(cells=cells)
 
 
+@pytest.mark.full  # the gate runs the quickstart on a page
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("path", EACH)
+@pytest.mark.parametrize("path", EACH, ids=lambda path: path.stem)
 def test_a_notebook_runs_from_start_to_end(path: Path, folder: Path) -> None:
     notebook = check_lesson(path, folder)
     assert SAYS.get(path.stem, "") in text_of(notebook.cells)

@@ -160,6 +160,7 @@ def test_new_node_replaces_a_lost_node(on_nodes: OnNodes) -> None:
     assert len(set(sums)) == 1
 
 
+@pytest.mark.full
 def test_rank_can_be_killed_while_its_node_starts_it(on_nodes: OnNodes) -> None:
     on_nodes.bring(2)
     group = on_nodes.group
