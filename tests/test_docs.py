@@ -19,6 +19,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from PIL import Image
 
 import nbddp
+from nbddp.extension.installed import installed
 from nbddp.extensions.faults.arming import KINDS
 from nbddp.magics.magic_parser import MagicParser
 from nbddp.magics.parser import CELL, COMMANDS, parse_line
@@ -275,6 +276,7 @@ def test_the_generated_pages_have_all_options_commands_and_public_names() -> Non
         section = shown.partition(f"## {name}\n")[2].partition("\n## ")[0]
         assert all(f"<code>{option}" in section for option in parser.options()), name
     names = [each for each in nbddp.__all__ if "ipython" not in each]
+    names += [name for each in installed().values() for name in each.group_methods]
     assert len(re.findall("(?m)^::: nbddp", "\n".join(site_hooks._names()))) == len(names)
 
 

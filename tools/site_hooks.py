@@ -26,6 +26,7 @@ from mkdocs.structure.toc import AnchorLink
 
 import nbddp
 from nbddp.charts.palette import DARK, LIGHT, rank_color
+from nbddp.extension.installed import installed
 from nbddp.magics.parser import CELL, COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -249,3 +250,6 @@ def _names() -> Iterator[str]:
             module = getattr(value, "__module__", "")
             path = value.__name__ if not module else f"{module}.{value.__qualname__}"
             yield f"::: {path}\n"
+    for extension in installed().values():
+        for target in extension.group_methods.values():
+            yield f"::: {target.replace(':', '.')}\n"

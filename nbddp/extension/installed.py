@@ -62,12 +62,14 @@ def without_conflicts(manifests: Iterable[Extension]) -> dict[str, Extension]:
 
 def _claims(extension: Extension) -> set[str]:
     """Return what no other extension may have."""
-    options = fields(extension.options) if extension.options else ()
+    kinds = [kind for kind in (extension.options, extension.cell_options) if kind is not None]
+    options = [option for kind in kinds for option in fields(kind)]
     flags = {word for option in options for word in option.metadata["names"].split()}
     return {
         *(f"the command {command_name(kind)}" for kind in extension.commands),
         *(f"the option {flag}" for flag in flags if flag.startswith("-")),
         *(f"the name nbddp.{name}" for name in extension.public),
+        *(f"the method WorkerGroup.{name}" for name in extension.group_methods),
     }
 
 

@@ -39,8 +39,11 @@ class Extension(Frozen):
         public: its names in ``nbddp``, each with its target.
         commands: its commands; a method of the same name in its notebook's half carries it out.
         options: its options of ``%%ddp`` and ``%ddp run``; each has a default.
+        cell_options: its options of ``%%ddp`` alone.
         events: the kinds of told events (``group/told_events.py``) that it hears of.
         notebook: the target of its :class:`~nbddp.group.notebook_half.NotebookHalf`.
+        group_methods: its methods of :class:`~nbddp.WorkerGroup`, each with its target: a function
+            whose first argument is the group.
     """
 
     name: str
@@ -48,5 +51,7 @@ class Extension(Frozen):
     public: Mapping[str, str] = field(default_factory=dict)
     commands: tuple[type[Command], ...] = ()
     options: type[Frozen] | None = None
+    cell_options: type[Frozen] | None = None
     events: tuple[type[Frozen], ...] = ()
     notebook: str = ""
+    group_methods: Mapping[str, str] = field(default_factory=dict)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # the types of their public names; a manifest says how to loa
     from nbddp.extensions.runs.api import Run as Run
     from nbddp.extensions.runs.api import compare as compare
     from nbddp.extensions.runs.api import runs as runs
+    from nbddp.extensions.sweeps import group_methods
     from nbddp.extensions.timeline.collective_timeline import Timeline as Timeline
     from nbddp.extensions.trace.merge import Trace as Trace
     from nbddp.extensions.train.checkpoint.checkpoint import Checkpoint as Checkpoint
@@ -34,6 +35,13 @@ if TYPE_CHECKING:  # the types of their public names; a manifest says how to loa
     from nbddp.extensions.trainers.attach import report_trainers as report_trainers
 
     faults = arming
+
+    class GroupMethods:
+        """The methods of ``WorkerGroup`` that are in the folders."""
+
+        scale = group_methods.scale
+        sweep = group_methods.sweep
+
 
 # each command of the folders, so that the core can name the folder that a command needs
 COMMANDS = {

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
 from nbddp.errors import CellFailedError, NbddpError
+from nbddp.extension.installed import installed, load
 
 T = TypeVar("T")
 
@@ -34,11 +35,33 @@ def name_methods(text: str) -> str:
     return text
 
 
+class ExtensionMethod:
+    """A method that an extension adds to a class; its module is imported at the first use.
+
+    Args:
+        target: a function whose first argument is the object.
+    """
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+
+    @functools.cached_property
+    def __func__(self) -> Callable[..., Any]:
+        """The function, as that of a ``staticmethod``."""
+        return _with_method_names(load(self._target))
+
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
+        return self.__func__ if instance is None else MethodType(self.__func__, instance)
+
+
 def with_method_names(kind: type[T]) -> type[T]:
-    """Make the public methods of a class raise errors that name methods."""
+    """Add the methods of extensions; make all public methods raise errors that name methods."""
     for name, method in [*vars(kind).items()]:
         if isinstance(method, FunctionType) and not name.startswith("_"):
             setattr(kind, name, _with_method_names(method))
+    for extension in installed().values():
+        for name, target in extension.group_methods.items():
+            setattr(kind, name, ExtensionMethod(target))
     return kind
 
 

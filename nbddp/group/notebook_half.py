@@ -6,13 +6,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from nbddp.controller.session import Session
 from nbddp.extension.guard import Guard
 from nbddp.extension.installed import command_name, installed, load
+from nbddp.extension.manifest import Extension
+from nbddp.group.display import TextDisplay
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.told_events import ToldEvent
+from nbddp.record.cell import CellRequest, CellResult
 from nbddp.sigint import import_interruptibly
 from nbddp.ui.report.blocks import Report
 from nbddp.wire.frozen import Frozen
+from nbddp.wire.group_spec import GroupSpec
 
 T = TypeVar("T", bound=Frozen)
 
@@ -32,6 +37,9 @@ class Notebook(Protocol):
 
     def print_line(self, text: str) -> None:
         """Print a line for the user, between two cells."""
+
+    def tell(self, event: ToldEvent) -> None:
+        """Tell an event to all extensions that hear of its kind."""
 
     def show(self, report: Report) -> None:
         """Show a report as HTML, as a picture or as text, as the front end supports."""
@@ -58,6 +66,25 @@ class CellToRun(Frozen):
         return options
 
 
+class UnstartedCell(CellToRun):
+    """A cell before ranks are started for it.
+
+    Attributes:
+        spec: the spec of the ranks.
+        values: pushed to the ranks before it runs, by name.
+        fresh: whether the cell starts with empty namespaces.
+        display: shows what runs instead of the cell.
+        run: runs a cell on the ranks of a session and shows it; a failure does not raise.
+    """
+
+    request: CellRequest
+    spec: GroupSpec
+    values: Mapping[str, Any]
+    fresh: bool
+    display: TextDisplay
+    run: Callable[[Session, CellRequest], CellResult]
+
+
 class NotebookHalf:
     """The half of an extension in the notebook; it overrides the hooks that it needs.
 
@@ -70,6 +97,14 @@ class NotebookHalf:
 
     def before_cell(self, cell: CellToRun) -> None:
         """Prepare for a cell or script; its ranks run."""
+
+    def run_cell(self, cell: UnstartedCell) -> bool:
+        """Run a cell that has its options in another way; return whether that was done.
+
+        Its errors are those of the cell.
+        """
+        del cell
+        return False
 
     def on_event(self, event: ToldEvent) -> None:
         """Hear of an event, on the thread that caused it."""
@@ -107,8 +142,16 @@ class NotebookHalves:
     def before_cell(self, cell: CellToRun) -> None:
         """Call the hook of each extension that is in use, or whose options the cell has."""
         for extension in installed().values():
-            if extension.name in self._halves or extension.options in cell.given:
+            if extension.name in self._halves or _has_options(cell, extension):
                 self._call(extension.name, lambda half: half.before_cell, cell)
+
+    def run_cell(self, cell: UnstartedCell) -> bool:
+        """Let the extensions whose options the cell has run it in another way."""
+        return any(
+            self.load(extension.name).run_cell(cell)
+            for extension in installed().values()
+            if _has_options(cell, extension)
+        )
 
     def tell(self, event: ToldEvent) -> None:
         """Call the hook of each extension that hears of such events."""
@@ -122,3 +165,7 @@ class NotebookHalves:
         half = self._guard.call(name, self.load, name, default=None)
         if half is not None:
             self._guard.call(name, hook(half), *args, default=None)
+
+
+def _has_options(cell: CellToRun, extension: Extension) -> bool:
+    return extension.options in cell.given or extension.cell_options in cell.given

@@ -7,16 +7,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from nbddp.controller.rank_requests import check_ranks
 from nbddp.errors import ArgumentError
-from nbddp.extensions.runs.api import Run
-from nbddp.extensions.sweeps.grid import sweep_points
-from nbddp.extensions.sweeps.scaling import ScalingStudy
-from nbddp.extensions.sweeps.scaling_results import MIN_ROUNDS
-from nbddp.extensions.sweeps.sweep import Sweep
-from nbddp.extensions.sweeps.trials import TrialRunner
 from nbddp.extensions.timeline.collective_timeline import Timeline
 from nbddp.extensions.trace.merge import Trace
 from nbddp.extensions.trace.messages import TraceSteps
@@ -32,9 +26,14 @@ from nbddp.record.heal.heal_report import Healed
 from nbddp.wire.group_spec import GroupSpec, StartOptions
 from nbddp.wire.options.cell_spec import CellOptions
 
+if TYPE_CHECKING:
+    from nbddp.extensions import GroupMethods
+else:
+    GroupMethods = object
+
 
 @with_method_names
-class WorkerGroup:
+class WorkerGroup(GroupMethods):
     """Ranks on this machine that run code and keep their variables between calls.
 
     Args:
@@ -226,101 +225,6 @@ class WorkerGroup:
         scripts.end(session, result)
         result.raise_for_failure()
         return result
-
-    def sweep(
-        self,
-        source: str,
-        settings: Mapping[str, Sequence[Any]] | None = None,
-        *,
-        repeat: int = 0,
-        fresh: bool = False,
-        start_over: bool = False,
-        quiet: bool = False,
-        max_restarts: int = 0,
-        heal: int = 0,
-    ) -> list[Run]:
-        """Run source once for each combination of values, each time as a separate run.
-
-        Each run has new ranks, on which the cells and pushes of this group are replayed first. The
-        ranks of this group keep their variables. Combinations that an earlier sweep of the same
-        source finished are not run again.
-
-        Args:
-            source: Python, or anything that IPython accepts.
-            settings: the values to try, by name.
-            repeat: the number of seeds for each combination; the source has the seed as ``seed``.
-            fresh: replay nothing.
-            start_over: also run finished combinations.
-            quiet: print only the values of the last line.
-            max_restarts: for each run, as in :meth:`run`.
-            heal: for each run, as in :meth:`run`.
-
-        Returns:
-            The run of each combination in order, failed runs included.
-
-        Raises:
-            ArgumentError: a name or value is not allowed.
-            RequestError: the sweep cannot run now.
-            CellFailedError: no run succeeded.
-            CellInterruptedError: the sweep was interrupted.
-        """
-        trials = sweep_points((settings or {}).items(), repeat)
-        retries = Retries(heals=heal, restarts=max_restarts)
-        runner = self._trial_runner(source, retries, fresh=fresh, quiet=quiet)
-        sweep = Sweep(runner, trials, start_over=start_over)
-        sweep.run()
-        return [Run(row.path) for row in sweep.rows if row.path is not None]
-
-    def scale(
-        self,
-        source: str,
-        sizes: Sequence[int],
-        *,
-        rounds: int = MIN_ROUNDS,
-        weak: bool = False,
-        fresh: bool = False,
-        quiet: bool = False,
-    ) -> list[dict[str, Any]]:
-        """Run source on several world sizes, and compare their speed.
-
-        Each run has new ranks, as in :meth:`sweep`.
-
-        Args:
-            source: Python, or anything that IPython accepts.
-            sizes: the world sizes.
-            rounds: how often source runs on each world size, at least 3.
-            weak: whether each rank has the same work on all world sizes.
-            fresh: replay nothing.
-            quiet: print only the values of the last line.
-
-        Returns:
-            A dictionary for each world size that succeeded: ``ranks``, ``steps_per_second`` (or
-            ``cells_per_second`` if the cell reports no steps), ``samples_per_second``,
-            ``speed_up``, ``efficiency``, the shares of time ``waiting``, ``loading``,
-            ``communication`` and ``exposed`` (communication without computation at the same time),
-            and ``memory`` and ``gpu_memory`` of the largest rank in bytes.
-
-        Raises:
-            ArgumentError: a number is not allowed.
-            RequestError: the study cannot run now.
-            CellFailedError: no run succeeded.
-            CellInterruptedError: the study was interrupted.
-        """
-        runner = self._trial_runner(source, Retries(), fresh=fresh, quiet=quiet)
-        return ScalingStudy(runner, sizes, rounds=rounds, is_weak=weak).run().rows()
-
-    def _trial_runner(
-        self, source: str, retries: Retries, *, fresh: bool, quiet: bool
-    ) -> TrialRunner:
-        display = TextDisplay(quiet=quiet)
-        return TrialRunner(
-            group=self._group,
-            display=display,
-            run_cell=lambda session, request: Recovery(session, display).run(request, retries),
-            request=self._request(source),
-            spec=self._group.spec,
-            fresh=fresh,
-        )
 
     def _request(self, source: str, ranks: Sequence[int] | None = None, **more: Any) -> CellRequest:
         if not isinstance(source, str):

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from IPython.core.error import UsageError
 
-from nbddp.errors import CellFailedError, RequestError
-from nbddp.extensions.sweeps.grid import sweep_points
-from nbddp.extensions.sweeps.scaling import ScalingStudy
-from nbddp.extensions.sweeps.sweep import Sweep
-from nbddp.extensions.sweeps.trials import TrialRunner
+from nbddp.errors import CellFailedError
 from nbddp.extensions.timeline.view import timeline_report
 from nbddp.group.find_script import describe_syntax_error
-from nbddp.group.told_events import CellRanOnOtherRanks
+from nbddp.group.notebook_half import UnstartedCell
 from nbddp.magics.magic_errors import reporting_errors
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.parser import CELL, parse_line
 from nbddp.magics.presenter import SHOWN_STEPS, NotebookDisplay
 from nbddp.magics.run_arguments import CellArguments
 from nbddp.record.cell import CellRequest
-from nbddp.wire.group_spec import GroupSpec
 
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
 
@@ -48,8 +41,17 @@ def run_cell(notebook: NotebookState, line: str, cell: str) -> None:
             needs_group=not args.no_init,
             once=args.once,
         )
-        if args.sweep or args.repeat or args.scale:
-            _run_trials(notebook, request, args, spec, values)
+        display = NotebookDisplay(notebook.presenter, quiet=args.quiet, has_pictures=False)
+        unstarted = UnstartedCell(
+            given=args.extensions,
+            request=request,
+            spec=spec,
+            values=values,
+            fresh=args.fresh,
+            display=display,
+            run=partial(notebook.run_trial, args=args, display=display),
+        )
+        if notebook.extensions.run_cell(unstarted):
             return
         with notebook.started_for_cell(spec, args):
             if values:
@@ -81,35 +83,3 @@ def _show_timeline(notebook: NotebookState, args: CellArguments) -> None:
         if notebook.presenter.has_record:  # it has the same sentence about the slow rank
             timeline = replace(timeline, awaited=None)
         notebook.presenter.show(timeline_report(timeline))
-
-
-def _run_trials(
-    notebook: NotebookState,
-    request: CellRequest,
-    args: CellArguments,
-    spec: GroupSpec,
-    values: Mapping[str, Any],
-) -> None:
-    """Run a cell several times, each time on new ranks."""
-    group = notebook.group
-    if args.scale and group.nodes is not None:
-        raise RequestError("--scale runs on this machine only: release the nodes with `%ddp stop`")
-    display = NotebookDisplay(notebook.presenter, quiet=args.quiet, has_pictures=False)
-    runner = TrialRunner(
-        group=group,
-        display=display,
-        run_cell=partial(notebook.run_trial, args=args, display=display),
-        request=request,
-        spec=spec,
-        values=values,
-        fresh=args.fresh,
-    )
-    study: Sweep | ScalingStudy
-    if args.scale:
-        study = ScalingStudy(runner, args.scale, rounds=args.rounds, is_weak=args.weak)
-    else:
-        trials = sweep_points(args.sweep, args.repeat)
-        study = Sweep(runner, trials, start_over=args.start_over)
-    group.session.prepare(spec)
-    notebook.extensions.tell(CellRanOnOtherRanks(number=notebook.prompt_number))
-    study.run()

@@ -25,7 +25,7 @@ from nbddp.group.notebook_half import CellToRun, NotebookHalves
 from nbddp.group.push_pull import check_names
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
-from nbddp.group.told_events import CellLeftOut, PushAsked
+from nbddp.group.told_events import CellLeftOut, PushAsked, ToldEvent
 from nbddp.lifecycle.refusals import with_way_out
 from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.notebook_names import describe_name
@@ -347,6 +347,10 @@ class NotebookState:
     def show(self, report: Report) -> None:
         """Show a report."""
         self.presenter.show(report)
+
+    def tell(self, event: ToldEvent) -> None:
+        """Tell an event to all extensions that hear of its kind."""
+        self.extensions.tell(event)
 
     def notifier(self) -> Callable[[str], None]:
         """Return a function that shows a sentence in the running or next cell of these ranks."""

@@ -23,8 +23,10 @@ from nbddp.wire.options.option_values import without_quotes
 
 MIN_SIMILARITY = 0.7  # of a misspelled word to the suggested one
 
-OPTIONS = [each.options for each in installed().values() if each.options is not None]
-CELL = MagicParser(CellArguments, OPTIONS, prog="%%ddp")
+_EXTENSIONS = installed().values()
+OPTIONS = [extension.options for extension in _EXTENSIONS if extension.options]
+_ONLY_OF_CELLS = [extension.cell_options for extension in _EXTENSIONS if extension.cell_options]
+CELL = MagicParser(CellArguments, OPTIONS + _ONLY_OF_CELLS, prog="%%ddp")
 LINE = MagicParser(
     LineArguments,
     prog="%ddp",
@@ -39,7 +41,7 @@ def _kinds() -> list[type[Command]]:
     members = vars(command_arguments).values()
     kinds = [each for each in members if isinstance(each, type) and issubclass(each, Command)]
     kinds.remove(Command)
-    for extension in installed().values():
+    for extension in _EXTENSIONS:
         for kind in extension.commands:
             kinds.insert(place_before(kind.before, [*map(command_name, kinds)]), kind)
     return kinds

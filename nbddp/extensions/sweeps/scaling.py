@@ -12,9 +12,9 @@ from nbddp.accelerator import is_device_backend
 from nbddp.controller.session import Session
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.extensions.runs.stored_run import StoredRun
+from nbddp.extensions.sweeps import MIN_ROUNDS
 from nbddp.extensions.sweeps.grid import SweepEntry, SweepPoint
 from nbddp.extensions.sweeps.scaling_results import (
-    MIN_ROUNDS,
     Repetition,
     Scaling,
     WorldSizeResult,

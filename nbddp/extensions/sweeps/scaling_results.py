@@ -15,7 +15,6 @@ from nbddp.formatting import plural
 
 SCALE = "scale"  # in ``run.json``
 WARM_UP_DIVISOR = 5  # the first fifth of the steps is not measured
-MIN_ROUNDS = 3  # repetitions that a median needs
 MAX_SPREAD = 0.1  # repetitions that differ by more do not measure a machine
 
 

@@ -23,6 +23,7 @@ from runs_on_disk import make_run
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import ArgumentError
+from nbddp.extensions.sweeps import SweepOptions
 from nbddp.extensions.sweeps import grid as sweep_grid
 from nbddp.extensions.sweeps.grid import (
     MAX_COMBINATIONS,
@@ -45,7 +46,6 @@ from nbddp.extensions.sweeps.sweep_view import (
     sweep_report,
 )
 from nbddp.magics.parser import CELL, parse_line
-from nbddp.magics.run_arguments import CellArguments
 from nbddp.record.cell import CellRequest
 from nbddp.record.push_store import PushRecord
 from nbddp.ui.report.render import render_html, render_text
@@ -54,8 +54,9 @@ from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.options.option_values import swept
 
 
-def cell(line: str) -> CellArguments:
-    return parse_line(CELL, line)
+def cell(line: str) -> SweepOptions:
+    options: SweepOptions = parse_line(CELL, line).extensions[SweepOptions]
+    return options
 
 
 def rows_of(*states: SweepState) -> list[SweepEntry]:
@@ -122,7 +123,7 @@ def test_invalid_sweeps_are_refused_before_any_run_starts(snapshot: SnapshotAsse
         reasons[line] = refusal(UsageError, cell, line)
     for line in NO_GRID:
         args = cell(line)
-        reasons[line] = refusal(ArgumentError, sweep_points, args.sweep or (), args.repeat or 0)
+        reasons[line] = refusal(ArgumentError, sweep_points, args.sweep, args.repeat)
     assert reasons == snapshot
 
 

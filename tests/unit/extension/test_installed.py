@@ -43,7 +43,9 @@ def same(name: str, number: int) -> dict[str, Extension]:
     pairs: dict[str, list[dict[str, Any]]] = {
         "the command same": [{"commands": (kind,)} for kind in (FirstArguments, SecondArguments)],
         "the option --same": [{"options": kind} for kind in (FirstOptions, SecondOptions)],
+        "the option --same 2": [{"options": FirstOptions}, {"cell_options": SecondOptions}],
         "the name nbddp.same": [{"public": {"same": "json:loads"}}] * 2,
+        "the method WorkerGroup.same": [{"group_methods": {"same": "json:loads"}}] * 2,
     }
     return {what: Extension(name=name, **pair[number]) for what, pair in pairs.items()}
 
@@ -56,7 +58,7 @@ def test_the_second_owner_of_a_command_an_option_or_a_name_is_refused_by_name(
         caplog.clear()
         assert [*without_conflicts([second[what], first[what]])] == ["apple"]
         assert caplog.messages == [
-            f"the extension pear is not loaded: apple already has {what}",
+            f"the extension pear is not loaded: apple already has {what.removesuffix(' 2')}",
         ]
 
 

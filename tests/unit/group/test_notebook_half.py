@@ -11,7 +11,13 @@ import pytest
 
 from nbddp.extension.manifest import Command, Extension
 from nbddp.group import notebook_half
-from nbddp.group.notebook_half import CellToRun, Notebook, NotebookHalf, NotebookHalves
+from nbddp.group.notebook_half import (
+    CellToRun,
+    Notebook,
+    NotebookHalf,
+    NotebookHalves,
+    UnstartedCell,
+)
 from nbddp.group.told_events import PushAsked, ToldEvent, ValuePulled
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.options.option import flag
@@ -36,6 +42,9 @@ class Odd(NotebookHalf):
     def before_cell(self, cell: CellToRun) -> None:
         self.cells.append(cell.options(OddOptions).odd)
         raise ValueError("odd")
+
+    def run_cell(self, cell: UnstartedCell) -> bool:
+        return cell.fresh
 
     def on_event(self, event: ToldEvent) -> None:
         assert isinstance(event, ValuePulled)
@@ -78,6 +87,15 @@ def test_a_half_is_made_for_the_first_cell_with_its_option_and_stays(
         halves.before_cell(cell)
     assert halves.command("odd")(OddArguments()) == "odd [True, False]"
     assert ["ValueError: odd" in text for text in told] == [True]
+
+
+def test_a_cell_is_taken_over_only_by_an_extension_whose_options_it_has(
+    halves: NotebookHalves,
+) -> None:
+    more = dict.fromkeys(("request", "spec", "values", "display", "run"), Mock())
+    for given, fresh, is_done in (({}, True, False), (WITH_OPTION.given, True, True)):
+        assert halves.run_cell(UnstartedCell(given=given, fresh=fresh, **more)) == is_done
+    assert not halves.run_cell(UnstartedCell(given=WITH_OPTION.given, fresh=False, **more))
 
 
 def test_an_event_that_the_extension_hears_of_makes_the_half(

@@ -305,7 +305,7 @@ def test_a_cell_or_a_script_runs_with_the_given_options(
     typed: Typed, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nbddp.extensions.publish.notebook.require_package", lambda _kind: None)
-    typed.notebook.extensions = extensions = Mock()
+    typed.notebook.extensions = extensions = Mock(run_cell=lambda _cell: False)
     run(typed, "--publish wandb:digits")
     [cell] = extensions.before_cell.call_args.args
     assert cell.options(PublishOptions).publish == [Target("wandb", "digits")]

@@ -48,8 +48,9 @@ def given_in(arguments: object) -> dict[str, Any]:
     """Return the options and arguments of a line that differ from their defaults."""
     found = dict(vars(arguments))
     default = {item.name: item.default for item in fields(arguments)}
-    for options in found.pop("extensions", {}).values():
+    for kind, options in found.pop("extensions", {}).items():
         found |= vars(options)
+        default |= {item.name: item.default for item in fields(kind)}
     return found.pop("start", {}) | {
         name: value for name, value in found.items() if value != default.get(name)
     }
