@@ -51,6 +51,8 @@ def run_and_interrupt(group: Ranks, source: str, *, rests: Sequence[int] | None 
     pids = group.pids
     resting = [pids[rank] for rank in (pids if rests is None else rests)]
     begun = [Path(f"begun{rank}") for rank in pids]
+    for path in begun:
+        path.unlink(missing_ok=True)
 
     def interrupt() -> None:
         assert wait_until_blocked(resting)

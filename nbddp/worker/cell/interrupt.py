@@ -13,7 +13,8 @@ A cell that catches KeyboardInterrupt to clean up gets it once, and may finish. 
 the interrupt, as it does in a destructor, the cell gets it again. nbddp waits for the import of a
 library to end: a library imported in part stays so, and later cells fail with "partially
 initialized module". It also waits for the end of an optimizer's step, which would leave a model
-with some old and some new parameters.
+with some old and some new parameters, and for the start and end of a library's ``with`` block: an
+interrupt in ``torch.no_grad.__exit__`` would leave gradients off for the rest of the session.
 
 If all ranks train, they first try to stop after the iteration of the same step; see
 :mod:`nbddp.worker.cell.last_step`.
@@ -48,7 +49,7 @@ REPEAT_TIMEOUT = 4.0
 # for a rank that has acknowledged an interrupt, and for a cancelled join (CANCEL_TIMEOUT).
 TRANSFER_TIMEOUT = 10.0
 IMPORT_TIMEOUT = 10.0  # seconds for the import of a library to end
-STEP_TIMEOUT = 2.0  # seconds for the step of an optimizer to end
+STEP_TIMEOUT = 2.0  # seconds for the step of an optimizer to end, or for __enter__ and __exit__
 # seconds of CPU in one round of SIGNAL_TIMEOUT above which the main thread is computing
 BUSY_CPU_TIME = 0.005
 # Seconds to form the process group of a cell. If it is shorter, an interrupt ends a group that
@@ -206,7 +207,7 @@ class CellInterrupter:
             # before the wait ends: then the main thread may raise the interrupt with this text
             self._text = reason and (self.last_step.text or f"at once ({reason})")
         finally:
-            self.last_step.is_awaited = False
+            self.last_step.is_awaited = self.last_step.is_undecided = False
 
     # ---- requests between cells
 
@@ -333,6 +334,8 @@ class CellInterrupter:
         self._signals_handled += 1  # first: a signal that is ignored, too, shows that Python runs
         if not self._is_interruptible or self._is_forking or not self._should_act():
             return
+        while self.last_step.is_undecided:  # here, because C code may let no second signal through
+            time.sleep(0.001)
         if self.last_step.is_awaited:  # the end of the step raises it: see _raise_pending()
             return
         if main_thread.is_called_from(frame, self.is_cell_file):
@@ -367,11 +370,10 @@ class CellInterrupter:
         return self._raised < self._requested
 
     def _must_wait(self, frame: FrameType | None) -> bool:
-        """Return whether an import or a step must end first. It gets a limited time."""
-        if _imports_library(frame, self.is_cell_file):
-            timeout = IMPORT_TIMEOUT
-        else:
-            timeout = STEP_TIMEOUT if self.last_step.is_in_step(frame) else 0.0
+        """Return whether library code must end first. It gets a limited time."""
+        timeout = _library_timeout(frame, self.is_cell_file)
+        if not timeout and self.last_step.is_in_step(frame):
+            timeout = STEP_TIMEOUT
         now = time.monotonic()
         self._deferred_since = (self._deferred_since or now) if timeout else 0.0
         return now < self._deferred_since + timeout
@@ -388,11 +390,17 @@ class CellInterrupter:
         return id(frame), frame.f_lasti
 
 
-def _imports_library(frame: FrameType | None, is_cell_file: Callable[[str], bool]) -> bool:
-    """Return whether a cell is importing a library, not a module of the user."""
+def _library_timeout(frame: FrameType | None, is_cell_file: Callable[[str], bool]) -> float:
+    """Return how long an interrupt must wait for a library that a cell has called.
+
+    It waits for an import, but not of a module of the user, and for methods of context managers.
+    """
     while frame is not None and not is_cell_file(frame.f_code.co_filename):
-        is_module = frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] != "__main__"
+        name = frame.f_code.co_name
+        is_module = name == "<module>" and frame.f_globals["__name__"] != "__main__"
         if is_module and main_thread.library_of_file(frame.f_code.co_filename):
-            return True
+            return IMPORT_TIMEOUT
+        if name in ("__enter__", "__exit__"):
+            return STEP_TIMEOUT
         frame = frame.f_back
-    return False
+    return 0.0

@@ -6,6 +6,9 @@ before it knows the last one, so no rank makes more steps. Nothing is sent witho
 
 The interrupt comes at the start of the next iteration: the next forward of a model, or the next
 step. So schedules, averages and counters that follow the step in the loop are whole too.
+
+A rank that has made no step yet in the cell may be behind a rank that has. So it stops until the
+others have answered: it goes on to their last step, or is interrupted where it is.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -34,6 +37,7 @@ STEPS_IN_LIMIT = 2  # or the time of so many steps if that is longer,
 MAX_LIMIT = 10.0  # but at most so many seconds
 MAX_LEAD = 3  # steps between ranks that wait for each other in each step
 POLL_INTERVAL = 0.02  # seconds between two looks at the store
+ANSWER_TIMEOUT = 0.2  # seconds for which a rank without steps waits for the others
 # torch wraps each optimizer's step() in a function with this code
 _STEP_CODE = Optimizer.profile_hook_step(lambda: None).__code__
 
@@ -44,13 +48,14 @@ class _Progress:
 
     Attributes:
         began_at: the start of the newest step, in seconds as in ``time.time()``.
-        ended_at: the end of the newest whole step, as in ``time.monotonic()``.
+        ended_at: the end of the newest whole step, as in ``time.monotonic()``; before it has one,
+            the start of the first step.
         seconds: time between the ends of the last two steps.
     """
 
     count: int = 0
     began_at: float = 0.0
-    ended_at: float = 0.0
+    ended_at: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
 
     @property
@@ -60,7 +65,7 @@ class _Progress:
     @property
     def is_active(self) -> bool:
         """Whether the next step may end within the limit."""
-        return self.count > 0 and time.monotonic() < self.ended_at + self.limit
+        return time.monotonic() < self.ended_at + self.limit
 
 
 class LastStep:
@@ -74,6 +79,7 @@ class LastStep:
     Attributes:
         is_awaited: whether an interrupt waits for the end of an iteration. Then the main thread
             does not go on after a step before it knows the last one.
+        is_undecided: whether this rank has made no step, and waits for the steps of the others.
         raise_interrupt: raises an interrupt with this text in the cell, if it is still due.
     """
 
@@ -85,7 +91,7 @@ class LastStep:
         self._awaited: list[_Progress] = []
         self._next = self._last = 0  # steps of this cell
         self._forward_hook: RemovableHandle | None = None  # after the last step
-        self.is_awaited = False
+        self.is_awaited = self.is_undecided = False
         self.raise_interrupt: Callable[[str], None] = lambda _: None
         optimizer.register_optimizer_step_pre_hook(self._begin_step)
         optimizer.register_optimizer_step_post_hook(self._end_step)
@@ -114,9 +120,14 @@ class LastStep:
         return progress is None or newest is None or newest.began_at < progress.began_at
 
     def _begin_step(self, obj: Optimizer, *_: Any) -> None:
-        if self._progress.get(id(obj)) in self._awaited:
+        progress = self._progress.get(id(obj))
+        if progress is None:
+            progress = self._progress[id(obj)] = _Progress()
+            if self.is_awaited:
+                self._awaited.append(progress)
+        elif progress in self._awaited:
             self._begin_iteration()
-        self._progress.setdefault(id(obj), _Progress()).began_at = time.time()
+        progress.began_at = time.time()
 
     def _end_step(self, obj: Optimizer, *_: Any) -> None:
         now, progress = time.monotonic(), self._progress.setdefault(id(obj), _Progress())
@@ -170,9 +181,11 @@ class LastStep:
         is expected, that signal must raise the interrupt.
         """
         # On the control thread.
-        self._awaited = [each for each in list(self._progress.values()) if each.is_active]
-        self._next = self._count() + 1
-        self.is_awaited = bool(self._awaited)
+        progress = list(self._progress.values())
+        self._awaited = [each for each in progress if each.is_active]
+        self._next = self._count() + 1 if self._awaited else 0
+        self.is_undecided = not progress
+        self.is_awaited = self.is_undecided or bool(self._awaited)
 
     def wait(
         self,
@@ -194,17 +207,30 @@ class LastStep:
         """
         # On the control thread.
         counts = [each.count for each in self._awaited]
-        end = self._key(cell, "end")
-        if not counts:
+        end, keys = self._key(cell, "end"), [self._key(cell, rank) for rank in ranks]
+        if counts and max(counts) > min(counts) + 1:
+            self._store.set(end, "the optimizers have made different numbers of steps")
+        elif self.is_awaited:
+            self._store.set(self._key(cell, self._rank), str(self._next))
+        if self.is_undecided:
+            self._decide(keys, end, has_ended)
+        if not self.is_awaited:
             self._store.set(end, f"rank {self._rank} was making no steps")
             return ""
-        if max(counts) > min(counts) + 1:
-            self._store.set(end, "the optimizers have made different numbers of steps")
-        else:
-            self._store.set(self._key(cell, self._rank), str(self._next))
-        limit = max(each.limit for each in self._awaited)
+        limit = max((each.limit for each in self._awaited), default=MIN_LIMIT)
         announce(limit)
-        return self._wait([self._key(cell, rank) for rank in ranks], end, limit, has_ended)
+        return self._wait(keys, end, limit, has_ended)
+
+    def _decide(self, keys: list[str], end: str, has_ended: Callable[[float], bool]) -> None:
+        """Wait a short time for the answers of the others. Go on if one of them makes steps."""
+        # On the control thread. Meanwhile the main thread waits in the signal handler.
+        deadline, is_answered = time.monotonic() + ANSWER_TIMEOUT, self._store.check(keys)
+        while not (is_answered or self._store.check([end]) or time.monotonic() > deadline):
+            if has_ended(POLL_INTERVAL):
+                break
+            is_answered = self._store.check(keys)
+        self.is_awaited = is_answered and any(int(self._store.get(key)) for key in keys)
+        self.is_undecided = False  # last: now the main thread goes on, or raises the interrupt
 
     def _wait(
         self, keys: list[str], end: str, limit: float, has_ended: Callable[[float], bool]

@@ -193,10 +193,36 @@ def test_the_limit_is_two_steps_but_at_most_some_seconds(monkeypatch: pytest.Mon
     assert limits == [0.1]
 
 
+@pytest.mark.parametrize(("other", "last"), [("2", 2), ("1", 1), ("0", 0)])
+def test_a_rank_without_steps_goes_on_if_another_one_makes_steps(other: str, last: int) -> None:
+    training = Training()
+    training.other_rank_sets(1, other)
+
+    def go_on() -> None:
+        own_key = last_step_key(1, 1, 0)
+        while training.last_step.is_undecided or not training.store.check([own_key]):
+            time.sleep(0.001)  # as in the signal handler
+        if training.last_step.is_awaited:
+            with pytest.raises(KeyboardInterrupt, match=f"^after step {last} of this cell$"):
+                training.train(9)
+
+    interrupted(training, go_on)
+    assert (training.reason, training.steps) == ("", last)
+
+
+def test_a_rank_inside_its_first_step_ends_it() -> None:
+    training = Training()
+    training.other_rank_sets(1, "0")
+    training.last_step._begin_step(training.optimizers[0])
+    training.last_step.begin_wait()
+    assert (training.last_step._next, training.last_step.is_undecided) == (1, False)
+
+
 def test_an_interrupt_does_not_wait_where_no_step_is_expected() -> None:
     training = Training()
-    training.last_step.begin_wait()
-    assert not training.last_step.is_awaited
     training.train(1)
     training.last_step.begin_wait()
     assert training.last_step.is_awaited
+    time.sleep(0.4)
+    training.last_step.begin_wait()
+    assert not training.last_step.is_awaited
