@@ -93,7 +93,7 @@ class HealRequests:
                     self._discard()
                     request = PickleNamespace(
                         request=next(state.numbers),
-                        exclude=[*action.exclude],
+                        exclude={name: self._not_loaded()[name] for name in action.exclude},
                         replacements=[*action.replacements],
                         checks=action.checks,
                     )
@@ -154,7 +154,7 @@ class HealRequests:
             case ev.HealFinished():
                 healed = self._build_report()
                 try:
-                    self._close()
+                    self.close()
                     self._record(healed)
                 finally:
                     state.futures.resolve("heal", value=healed)
@@ -164,7 +164,7 @@ class HealRequests:
             # user's error comes last, because the user may heal again at once.
             case ev.HealFailed(reason=reason, is_refused=is_refused):
                 state.event_log.record(run_events.HealFailed(reason=reason))
-                self._close()
+                self.close()
                 for rank in self._ranks:
                     self._end_waits(rank, KILLED)
                 state.reject_heal(reason, is_refused=is_refused)
@@ -209,8 +209,12 @@ class HealRequests:
         )
         self._state.step(event)
 
-    def _close(self) -> None:
-        """End the heal, and delete the pickled variables."""
+    def _not_loaded(self) -> dict[str, str]:
+        """Return the variables that a replacement could not load, and why."""
+        return {name: why for each in self._joined for name, why in each.not_loaded.items()}
+
+    def close(self) -> None:
+        """End the heal, also before its last step, and delete the pickled variables."""
         self._is_closed = True
         self._discard()
 
@@ -225,8 +229,7 @@ class HealRequests:
         sent, joined, state = self._names, self._joined, self._state
         state.rank_monitor.values.clear_deaths(self._ranks)
         own_values = _paths(each.own_values for each in joined)
-        reasons = {name: why for each in joined for name, why in each.not_loaded.items()}
-        reasons |= sent.not_pickled
+        reasons = self._not_loaded() | sent.not_pickled
         reasons = {name: why for name, why in reasons.items() if name not in own_values}
         may_differ = [each.unknown for each in self._own_values.values()]
         unknown = _paths([*may_differ, *(each.differing for each in joined)])

@@ -63,7 +63,7 @@ class PickleNamespace(RankRequest):
     ``checks``: the rank first checks whether its variables can replace those of the dead ranks.
     """
 
-    exclude: list[str]
+    exclude: dict[str, str]
     replacements: list[int]
     checks: bool = True
 

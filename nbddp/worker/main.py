@@ -199,12 +199,11 @@ class Rank:
         self._regrouper = Regrouper(self._group, self._shell.user_ns, self._notify_user)
         self._shard_copies = ShardCopies(
             self._shell.user_ns,
-            self._group.bound_objects,
+            self._group,
             clients.commands.open_connection,
             self._topology.rank,
             self._topology.world_size,
             self._notify_user,
-            self._group.backend,
         )
         self._stdin = StdinProxy(
             self._post_input_request, is_interrupted=lambda: self._interrupter.was_interrupted

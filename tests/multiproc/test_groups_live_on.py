@@ -12,6 +12,7 @@ from drivers.ranks import Capture, MakeRanks, Ranks
 from sharded_models import MESHES, SHARDED
 
 from nbddp import CellFailedError, CellInterruptedError
+from nbddp.worker.cell import last_step
 from nbddp.worker.process_group import revival
 from nbddp.worker.watch.flight_recorder import count_started, group_name, read_entries
 
@@ -140,6 +141,39 @@ def test_a_sharded_model_trains_on_after_an_error(group: Ranks, place: str, fail
     )
 
 
+def test_an_interrupted_evaluation_keeps_the_gradients_of_an_earlier_cell(
+    make_group: MakeRanks,
+) -> None:
+    group = make_group(2)
+    meshes = ", ".join(f"{each!r}: init_device_mesh('cpu', {of})" for each, of in MESHES[2].items())
+    group.run(
+        f"{SHARDED}from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        f"meshes = {{{meshes}}}\nx = torch.ones(4, 8)\n"
+        "def accumulate(net): net(x * (1 + rank)).square().mean().backward()\n"
+        "def new(kind):\n"
+        "    net, optimizer = build(kind)\n"
+        "    return net if kind else DDP(net), optimizer\n"
+        "def wait(*_):\n"
+        "    open(f'begun{rank}', 'w').close()\n"
+        "    if rank == 1: time.sleep(60)\n"
+    )
+    for kind in ("dp", "tp", ""):
+        group.run(
+            f"wanted, optimizer = new({kind!r})\naccumulate(wanted)\noptimizer.step()\n"
+            f"net, optimizer = new({kind!r})\naccumulate(net)\n"
+            "inner = getattr(net, 'module', net)\n"
+            "handle = inner[1].up.register_forward_pre_hook(wait)"
+        )
+        interrupt(group, "with torch.no_grad(): net(x)\ndist.barrier()")
+        group.run(
+            "assert torch.is_grad_enabled()\nhandle.remove()\noptimizer.step()\n"
+            "assert all(map(torch.equal, whole(net), whole(wanted)))\n"
+            "inner[1].norm.register_full_backward_hook(wait)"
+        )
+        interrupt(group, "accumulate(net)\ndist.barrier()")
+        group.run("assert all(each.grad is None for each in net.parameters())")
+
+
 PIPELINE = """
 import time
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -206,6 +240,28 @@ def test_all_ranks_end_an_interrupted_cell_after_the_same_iteration(
     capsys.readouterr()
     group.run("train(2)")
     assert notices(capsys) == []
+
+
+def test_a_rank_before_its_first_step_goes_on_to_the_step_of_the_others(
+    group: Ranks, capsys: Capture
+) -> None:
+    group.run(f"{imported(last_step)}last_step.MIN_LIMIT = 10.0\n{LOOP}")
+    handle = group.begin(
+        "for number in range(10_000):\n"
+        "    optimizer.zero_grad()\n"
+        "    model(torch.randn(8, 4)).square().sum().backward()\n"
+        "    open(f'begun{rank}', 'w').close()\n"
+        "    if rank == 1 and number == 0: time.sleep(2)\n"
+        "    optimizer.step()"
+    )
+    interrupt_at(group, handle, "begun0", "begun1")
+    assert handle.verdict is not None
+    assert "ranks 0-1 interrupted after step" in handle.verdict.summary()
+    capsys.readouterr()
+    group.run("train(1)\nlast_step.MIN_LIMIT = 1.0")
+    assert notices(capsys) == []
+    first, second = group.pull("steps")
+    assert first == second
 
 
 def test_a_cell_that_hangs_after_some_steps_is_interrupted_at_once(group: Ranks) -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from drivers.ranks import MakeRanks
-from sharded_models import SHARDED
+from sharded_models import MESHES, SHARDED
 from trained import kill
 
 from nbddp import RequestError
@@ -38,7 +38,9 @@ def use():
 """
 
 
-def test_a_new_rank_gets_groups_meshes_and_the_shards_of_a_replica(make_group: MakeRanks) -> None:
+def test_a_new_rank_gets_groups_meshes_and_the_shards_of_a_replica(
+    make_group: MakeRanks, capsys: pytest.CaptureFixture[str]
+) -> None:
     group = make_group(4)
     group.run(HYBRID + "before = use()", quiet=True)
     for number, dead in enumerate([1, 0], start=1):
@@ -51,11 +53,44 @@ def test_a_new_rank_gets_groups_meshes_and_the_shards_of_a_replica(make_group: M
         assert all(group.evaluate(f"[*map(id, {names})] == numbers", ranks=survivors))
         group.run("assert use() == before, (use(), before)")
         assert group.evaluate("every.group_desc") == ["every"] * 4
-        group.run(f"step(net, optimizer, {number})")
+        group.run(f"step(net, optimizer, {number})", shard_copies=100)
+        assert (
+            "copies of shards: every 100 steps" in capsys.readouterr().out
+        )  # at once after a heal
     group.run("step(net, optimizer, 3)\nassert all(map(torch.equal, whole(net), whole(wanted)))")
     assert group.evaluate("len(steps), len(gradients)") == [(3, 3)] * 4
-    kill(group, 2, 0)  # the last ranks with their shards
-    with pytest.raises(RequestError, match=r"\(FSDP\) .*, and there is no copy of it yet"):
+    kill(group, 2, 0)  # all ranks of a group of the mesh
+    with pytest.raises(RequestError, match=r"cannot be copied .* rank [02] has no process group"):
+        group.heal(donor=1)
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
+def test_a_tensor_parallel_model_is_healed_from_copies(make_group: MakeRanks, size: int) -> None:
+    kind = {2: "tp", 4: "dp tp"}[size]
+    group = make_group(size)
+    group.run(
+        f"{SHARDED}meshes = {{{kind!r}: init_device_mesh('cpu', {MESHES[size][kind]})}}\n"
+        "def train(first, last):\n"
+        "    for number in range(first, last):\n"
+        "        torch.manual_seed(number)  # all ranks have the same inputs\n"
+        "        optimizer.zero_grad()\n"
+        "        net(torch.randn(4, 8)).square().mean().backward()\n"
+        "        optimizer.step()\n"
+        f"net, optimizer = build({kind!r})\ntrain(0, 4)\n"
+        f"wanted = whole(net)\nnet, optimizer = build({kind!r})"
+    )
+    group.run("train(0, 3)", shard_copies=2)
+    kill(group, 1)
+    group.heal()
+    group.run(
+        "train(2, 4)\nassert all(map(torch.equal, whole(net), wanted))\n"
+        f"net, optimizer = build({kind!r})"
+    )
+    kill(group, 0)
+    refusal = (
+        r"a part of net, optimizer \(.* died with rank 0, and there is no copy .* a checkpoint"
+    )
+    with pytest.raises(RequestError, match=refusal):
         group.heal()
 
 

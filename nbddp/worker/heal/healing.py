@@ -49,7 +49,7 @@ from nbddp.worker.process_group.object_collectives import (
     split_into_batches,
     wait_for_message,
 )
-from nbddp.worker.process_group.unfinished_steps import spread_optimizers
+from nbddp.worker.process_group.unfinished_steps import StepReport, spread_optimizers
 from nbddp.worker.torch_errors import is_backend_error
 from nbddp.worker.tracebacks import error_text
 
@@ -117,7 +117,7 @@ class HealHandler:
         for path in spread:  # its state would have no object on the new rank
             name = re.split(r"\W", path)[0]
             if name not in pickled.names:
-                reason = pickled.not_carried.get(name, "the heal excludes it")
+                reason = {**pickled.not_carried, **command.exclude}.get(name, "it is preset")
                 raise RequestError(f"{name} cannot be copied to a new process: {reason}")
         self._storages = pickled.storages
         key = self._payload_key(f"names{command.request}")
@@ -152,14 +152,14 @@ class HealHandler:
 
     def _join(self, command: JoinGroup) -> JoinedGroup:
         connected = self._regrouper.connect(command.generation, command.replacements)
-        subgroups, has_state = connected.subgroups, bool(command.shards)
-        joined = self._transfer_namespace(command, subgroups.reports if subgroups else [])
+        joined = self._transfer_namespace(command, connected.steps)
+        has_state = bool(command.shards)
         self._regrouper.move_models(connected, source=command.donor, has_state=has_state)
         return joined
 
-    def _transfer_namespace(self, command: JoinGroup, reports: Sequence[Any]) -> JoinedGroup:
+    def _transfer_namespace(self, command: JoinGroup, steps: Sequence[StepReport]) -> JoinedGroup:
         """Send or receive the memory of tensors first: unpickled objects may read it at once."""
-        if command.shards and not reports:
+        if command.shards and not steps:
             raise RuntimeError(f"the process groups are new ones, and {LOST_PART}")
         rank, device = dist.get_rank(), self._group.device
         if rank == command.donor:
@@ -180,7 +180,7 @@ class HealHandler:
         new_ranks, wait = {*command.replacements}, self._wait_for_message
         has_state = not command.shards
         if command.shards == REPLICAS:
-            has_state = copy_from_replicas(objects, reports, new_ranks, wait)
+            has_state = copy_from_replicas(objects, steps, new_ranks, wait)
         if not has_state:
             self._shard_copies.restore(objects, new_ranks, wait)
         elif command.shards and any(isinstance(each, Optimizer) for each in objects.values()):
@@ -286,9 +286,10 @@ class HealHandler:
             reason = self._shard_copies.why_not(spread, new_ranks) if lost else ""
             if not reason:
                 return spread, COPIES if lost else REPLICAS
+        names = "the sharded state" if kind else ", ".join(spread)
         kind = kind or ("FSDP" if sharded_modules() else "DTensor")
         raise RequestError(
-            f"a part of the sharded state ({kind}) died with its rank{reason}: "
+            f"a part of {names} ({kind}) died with {format_ranks(new_ranks)}{reason}: "
             f"run `%ddp restart --replay` and load a checkpoint{newest_checkpoint()}"
         )
 

@@ -3,17 +3,22 @@
 Every N steps each rank packs the state of its sharded models, and everything that goes back with
 them. A thread sends the copy to the next rank, and gets that of the rank before. It uses a process
 group and a store connection of its own, so that a slow or failed copy never stops the training.
+
+A rank leaves out a copy while it still exchanges the one before, and after a cell that has failed:
+the other ranks may have made a copy that it has not reached.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any
-from weakref import WeakKeyDictionary, ref
+from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -33,10 +38,14 @@ from nbddp.worker.heal.spread_state import (
     unpack,
 )
 from nbddp.worker.heal.training_state import companions, late_companions
-from nbddp.worker.process_group.bound_objects import BoundObjects
 from nbddp.worker.process_group.object_collectives import gather_objects
 
+if TYPE_CHECKING:
+    from nbddp.worker.process_group.process_group import ProcessGroup
+
 TIMEOUT = timedelta(seconds=60)  # for all ranks to reach a copy, and to exchange it
+HEAL_INTERVAL = timedelta(seconds=0.1)  # after which a wait for other ranks looks for a heal
+_LEFT_OUT = "left out"  # key of a copy that a rank leaves out; its value says why it failed, if so
 # Two ranks on one machine: packing 120 MB took 0.09 s of CPU time (0.3 s on two busy cores), and
 # the exchange took 0.2 s (0.8 s).
 SECONDS_PER_BYTE = 0.3 / 120e6
@@ -81,22 +90,19 @@ class ShardCopies:
 
     Args:
         namespace: the user's variables.
-        bound_objects: the optimizers and schedules of this process.
+        group: has the optimizers and schedules of this process, and counts their steps.
         open_store: returns a store connection for the thread.
         rank: this rank.
         world_size: the number of ranks.
         notify: shows a line to the user.
-        backend: the backend of the process groups.
     """
 
     _namespace: dict[str, Any]
-    _bound_objects: BoundObjects
+    _group: ProcessGroup
     _open_store: Callable[[], dist.Store]
     _rank: int
     _world_size: int
     _notify: Callable[[str], None]
-    _backend: str = "gloo"
-    _made: WeakKeyDictionary[Optimizer, int] = field(init=False, default_factory=WeakKeyDictionary)
 
     def __post_init__(self) -> None:
         self._every = self._count = self._heals = 0
@@ -106,8 +112,8 @@ class ShardCopies:
         self._store: dist.Store | None = None
         self._busy = threading.Lock()  # held while a copy is exchanged
         self._copies: list[Copy] = []  # the newest that all ranks have, and one in progress
-        self._problem = ""
-        self._was_announced = False
+        self._problem = ""  # why the thread has made no copy, if the user does not know it
+        self._was_announced = self._is_in_cell = self._is_due = False
         optimizer.register_optimizer_step_pre_hook(lambda obj, *_: self._end_copy(obj))
         optimizer.register_optimizer_step_post_hook(lambda obj, *_: self._count_step(obj))
 
@@ -118,32 +124,42 @@ class ShardCopies:
             prefix: prefix of the keys in the store, the same on all ranks.
             every: steps.
         """
-        if every and self._backend != "gloo":
-            self._notify(f"no copies of shards: a heal over {self._backend} cannot use them")
+        if every and self._group.backend != "gloo":
+            self._notify(f"no copies of shards: a heal over {self._group.backend} cannot use them")
             every = 0
-        self._prefix, self._every, self._count, self._problem = prefix, every, 0, ""
-        self._pending, self._was_announced = None, False
+        if self._is_in_cell and self._every:  # the last cell has failed
+            self._jobs.put((f"{self._prefix}/{self._count + 1}", None))
+        self._report_problem()
+        self._prefix, self._every, self._count = prefix, every, 0
+        self._pending, self._was_announced, self._is_in_cell = None, False, True
         if every and self._store is None:
             self._store = self._open_store()
             threading.Thread(target=self._run, name="nbddp-copies", daemon=True).start()
 
     def end_cell(self) -> None:
-        """Send the copy of the last step."""
+        """Send the copy of the last step. Do not call this after a cell that has failed."""
         if self._pending is not None:
             self._end_copy(self._pending[0])
-        if self._problem:
-            self._notify(self._problem)
+        self._is_in_cell = False
+        self._report_problem()
+
+    def _report_problem(self) -> None:
+        problem, self._problem = self._problem, ""
+        if problem:
+            self._notify(problem)
 
     # ---- on the main thread
 
     def _count_step(self, obj: Optimizer) -> None:
-        step = self._made[obj] = self._made.get(obj, 0) + 1
-        if not self._every or step % self._every or not has_dtensors(obj):
+        if not self._every or not has_dtensors(obj):
             return
-        objects = spread_objects(self._namespace, self._bound_objects)
-        optimizers = [each for each in objects.values() if isinstance(each, Optimizer)]
-        if optimizers[:1] != [obj]:  # another optimizer decides when
+        step = self._group.step_counts.total(obj)
+        if step % self._every and not self._is_due:
             return
+        objects = spread_objects(self._namespace, self._group.bound_objects)
+        if _optimizers(objects)[:1] != [obj]:  # another optimizer decides when
+            return
+        self._is_due = False
         self._announce(objects)
         copy = Copy(step, objects=_references(objects))
         if not self._busy.locked():
@@ -165,7 +181,7 @@ class ShardCopies:
         if not copy.own_state or not self._busy.acquire(blocking=False):
             self._jobs.put((key, None))
             return
-        late = late_companions(objects, self._namespace, self._bound_objects)
+        late = late_companions(objects, self._namespace, self._group.bound_objects)
         copy.own_state.append(pack(late))
         copy.companions |= _references(late)
         self._jobs.put((key, copy))
@@ -196,7 +212,8 @@ class ShardCopies:
                 return f", and rank {after}, which had the copy of rank {rank}, died too"
         if any(each.has(objects) for each in self._copies):
             return ""
-        return ", and there is no copy of it yet (`%%ddp --shard-copies 100` makes copies)"
+        problem = f"; {self._problem}" if self._problem else ""
+        return f", and there is no copy of it yet (`%%ddp --shard-copies 100` makes one{problem})"
 
     def restore(self, objects: Objects, new_ranks: Set[int], wait: Callable[[Any], None]) -> None:
         """Set all ranks back to the newest step of which they have copies. All ranks call this.
@@ -210,9 +227,9 @@ class ShardCopies:
             RequestError: there is no such step.
         """
         own_rank, is_new = self._rank, self._rank in new_ranks
-        first = next(each for each in objects.values() if isinstance(each, Optimizer))
+        first, counts = _optimizers(objects)[0], self._group.step_counts
         copies = {each.step: each for each in self._copies if each.has(objects)}
-        gathered = gather_objects([[*copies], self._made.get(first, 0)])
+        gathered = gather_objects([[*copies], counts.total(first)])
         held = [{*steps} for rank, (steps, _) in enumerate(gathered) if rank not in new_ranks]
         step = max(held[0].intersection(*held), default=0)
         is_lost = any((rank + 1) % self._world_size in new_ranks for rank in new_ranks)
@@ -235,7 +252,8 @@ class ShardCopies:
         for packed in copy.own_state:
             unpack(found, packed)
         self._heals += 1
-        self._copies, self._made[first] = [copy], step
+        self._copies = [copy]
+        counts.set_total(first, step)
         made = max(made for _, made in gathered)
         self._notify(f"the models are back at step {step} of {made}")
 
@@ -245,23 +263,27 @@ class ShardCopies:
         A new rank has never seen the old paths, and learns them from another rank.
         """
         others = companions(self._namespace)
-        late = late_companions(objects, self._namespace, self._bound_objects)
+        bound_objects = self._group.bound_objects
+        late = late_companions(objects, self._namespace, bound_objects)
         gathered = gather_objects(copy.old_paths(objects | others | late))
         survivors = [paths for rank, paths in enumerate(gathered) if rank not in new_ranks]
         paths = survivors[0] if self._rank in new_ranks else gathered[self._rank]
         renamed = {paths.get(path, path): each for path, each in objects.items()}
         # the settings of an optimizer have its path
-        others |= late_companions(renamed, self._namespace, self._bound_objects)
+        others |= late_companions(renamed, self._namespace, bound_objects)
         others = {paths.get(path, path): each for path, each in others.items()}
         copy.objects, copy.companions = _references(renamed), _references(others)
         return renamed | others
 
     def begin_again(self, objects: Objects) -> None:
-        """Count the same steps on all ranks after a heal, and drop copies that a new rank lacks."""
-        first = next(each for each in objects.values() if isinstance(each, Optimizer))
-        self._made[first] = max(gather_objects(self._made.get(first, 0)))
+        """Drop the copies after a heal, because a new rank lacks them.
+
+        All ranks call this. They count the same steps from now on, and make a copy in the next one.
+        """
+        first, counts = _optimizers(objects)[0], self._group.step_counts
+        counts.set_total(first, max(gather_objects(counts.total(first))))
         self._heals += 1
-        self._copies = []
+        self._copies, self._is_due = [], True
 
     # ---- on the thread
 
@@ -269,27 +291,32 @@ class ShardCopies:
         # On the nbddp-copies thread.
         while True:
             key, copy = self._jobs.get()
+            assert self._store is not None
+            store, heals = dist.PrefixStore(key, self._store), self._heals
             try:
-                self._exchange(key, copy)
+                self._exchange(store, copy, heals)
             except Exception as error:  # noqa: BLE001 - the training goes on with the copy of before
-                self._problem = f"no copy of the shards at {key}: {error}".partition("\n")[0]
+                if copy is not None and heals == self._heals:
+                    reason = str(error).partition("\n")[0]
+                    self._problem = f"the copy of shards of step {copy.step} failed: {reason}"
+                    with suppress(dist.DistError):
+                        self._leave_out(store, f"{reason} (rank {self._rank})")
             finally:
                 if copy is not None:
                     self._busy.release()
 
-    def _exchange(self, key: str, copy: Copy | None) -> None:
+    def _exchange(self, store: dist.Store, copy: Copy | None, heals: int) -> None:
         """Exchange a copy, if no rank leaves it out, and forget the copy of before.
 
-        A rank leaves out a copy while it still exchanges the one before.
+        Args:
+            store: a store for this copy.
+            copy: the copy; None to leave it out.
+            heals: the number of heals when the exchange began.
         """
         # On the nbddp-copies thread.
-        assert self._store is not None
-        heals = self._heals
-        store = dist.PrefixStore(key, self._store)
         if copy is None:
-            store.set("left out", "")
-        _wait_for_all(store, "here", self._world_size)
-        if copy is None or store.check(["left out"]):
+            self._leave_out(store)
+        if copy is None or not self._wait_for_all(store, "here", heals):
             return
         group = dist.ProcessGroupGloo(
             dist.PrefixStore("gloo", store), self._rank, self._world_size, timeout=TIMEOUT
@@ -298,19 +325,47 @@ class ShardCopies:
         if heals == self._heals:  # else the models are back at an earlier step
             # a rank whose exchange failed does not know which copy all ranks have
             self._copies = [*self._copies[-2:], copy]
-        _wait_for_all(store, "has it", self._world_size)
-        if heals == self._heals:
+        if self._wait_for_all(store, "has it", heals):
             self._copies = [copy]
+
+    def _leave_out(self, store: dist.Store, reason: str = "") -> None:
+        """End the waits of the other ranks for a copy that this rank has not, and say why."""
+        store.compare_set(_LEFT_OUT, "", reason)
+        for what in ("here", "has it"):  # last: whoever wakes looks for the reason
+            store.set(f"all {what}", "")
+
+    def _wait_for_all(self, store: dist.Store, what: str, heals: int) -> bool:
+        """Wait for all ranks. Return false if one leaves out the copy, or after a heal.
+
+        Raises:
+            RuntimeError: the copy has failed on another rank.
+            TimeoutError: a rank has not come.
+        """
+        # On the nbddp-copies thread.
+        if store.add(what, 1) == self._world_size:
+            store.set(f"all {what}", "")
+        deadline = time.monotonic() + TIMEOUT.total_seconds()
+        while heals == self._heals:
+            try:
+                store.wait([f"all {what}"], HEAL_INTERVAL)
+            except dist.DistStoreError:
+                if time.monotonic() < deadline:
+                    continue
+                raise TimeoutError(f"a rank did not get ready within {TIMEOUT.seconds} s") from None
+            if not store.check([_LEFT_OUT]):
+                return True
+            if reason := store.get(_LEFT_OUT).decode():
+                raise RuntimeError(reason)
+            break
+        return False
+
+
+def _optimizers(objects: Objects) -> list[Optimizer]:
+    return [each for each in objects.values() if isinstance(each, Optimizer)]
 
 
 def _references(objects: Objects) -> dict[str, Any]:
     return {path: ref(each) for path, each in objects.items()}
-
-
-def _wait_for_all(store: dist.Store, what: str, world_size: int) -> None:
-    if store.add(what, 1) == world_size:
-        store.set(f"all {what}", "")
-    store.wait([f"all {what}"], TIMEOUT)
 
 
 def _pass_on(packed: Packed, group: Any, rank: int, world_size: int) -> Packed:

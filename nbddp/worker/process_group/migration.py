@@ -30,7 +30,6 @@ from nbddp.formatting import format_ranks, plural, with_article
 from nbddp.worker.process_group import object_state
 from nbddp.worker.process_group.bound_objects import (
     BoundObjects,
-    accumulations,
     is_sharded,
     is_stale_mesh,
     is_stale_tensor,
@@ -39,6 +38,8 @@ from nbddp.worker.process_group.bound_objects import (
     training_loaders,
 )
 from nbddp.worker.process_group.object_collectives import broadcast_tensors, gather_objects
+from nbddp.worker.process_group.revival import Subgroups
+from nbddp.worker.process_group.unfinished_steps import StepReport, drop_gradients
 from nbddp.worker.watch.namespace import paths_of
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,27 @@ _RANKS_DIFFER = ("it is not the same on all ranks", "make it again in a cell tha
 
 Objects = dict[str, list[Any]]  # by kind, in order of creation
 NotMoved = tuple[Any, str, str]  # an object that is not moved, the reason, and what to do
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """Connected groups, and what a migration must know of the ranks.
+
+    Attributes:
+        subgroups: the subgroups if all groups live on; None if there are new groups.
+        new_ranks: in a heal, the ranks with a new process.
+        steps: for each rank, the steps of its optimizers; empty if there are new groups.
+        is_inside_step: whether an optimizer of this rank has begun a step and not finished it.
+        drops_gradients: whether the gradients of this rank are those of an unfinished step.
+        not_reset: models that are in the middle of a step, and why.
+    """
+
+    subgroups: Subgroups | None
+    new_ranks: Sequence[int]
+    steps: list[StepReport]
+    is_inside_step: bool
+    drops_gradients: bool
+    not_reset: Sequence[tuple[Any, str]]
 
 
 @dataclass(eq=False, repr=False)
@@ -72,29 +94,24 @@ class Migration:
     Args:
         bound_objects: the models, optimizers, schedules and scalers of this process.
         namespace: the user's variables.
-        is_heal: whether some ranks have a new process. Then loaders get the position of the source
-            too.
-        is_inside_step: whether an optimizer of this rank may have updated only some parameters.
+        connected: the groups. After a heal, loaders get the position of the source too.
         source: after a heal, the rank in the group whose state the others get.
         group: the process group; None for the default group.
-        dropped: if the groups of before live on, those that do not. None if there are new groups.
-        not_reset: models that are in the middle of a step, and why.
     """
 
     _bound_objects: BoundObjects
     _namespace: Mapping[str, Any]
-    _is_heal: bool
-    _is_inside_step: bool
+    _connected: Connected
     _source: int
     _group: Any = None
-    _dropped: Sequence[Any] | None = None
-    _not_reset: Sequence[tuple[Any, str]] = ()
     _moved: list[Any] = field(init=False, default_factory=list)
     _not_moved: list[NotMoved] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self._is_default = self._group is None
         self._group = dist.group.WORLD if self._group is None else self._group
+        self._is_inside_step = self._connected.is_inside_step
+        self._is_heal = bool(self._connected.new_ranks)
 
     def run(self, *, may_migrate: bool = True) -> list[str]:
         """Move the objects. Without ``may_migrate`` on any rank, only report them.
@@ -157,7 +174,7 @@ class Migration:
         schedules = [each for each in self._bound_objects.schedules if id(each.optimizer) in owners]
         scalers = [each for each in self._bound_objects.scalers if each.is_enabled()]
         if self._is_default:
-            self._not_moved += [(*each, _MAKE_AGAIN_AND_LOAD) for each in self._not_reset]
+            self._not_moved += [(*each, _MAKE_AGAIN_AND_LOAD) for each in self._connected.not_reset]
             self._not_moved += self._on_destroyed_groups()
         return {
             "models": models,
@@ -169,8 +186,9 @@ class Migration:
         }
 
     def _on_destroyed_groups(self) -> Iterator[NotMoved]:
-        lives_on = self._dropped is not None
-        if lives_on and not self._dropped:
+        subgroups = self._connected.subgroups
+        lives_on = subgroups is not None
+        if subgroups is not None and not subgroups.dropped:
             return
         why = "because some ranks do not have it" if lives_on else "together with the default group"
         reason = "its process groups were destroyed" if lives_on else _FSDP_CANNOT_CHANGE
@@ -191,7 +209,7 @@ class Migration:
         """
         group = vars(obj).get("process_group")
         if _is_alive(group):
-            return self._dropped is not None and group is self._group
+            return self._connected.subgroups is not None and group is self._group
         if group is None or _was_default(group):
             return self._is_default
         if self._is_default:
@@ -217,10 +235,10 @@ class Migration:
         for optimizer in objects["sharded"]:  # each rank keeps its own shard of the state
             optimizer.process_group = self._group
         trained = self._optimizers_of(models)
-        for accumulation in accumulations(trained):
-            accumulation._drop_accumulation()
-        for scaler in objects["scalers"]:  # it may have stopped between unscale_() and update()
-            scaler._per_optimizer_states.clear()
+        if self._connected.drops_gradients:
+            for model in models:
+                model.zero_grad(set_to_none=True)
+            drop_gradients(self._bound_objects, [*trained, *objects["sharded"]])
         owners = {*map(id, [*trained, *objects["sharded"]])}
         owned = [each for each in objects["optimizers"] if id(each) in owners]
         owned += [each for each in objects["schedules"] if id(each.optimizer) in owners]
@@ -363,7 +381,6 @@ def _bind(model: DistributedDataParallel) -> None:
     if model.static_graph:  # the new reducer records the graph in its first iteration
         state["_static_graph_delay_allreduce_enqueued"] = False
     unbind(model)  # frees the old reducer, which removes its hooks
-    model.zero_grad(set_to_none=True)  # drop gradients of an incomplete backward pass
     model.__setstate__(state)
     # __setstate__ does not register them
     hooks: list[Any] = model._comm_hooks

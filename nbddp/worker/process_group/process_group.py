@@ -352,10 +352,13 @@ class ProcessGroup:
     def record_failure(self, error: BaseException | None) -> None:
         """Mark the group as broken after an error of the backend, or in a pass of DDP or FSDP2.
 
+        Call this at the end of each cell, with None if it has succeeded.
+
         The backend closes its connections in the first case. In the second one, DDP waits for the
         rest of the gradients, and refuses each later step: "Expected to have finished reduction".
         FSDP2 hangs in its next step. A regroup repairs all of them.
         """
+        self.step_counts.end_cell(error)
         has_ddp = any(True for _ in self.bound_objects.models)
         has_stopped_ddp = has_ddp and _was_in_backward(error)
         has_stopped_fsdp = error is not None and unfinished_steps.is_unfinished()
@@ -365,6 +368,7 @@ class ProcessGroup:
     def begin_cell(self, command: RunCell, *, may_request_input: bool = False) -> None:
         """Prepare for a cell, which may create groups or processes, or ask the user for input."""
         self.stuck_in = None
+        self.step_counts.begin_cell()
         if dist.is_initialized() and may_request_input is not self._has_input_timeout:
             # a wait keeps the timeout that it has started with, so set it before the cell
             self._set_timeout(INPUT_TIMEOUT if may_request_input else self._timeout)

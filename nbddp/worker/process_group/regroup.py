@@ -5,18 +5,18 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
+from torch.optim import Optimizer
 
 from nbddp.formatting import with_article
 from nbddp.wire.messages import Failure, Regroup, RunCell
 from nbddp.worker.process_group import unfinished_steps
-from nbddp.worker.process_group.migration import Migration, renew_torch, unbind
+from nbddp.worker.process_group.migration import Connected, Migration, renew_torch, unbind
 from nbddp.worker.process_group.object_collectives import gather_objects
 from nbddp.worker.process_group.object_state import parameters_of
 from nbddp.worker.process_group.process_group import ProcessGroup
-from nbddp.worker.process_group.revival import Subgroups
 from nbddp.worker.torch_errors import is_backend_error
 from nbddp.worker.tracebacks import failure_outside_cells
 from nbddp.worker.watch.namespace import paths_of
@@ -25,22 +25,6 @@ _EXHAUSTED = (
     "the process groups are new ones: after each interrupt torch keeps threads of the old "
     "connections, and there were too many of them"
 )
-
-
-class Connected(NamedTuple):
-    """Connected groups, and what :meth:`Regrouper.move_models` must know of the ranks.
-
-    Attributes:
-        subgroups: the subgroups if all groups live on; None if there are new groups.
-        new_ranks: in a heal, the ranks with a new process.
-        is_inside_step: whether an optimizer of this rank has begun a step and not finished it.
-        not_reset: models that are in the middle of a step, and why.
-    """
-
-    subgroups: Subgroups | None
-    new_ranks: Sequence[int]
-    is_inside_step: bool
-    not_reset: Sequence[tuple[Any, str]]
 
 
 class Regrouper:
@@ -104,12 +88,21 @@ class Regrouper:
             renew_torch(self._namespace)
         if self._group.is_exhausted:
             self._notify_user(_EXHAUSTED)
-        counts = self._group.step_counts
-        steps, is_inside_step = self._count_steps(), counts.is_inside_step
-        counts.clear()  # a new process begins at zero
-        subgroups = self._group.revive_subgroups(steps, new_ranks) if lives_on else None
-        not_reset = unfinished_steps.reset(self._group.bound_objects) if lives_on else []
-        return Connected(subgroups, new_ranks, is_inside_step, not_reset)
+        counts, objects = self._group.step_counts, self._group.bound_objects
+        optimizers = self._optimizers()
+        spread = {*map(id, unfinished_steps.spread_optimizers(objects))}
+        steps = {name: [*counts.of(each), id(each) in spread] for name, each in optimizers.items()}
+        totals = {name: counts.total(each) for name, each in optimizers.items()}
+        report = [steps, totals, counts.has_begun_backward]
+        subgroups = self._group.revive_subgroups(report, new_ranks) if lives_on else None
+        reports = subgroups.reports if subgroups is not None else []
+        for name, each in optimizers.items() if reports else ():
+            counts.set_total(each, max(totals.get(name, 0) for _, totals, _ in reports))
+        # all ranks drop their gradients, or none does
+        drops = not lives_on or bool(new_ranks) or any(has_begun for *_, has_begun in reports)
+        not_reset = unfinished_steps.reset(objects, drops_gradients=drops) if lives_on else []
+        all_steps = [steps for steps, *_ in reports]
+        return Connected(subgroups, new_ranks, all_steps, counts.is_inside_step, drops, not_reset)
 
     def move_models(
         self, connected: Connected, *, source: int = 0, has_state: bool = False
@@ -121,44 +114,30 @@ class Regrouper:
             source: the rank whose models and states the other ranks get.
             has_state: whether sharded models have got the state of one step on all ranks.
         """
-        new_ranks, subgroups = connected.new_ranks, connected.subgroups
-        if subgroups and has_state:
-            subgroups.reports.clear()  # uneven steps do not matter any more
-        new_migration = partial(
-            Migration,
-            self._group.bound_objects,
-            self._namespace,
-            bool(new_ranks),
-            connected.is_inside_step,
-        )
+        if has_state:
+            connected.steps.clear()  # uneven steps do not matter any more
+        new_migration = partial(Migration, self._group.bound_objects, self._namespace, connected)
         migrations = [new_migration(source)]
-        if subgroups is not None:
-            migrations = [new_migration(source, None, subgroups.dropped, connected.not_reset)]
-            for group in subgroups.with_objects:
-                migrations.append(new_migration(_first_survivor(group, new_ranks), group, []))
-        self._migrate(migrations, subgroups)
+        for group in connected.subgroups.with_objects if connected.subgroups else ():
+            migrations.append(new_migration(_first_survivor(group, connected.new_ranks), group))
+        self._migrate(migrations, connected)
+        self._group.step_counts.clear()  # a new process begins at zero
         self._group.apply_user_timeout()
 
-    def _count_steps(self) -> unfinished_steps.StepReport:
-        """Count the steps of all optimizers except those of DDP models, which are made equal."""
-        counts, objects = self._group.step_counts, self._group.bound_objects
-        spread = [*map(id, unfinished_steps.spread_optimizers(objects))]
+    def _optimizers(self) -> dict[str, Optimizer]:
+        """Return all optimizers except those of DDP models, which are made equal, by name."""
+        objects = self._group.bound_objects
+        spread = {*map(id, unfinished_steps.spread_optimizers(objects))}
         of_ddp = {id(each) for model in objects.models for each in model.parameters()}
-        optimizers = [
-            optimizer
-            for optimizer in objects.optimizers
-            if id(optimizer) in spread or of_ddp.isdisjoint(map(id, parameters_of(optimizer)))
+        found = [
+            each
+            for each in objects.optimizers
+            if id(each) in spread or of_ddp.isdisjoint(map(id, parameters_of(each)))
         ]
-        names = paths_of(optimizers, self._namespace)
-        return {
-            names.get(id(optimizer), with_article(type(optimizer).__name__)): [
-                *counts.of(optimizer),
-                id(optimizer) in spread,
-            ]
-            for optimizer in optimizers
-        }
+        names = paths_of(found, self._namespace)
+        return {names.get(id(each), with_article(type(each).__name__)): each for each in found}
 
-    def _migrate(self, migrations: Sequence[Migration], subgroups: Subgroups | None) -> None:
+    def _migrate(self, migrations: Sequence[Migration], connected: Connected) -> None:
         """Move the models. If that failed once, do not try again with the next group.
 
         A lost connection or an interrupt does not count as a failure of the models.
@@ -166,14 +145,13 @@ class Regrouper:
         may_migrate, self._may_migrate = self._may_migrate, True
         try:
             lines = [line for each in migrations for line in each.run(may_migrate=may_migrate)]
-            if subgroups and subgroups.has_objects_anywhere:
+            if connected.subgroups and connected.subgroups.has_objects_anywhere:
                 # rank 0 tells what other ranks have moved
                 lines = [*dict.fromkeys(line for each in gather_objects(lines) for line in each)]
         except Exception as error:
             self._may_migrate = self._group.is_broken or is_backend_error(error)
             raise
-        uneven = unfinished_steps.describe_uneven(subgroups.reports) if subgroups else []
-        for line in [*uneven, *lines]:
+        for line in [*unfinished_steps.describe_uneven(connected.steps), *lines]:
             self._notify_user(line)
 
 

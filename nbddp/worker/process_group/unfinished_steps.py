@@ -3,12 +3,15 @@
 An interrupt or an error may end a forward or a backward pass at any line. FSDP2 and pipeline stages
 then keep results of that pass, and the next step would hang or add its gradients. After the reset
 the next steps are bit for bit those of a run without the unfinished step. No rank communicates.
+
+Gradients are dropped only if a rank has begun a backward pass in the cell. So an interrupted
+evaluation keeps what an earlier cell has accumulated.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,6 +29,7 @@ from nbddp.worker.process_group.bound_objects import (
     is_sharded,
     sharded_modules,
 )
+from nbddp.worker.wrapping import wrap
 
 # Private names of FSDP2 that the reset needs, in torch 2.9 to 2.15. Without one of them nothing is
 # reset: a model that is half reset would train with wrong gradients.
@@ -38,20 +42,28 @@ _OF_PARAMETER = attrgetter("_module_info", "sharded_param", "sharded_state", "to
 _RESULTS = {
     *("all_gather_state", "reduce_scatter_state", "reduce_scatter_states", "post_forward_order"),
     *("_last_post_reduce_events", "_modules_to_run_forward", "iter_forward_root"),
-    *("_all_gather_result", "_post_reduce_event", "_all_reduce_state", "_partial_reduce_output"),
+    *("_all_gather_result", "_post_reduce_event", "_all_reduce_state"),
     *("_reshard_after_forward_event", "_post_forward_indices"),
-    *("unsharded_accumulated_grad", "grad_offload_event"),
     *("fwd_cache", "bwd_cache", "backward_state", "dw_runner", "_forward_chunk_states"),
 }
+_GRADIENTS = {"unsharded_accumulated_grad", "grad_offload_event", "_partial_reduce_output"}
 StepReport = dict[str, list[int]]  # by optimizer; see describe_uneven()
 _FSDP1 = "FSDP 1 cannot leave an unfinished step"
 
 
 class StepCounts:
-    """Counts the steps of each optimizer, begun and finished, since the last :meth:`clear`."""
+    """Counts the steps of each optimizer, begun and finished, since the last :meth:`clear`.
+
+    Attributes:
+        has_begun_backward: whether the running cell, or an earlier one that has failed, has begun a
+            backward pass.
+    """
 
     def __init__(self) -> None:
         self._counts: WeakKeyDictionary[Optimizer, list[int]] = WeakKeyDictionary()
+        self._earlier: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._has_failed = self.has_begun_backward = False
+        wrap(torch.autograd, "_make_grads", self._begin_backward)
         optimizer.register_optimizer_step_pre_hook(self._begin)
         optimizer.register_optimizer_step_post_hook(self._end)
 
@@ -67,9 +79,33 @@ class StepCounts:
         """Whether an optimizer has begun a step and not finished it."""
         return any(begun > finished for begun, finished in self._counts.values())
 
+    def _begin_backward(
+        self, make_gradients: Callable[..., Any], *args: Any, **options: Any
+    ) -> Any:
+        self.has_begun_backward = True
+        return make_gradients(*args, **options)
+
+    def begin_cell(self) -> None:
+        """Forget a backward pass of an earlier cell, unless a cell has failed since then."""
+        self.has_begun_backward = self.has_begun_backward and self._has_failed
+
+    def end_cell(self, error: BaseException | None) -> None:
+        """Note whether a cell has failed."""
+        self._has_failed = self._has_failed or error is not None
+
     def clear(self) -> None:
-        """Start at zero again."""
+        """Start at zero again, but keep the totals."""
+        self._earlier.update({obj: self.total(obj) for obj in self._counts})
         self._counts.clear()
+        self._has_failed = self.has_begun_backward = False
+
+    def total(self, obj: Optimizer) -> int:
+        """Return how many steps an optimizer has finished since it was made."""
+        return self._earlier.get(obj, 0) + self.of(obj)[1]
+
+    def set_total(self, obj: Optimizer, total: int) -> None:
+        """Count from another number, as the other ranks do."""
+        self._earlier[obj] = total - self.of(obj)[1]
 
     def of(self, obj: Optimizer) -> list[int]:
         """Return how many steps an optimizer has begun, and how many of them it has finished."""
@@ -133,28 +169,36 @@ def is_unfinished() -> bool:
     )
 
 
-def reset(bound_objects: BoundObjects) -> list[tuple[Any, str]]:
-    """Reset all models of this rank, and drop the gradients of the unfinished step.
+def reset(bound_objects: BoundObjects, *, drops_gradients: bool = True) -> list[tuple[Any, str]]:
+    """Reset all models of this rank, and drop the gradients of the unfinished step, if any.
 
     Return the FSDP models that cannot be reset, and why.
     """
-    missing = _reset_fsdp()
+    missing = _reset_fsdp(drops_gradients=drops_gradients)
     for stage in _stages():
         _reset_stage(stage)
     for schedule in _pipeline_objects("schedules", "_PipelineSchedule"):
         schedule._internal_losses.clear()
-    optimizers = spread_optimizers(bound_objects)
-    for opt in optimizers:
-        opt.zero_grad(set_to_none=True)
-    for accumulation in accumulations(optimizers):
-        accumulation._drop_accumulation()
-    for scaler in bound_objects.scalers if optimizers else ():
-        getattr(scaler, "_per_optimizer_states", {}).clear()  # a disabled one has none
+    if drops_gradients:
+        for stage in _stages():
+            stage.submod.zero_grad(set_to_none=True)
+        drop_gradients(bound_objects, spread_optimizers(bound_objects))
     reasons = [
         (module, missing if hasattr(module, "set_requires_gradient_sync") else _FSDP1)
         for module in sharded_modules()
     ]
     return [(module, reason) for module, reason in reasons if reason]
+
+
+def drop_gradients(bound_objects: BoundObjects, optimizers: Sequence[Optimizer]) -> None:
+    """Drop the gradients of these optimizers, and what belongs to them."""
+    for opt in optimizers:
+        opt.zero_grad(set_to_none=True)
+    for accumulation in accumulations(optimizers):
+        accumulation._drop_accumulation()
+    for scaler in bound_objects.scalers if optimizers else ():
+        # it may have stopped between unscale_() and update(); a disabled one has no states
+        getattr(scaler, "_per_optimizer_states", {}).clear()
 
 
 # ---- FSDP2
@@ -172,7 +216,7 @@ def fsdp_groups_of(state: Any) -> list[Any]:
     return [each for each in [state._fsdp_param_group] if each is not None]
 
 
-def _reset_fsdp() -> str:
+def _reset_fsdp(*, drops_gradients: bool) -> str:
     """Reset all models. Return why none was reset; "" if they were."""
     # a model that has run no forward pass has nothing to reset, and lacks some names
     states = [each for each in _fsdp_states() if getattr(each, "_is_root", True) is not None]
@@ -188,27 +232,28 @@ def _reset_fsdp() -> str:
     if states:
         accelerator.synchronize()  # other streams may still use the tensors that are dropped
     for state in states:
-        _reset_state(state)
-    for state in states:
+        _reset_state(state, drops_gradients=drops_gradients)
+    for state in states if drops_gradients else ():
         root = state._modules[0]
         if state._is_root and hasattr(root, "reset_iter_state"):  # since torch 2.13
             root.reset_iter_state()
     return ""
 
 
-def _reset_state(state: Any) -> None:
+def _reset_state(state: Any, *, drops_gradients: bool) -> None:
+    results = _RESULTS | _GRADIENTS if drops_gradients else _RESULTS
     idle = type(state._training_state).IDLE
     state._training_state = idle
     state._state_ctx.post_backward_final_callback_queued = False
     for holder in (state, state._state_ctx, state._comm_ctx):
-        _forget_results(holder)
+        _forget(holder, results)
     for group in fsdp_groups_of(state):
-        _forget_results(group)
+        _forget(group, results)
         group._training_state = idle
         for parameter in group.fsdp_params:
-            _forget_results(parameter)
+            _forget(parameter, results)
             for tensor in (parameter.sharded_param, getattr(parameter, "_unsharded_param", None)):
-                if tensor is not None:
+                if tensor is not None and drops_gradients:
                     tensor.grad = None
             # each on its own: an interrupt may have come while the group was unsharded
             if _is_unsharded(parameter):
@@ -222,8 +267,8 @@ def _is_unsharded(parameter: Any) -> bool:
     return is_replaced or parameter.sharded_state is not type(parameter.sharded_state).SHARDED
 
 
-def _forget_results(obj: Any) -> None:
-    for name in vars(obj).keys() & _RESULTS:  # some are properties in some versions
+def _forget(obj: Any, results: Set[str]) -> None:
+    for name in vars(obj).keys() & results:  # some are properties in some versions
         if hasattr(vars(obj)[name], "clear"):
             vars(obj)[name].clear()
         else:
@@ -246,11 +291,10 @@ def _reset_stage(stage: Any) -> None:
     if getattr(stage, "_gradient_reduction_handle", None) is not None:  # since torch 2.15
         stage._gradient_reduction_handle = None
         stage.submod.set_manual_backward_finalization(False)
-    _forget_results(stage)
+    _forget(stage, _RESULTS)
     for infos in [*stage.args_recv_info.values(), *stage.grad_recv_info.values()]:
         for info in infos:
             if hasattr(info, "take_buffer"):
                 # torch 2.15 refuses a buffer that a receive may fill; the connection is closed
                 info.buffer = None
     stage.clear_runtime_states()
-    stage.submod.zero_grad(set_to_none=True)

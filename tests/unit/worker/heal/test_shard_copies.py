@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from processes import wait_until
 
 from nbddp.worker.heal import shard_copies
 from nbddp.worker.heal.shard_copies import Copy, ShardCopies
@@ -19,28 +21,24 @@ class Pair:
 
     def __init__(self) -> None:
         self.store = dist.HashStore()
-        bound: Any = None  # it is not used here
+        group: Any = SimpleNamespace(backend="gloo")
+        self.lines: list[str] = []
         self.ranks = [
-            ShardCopies({}, bound, lambda: self.store, rank, 2, lambda _: None) for rank in (0, 1)
+            ShardCopies({}, group, lambda: self.store, rank, 2, self.lines.append)
+            for rank in (0, 1)
         ]
         for copies in self.ranks:
             copies._store = self.store
+            threading.Thread(target=copies._run, daemon=True).start()
+            copies.begin_cell("1", 1)
 
     def exchange(self, key: str, *copies: Copy | None) -> None:
-        threads = [
-            threading.Thread(target=self._exchange_one, args=(copies_of_rank, key, copy))
-            for copies_of_rank, copy in zip(self.ranks, copies, strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    def _exchange_one(self, rank: ShardCopies, key: str, copy: Copy | None) -> None:
-        try:
-            rank._exchange(key, copy)
-        except RuntimeError as error:
-            rank._problem = str(error)
+        """Let the threads of both ranks exchange a copy."""
+        for rank, copy in zip(self.ranks, copies, strict=True):
+            if copy is not None:
+                rank._busy.acquire()
+            rank._jobs.put((key, copy))
+        assert wait_until(lambda: not any(each._busy.locked() for each in self.ranks))
 
     @property
     def steps(self) -> list[list[int]]:
@@ -66,4 +64,38 @@ def test_a_copy_replaces_the_one_before_only_when_all_ranks_have_it(
     )  # it will never be 2: one rank dies before it has the copy
     pair.exchange("3", copy_of(12, 0), copy_of(12, 1))
     assert pair.steps == [[4, 12], [4, 12]]
-    assert all("imeout" in each._problem for each in pair.ranks)
+    assert any("did not get ready" in each._problem for each in pair.ranks)
+
+
+def test_a_failed_copy_ends_the_wait_of_the_others_and_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail_on_rank_1(packed: Any, _group: Any, rank: int, _size: int) -> Any:
+        if rank == 1:
+            raise RuntimeError("connection closed")
+        return packed
+
+    monkeypatch.setattr(shard_copies, "_pass_on", fail_on_rank_1)
+    pair = Pair()
+    pair.exchange("1", copy_of(4, 0), copy_of(4, 1))
+    assert pair.steps == [[4], []]
+    for rank in pair.ranks:
+        rank.begin_cell("2", 0)  # the cell had ended before
+        rank.end_cell()
+    failed = "the copy of shards of step 4 failed: connection closed"
+    assert pair.lines == [f"{failed} (rank 1)", failed]
+
+
+@pytest.mark.parametrize("ending", ["next cell", "heal"])
+def test_no_rank_waits_for_one_whose_cell_has_failed(ending: str) -> None:
+    pair = Pair()
+    first, second = pair.ranks
+    first._busy.acquire()
+    first._jobs.put(("1/1", copy_of(4, 0)))  # rank 1 has not reached this step
+    assert wait_until(lambda: pair.store.check(["1/1/here"]))
+    if ending == "heal":
+        first._heals += 1
+    else:
+        second.begin_cell("2", 1)
+    assert wait_until(lambda: not first._busy.locked())
+    assert (first._problem, pair.steps) == ("", [[], []])

@@ -47,7 +47,8 @@ def test_a_model_on_several_meshes_is_not_sharded_again() -> None:
 def test_there_are_no_copies_over_nccl() -> None:
     lines: list[str] = []
     unused: Any = None
-    ShardCopies({}, unused, unused, 0, 2, lines.append, "nccl").begin_cell("cell", 100)
+    group: Any = SimpleNamespace(backend="nccl")
+    ShardCopies({}, group, unused, 0, 2, lines.append).begin_cell("cell", 100)
     assert lines == ["no copies of shards: a heal over nccl cannot use them"]
 
 
@@ -55,7 +56,8 @@ def test_copies_of_different_steps_restore_nothing(monkeypatch: pytest.MonkeyPat
     model = nn.Linear(1, 1)
     objects: Any = {"optimizer": optim.SGD(model.parameters(), lr=1.0)}
     unused: Any = None
-    copies = ShardCopies({}, unused, unused, 0, 3, unused)
+    group: Any = SimpleNamespace(step_counts=SimpleNamespace(total=lambda _: 6))
+    copies = ShardCopies({}, group, unused, 0, 3, unused)
     assert "there is no copy of it yet" in copies.why_not(objects, [1])
     copies._copies = [Copy(4, objects={path: ref(each) for path, each in objects.items()})]
     assert copies.why_not(objects, [1]) == ""
