@@ -430,5 +430,7 @@ class Executor:
                 state.futures.reject(state.start_error, "start")
             state.event_log.close()
             state.rank_monitor.reset_totals()
+        if self._heal is not None:
+            self._heal.close()
         state.reject_heal("the group was stopped")
         state.futures.resolve("stop")

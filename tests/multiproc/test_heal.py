@@ -8,15 +8,18 @@ import signal
 import time
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import psutil
 import pytest
+from conditions import when
 from drivers.ranks import Capture, MakeRanks, Ranks
 from limits import set_limits
 from processes import wait_until
 from trained import STATE, TRAINED, kill
 
 from nbddp import RequestError
+from nbddp.wire.request_messages import JoinGroup
 
 
 @pytest.fixture
@@ -259,6 +262,27 @@ def test_hang_in_the_rendezvous_is_named(group: Ranks, monkeypatch: pytest.Monke
     group.kill(2)
     assert group.heal().ranks == (1, 2)
     group.assert_works()
+
+
+def test_a_stop_during_a_heal_deletes_the_pickled_variables(
+    group: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill(group, 1)
+    link, store, keys = group.session.require_link(), group.store, []
+    send = link.send
+
+    def send_no_join(rank: int, command: Any) -> None:
+        if isinstance(command, JoinGroup):
+            keys.append(f"{command.payload['key']}/0")
+        else:
+            send(rank, command)
+
+    monkeypatch.setattr(link, "send", send_no_join)
+    stopping = when(lambda: bool(keys), lambda: group.stop())
+    with pytest.raises(RequestError, match="the group was stopped"):
+        group.heal()
+    stopping.join()
+    assert not store.check(keys[:1])
 
 
 EXACT = """
