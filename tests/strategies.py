@@ -30,6 +30,7 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     bool | None: st.none() | st.booleans(),
     dict[str, Any]: st.dictionaries(st.text(max_size=8), _JSON, max_size=3),
+    dict[str, str]: st.dictionaries(st.text(max_size=8), st.text(), max_size=3),
     float: st.floats(allow_nan=False),
     int: st.integers(),
     list[Any]: st.lists(_JSON, max_size=4),
