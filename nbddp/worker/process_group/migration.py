@@ -38,8 +38,8 @@ from nbddp.worker.process_group.bound_objects import (
     training_loaders,
 )
 from nbddp.worker.process_group.object_collectives import broadcast_tensors, gather_objects
-from nbddp.worker.process_group.revival import Subgroups
-from nbddp.worker.process_group.unfinished_steps import StepReport, drop_gradients
+from nbddp.worker.process_group.revival import Connected
+from nbddp.worker.process_group.unfinished_steps import drop_gradients
 from nbddp.worker.watch.namespace import paths_of
 
 logger = logging.getLogger(__name__)
@@ -55,27 +55,6 @@ _RANKS_DIFFER = ("it is not the same on all ranks", "make it again in a cell tha
 
 Objects = dict[str, list[Any]]  # by kind, in order of creation
 NotMoved = tuple[Any, str, str]  # an object that is not moved, the reason, and what to do
-
-
-@dataclass(frozen=True, slots=True)
-class Connected:
-    """Connected groups, and what a migration must know of the ranks.
-
-    Attributes:
-        subgroups: the subgroups if all groups live on; None if there are new groups.
-        new_ranks: in a heal, the ranks with a new process.
-        steps: for each rank, the steps of its optimizers; empty if there are new groups.
-        is_inside_step: whether an optimizer of this rank has begun a step and not finished it.
-        drops_gradients: whether the gradients of this rank are those of an unfinished step.
-        not_reset: models that are in the middle of a step, and why.
-    """
-
-    subgroups: Subgroups | None
-    new_ranks: Sequence[int]
-    steps: list[StepReport]
-    is_inside_step: bool
-    drops_gradients: bool
-    not_reset: Sequence[tuple[Any, str]]
 
 
 @dataclass(eq=False, repr=False)

@@ -13,10 +13,11 @@ from torch.optim import Optimizer
 from nbddp.formatting import with_article
 from nbddp.wire.messages import Failure, Regroup, RunCell
 from nbddp.worker.process_group import unfinished_steps
-from nbddp.worker.process_group.migration import Connected, Migration, renew_torch, unbind
+from nbddp.worker.process_group.migration import Migration, renew_torch, unbind
 from nbddp.worker.process_group.object_collectives import gather_objects
 from nbddp.worker.process_group.object_state import parameters_of
 from nbddp.worker.process_group.process_group import ProcessGroup
+from nbddp.worker.process_group.revival import Connected
 from nbddp.worker.torch_errors import is_backend_error
 from nbddp.worker.tracebacks import failure_outside_cells
 from nbddp.worker.watch.namespace import paths_of
@@ -96,8 +97,8 @@ class Regrouper:
         report = [steps, totals, counts.has_begun_backward]
         subgroups = self._group.revive_subgroups(report, new_ranks) if lives_on else None
         reports = subgroups.reports if subgroups is not None else []
-        for name, each in optimizers.items() if reports else ():
-            counts.set_total(each, max(totals.get(name, 0) for _, totals, _ in reports))
+        for name, optimizer in optimizers.items() if reports else ():
+            counts.set_total(optimizer, max(totals.get(name, 0) for _, totals, _ in reports))
         # all ranks drop their gradients, or none does
         drops = not lives_on or bool(new_ranks) or any(has_begun for *_, has_begun in reports)
         not_reset = unfinished_steps.reset(objects, drops_gradients=drops) if lives_on else []
@@ -130,9 +131,9 @@ class Regrouper:
         spread = {*map(id, unfinished_steps.spread_optimizers(objects))}
         of_ddp = {id(each) for model in objects.models for each in model.parameters()}
         found = [
-            each
-            for each in objects.optimizers
-            if id(each) in spread or of_ddp.isdisjoint(map(id, parameters_of(each)))
+            optimizer
+            for optimizer in objects.optimizers
+            if id(optimizer) in spread or of_ddp.isdisjoint(map(id, parameters_of(optimizer)))
         ]
         names = paths_of(found, self._namespace)
         return {names.get(id(each), with_article(type(each).__name__)): each for each in found}

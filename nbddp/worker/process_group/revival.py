@@ -18,6 +18,7 @@ import torch.distributed as dist
 from nbddp.worker.process_group.connections import listening
 from nbddp.worker.process_group.gloo import GlooUnblocker
 from nbddp.worker.process_group.object_collectives import gather_objects
+from nbddp.worker.process_group.unfinished_steps import StepReport
 
 # A group keeps the first backend of each type, so each revival needs a type of its own. A type is
 # a number below 256, and torch uses those below 10.
@@ -42,6 +43,27 @@ class Subgroups:
     with_objects: list[Any] = field(default_factory=list)
     dropped: list[Any] = field(default_factory=list)
     reports: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """Connected groups, and what a migration must know of the ranks.
+
+    Attributes:
+        subgroups: the subgroups if all groups live on; None if there are new groups.
+        new_ranks: in a heal, the ranks with a new process.
+        steps: for each rank, the steps of its optimizers; empty if there are new groups.
+        is_inside_step: whether an optimizer of this rank has begun a step and not finished it.
+        drops_gradients: whether the gradients of this rank are those of an unfinished step.
+        not_reset: models that are in the middle of a step, and why.
+    """
+
+    subgroups: Subgroups | None
+    new_ranks: Sequence[int]
+    steps: list[StepReport]
+    is_inside_step: bool
+    drops_gradients: bool
+    not_reset: Sequence[tuple[Any, str]]
 
 
 class GroupReviver:
