@@ -42,6 +42,7 @@ class Extension(Frozen):
         cell_options: its options of ``%%ddp`` alone.
         events: the kinds of told events (``group/told_events.py``) that it hears of.
         notebook: the target of its :class:`~nbddp.group.notebook_half.NotebookHalf`.
+        rank: the target of its :class:`~nbddp.extension.rank_half.RankHalf`.
         group_methods: its methods of :class:`~nbddp.WorkerGroup`, each with its target: a function
             whose first argument is the group.
     """
@@ -54,4 +55,5 @@ class Extension(Frozen):
     cell_options: type[Frozen] | None = None
     events: tuple[type[Frozen], ...] = ()
     notebook: str = ""
+    rank: str = ""
     group_methods: Mapping[str, str] = field(default_factory=dict)

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError, NbddpError, RequestError, StartError
+from nbddp.extension.installed import installed
 from nbddp.extensions.trace.merge import Trace
 from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.extensions.trace.notebook import collect_trace
@@ -238,7 +239,8 @@ class NotebookState:
         options = args.for_ranks()
         if args.break_ranks == ALL_RANKS:
             options["break_ranks"] = tuple(session.life.all_ranks)
-        request = replace(request, **options | {"trace": args.trace or self.next_trace})
+        options |= {"trace": args.trace or self.next_trace, "options": options_for_ranks(args)}
+        request = replace(request, **options)
         self.last_request, self.last_succeeded = request, False
         self.extensions.before_cell(CellToRun(given=args.extensions))
         return request
@@ -412,6 +414,16 @@ class NotebookState:
                 raise UsageError(f"there is no {name!r} in the notebook to push")
         self.extensions.tell(PushAsked(names=self.shell.user_ns))
         return {name: self.shell.user_ns[name] for name in names}
+
+
+def options_for_ranks(args: RunArguments) -> dict[str, dict[str, Any]]:
+    """Return the options of extensions that ranks obey, by extension and name."""
+    with_rank = {kind.options: name for name, kind in installed().items() if kind.rank}
+    return {
+        with_rank[kind]: asdict(options)
+        for kind, options in args.extensions.items()
+        if kind in with_rank
+    }
 
 
 def _try_action(act: Callable[[], str]) -> str:

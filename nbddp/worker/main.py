@@ -27,8 +27,6 @@ from nbddp import accelerator
 from nbddp.extensions.checks.rank import collect_facts
 from nbddp.extensions.faults import arming
 from nbddp.extensions.trace.rank import end_profile
-from nbddp.extensions.trainers import reporting
-from nbddp.extensions.trainers.attach import attach_to_libraries
 from nbddp.reporting import log_and_track
 from nbddp.topology import cores_here
 from nbddp.wire import messages as msg
@@ -63,6 +61,7 @@ from nbddp.worker.process_group.process_group import (
 )
 from nbddp.worker.process_group.regroup import Regrouper
 from nbddp.worker.process_title import name_rank
+from nbddp.worker.rank_halves import RankHalves
 from nbddp.worker.requests import PULL_FILENAME, RequestHandler, store_pickled
 from nbddp.worker.shutdown import clear_exit_hooks, exit_process, exit_with_kernel
 from nbddp.worker.store_clients import StoreClients
@@ -181,7 +180,7 @@ class Rank:
         self._metric_sink = metric_sink
         log_and_track.set_sink(metric_sink)
         arming.arm_from_environment()
-        attach_to_libraries()
+        self._extensions = RankHalves(self._notify_user, start.attempt)
         self._group = ProcessGroup(
             clients.groups,
             connections,
@@ -446,7 +445,7 @@ class Rank:
         self._metric_sink.begin_cell(is_recorded=not command.is_replay)
         log_and_track.begin_cell()
         arming.begin_cell(is_again=command.is_again)
-        reporting.begin_cell(is_enabled=not command.no_trainer_metrics)
+        self._extensions.before_cell(command.options)
         self._outbox.begin_cell()
         copies = f"a{self._start.attempt}/copies/{command.cell}"
         self._shard_copies.begin_cell(copies, command.shard_copies)

@@ -8,9 +8,24 @@ they have a place for it. Their metrics, steps and progress then go where those 
 from __future__ import annotations
 
 from nbddp.extension.manifest import Extension
+from nbddp.wire.frozen import Frozen
+from nbddp.wire.options.option import flag
+
+
+class TrainerOptions(Frozen):
+    """The options of a cell or script that trains."""
+
+    no_trainer_metrics: bool = flag(
+        "--no-trainer-metrics",
+        "do not record the metrics that trainers of other libraries report",
+        before="no_wait",
+    )
+
 
 EXTENSION = Extension(
     name="trainers",
+    options=TrainerOptions,
+    rank="nbddp.extensions.trainers.rank:Trainers",
     public={
         "report_trainers": "nbddp.extensions.trainers.attach:report_trainers",
     },

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import field, fields
 from typing import Any
 
 from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.wire.frozen import Frozen
-from nbddp.wire.options.option import flag, option
+from nbddp.wire.options.option import option
 from nbddp.wire.options.option_values import count, numbers_or_all, step_range
 from nbddp.wire.rank_start import Script
 
@@ -27,11 +27,6 @@ class RunOptions(Frozen):
         "trace these steps with torch's profiler (see `%%ddp trace`)",
         None,
         step_range,
-        before="no_wait",
-    )
-    no_trainer_metrics: bool = flag(
-        "--no-trainer-metrics",
-        "do not record the metrics that trainers of other libraries report",
         before="no_wait",
     )
 
@@ -67,6 +62,7 @@ class CellSpec(CellOptions):
             None changes nothing.
         script: a script to run instead of the source.
         answers: replies to input requests; the user is asked when none is left.
+        options: the options of extensions that have a half on ranks, by extension and name.
     """
 
     source: str
@@ -76,3 +72,4 @@ class CellSpec(CellOptions):
     needs_group: bool | None = True
     script: Script | None = None
     answers: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict, hash=False)

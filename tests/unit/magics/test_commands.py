@@ -289,7 +289,7 @@ WHAT: dict[str, tuple[str, Any]] = {
     "--ranks 1": ("ranks", (1,)),
     "--break-ranks 1": ("break_ranks", (1,)),
     "--trace 2:4": ("trace", TraceSteps(first=2, last=4)),
-    "--no-trainer-metrics": ("no_trainer_metrics", True),
+    "--no-trainer-metrics": ("options", {"trainers": {"no_trainer_metrics": True}}),
 }
 
 

@@ -59,8 +59,8 @@ def test_the_result_of_a_cell_raises_its_first_cause_if_there_is_one() -> None:
 def test_ranks_get_all_options_that_they_obey() -> None:
     steps = TraceSteps(first=2, last=4)
     options: dict[str, Any] = {"break_ranks": (1,), "trace": steps, "shard_copies": 3}
-    options |= {"no_trainer_metrics": True}
     assert options.keys() == {item.name for item in fields(CellOptions)}
+    options["options"] = {"trainers": {"no_trainer_metrics": True}}
     request = CellRequest(source="x", **options)
     received = decode(encode(CellHandle(7, request, (0, 1), Mock()).run_message()))
     assert {name: getattr(received, name) for name in options} == options

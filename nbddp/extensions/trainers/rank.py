@@ -1,0 +1,19 @@
+"""Let the trainers of other libraries report on a rank."""
+
+from __future__ import annotations
+
+from nbddp.extension.rank_half import RankHalf
+from nbddp.extensions.trainers import TrainerOptions
+from nbddp.extensions.trainers.attach import attach_to_libraries
+from nbddp.extensions.trainers.reporting import begin_cell
+
+
+class Trainers(RankHalf):
+    """Attaches to the libraries, and reports their trainers unless a cell says not to."""
+
+    def __init__(self) -> None:
+        attach_to_libraries()
+
+    def before_cell(self, options: TrainerOptions) -> None:
+        """Forget the trainers of the earlier cell."""
+        begin_cell(is_enabled=not options.no_trainer_metrics)

@@ -1,0 +1,53 @@
+"""Calls the halves of extensions on a rank."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nbddp.extension.guard import Guard
+from nbddp.extension.installed import installed, load
+from nbddp.extension.rank_half import RankHalf
+from nbddp.wire.frozen import Frozen
+
+logger = logging.getLogger(__name__)
+
+
+def _load_classes() -> dict[str, type[RankHalf]]:
+    classes: dict[str, type[RankHalf]] = {}
+    for extension in installed().values():
+        if extension.rank:
+            try:
+                classes[extension.name] = load(extension.rank)
+            except Exception:
+                logger.exception("ranks work without the extension %s", extension.name)
+    return classes
+
+
+CLASSES = _load_classes()  # the forkserver imports this module, so that forked ranks have them
+
+
+class RankHalves:
+    """The halves of all extensions on one rank.
+
+    Args:
+        notify: shows a sentence to the user, with the number of the rank.
+        attempt: the attempt of the ranks.
+    """
+
+    def __init__(self, notify: Callable[[str], None], attempt: int) -> None:
+        self._guard = Guard(notify, lambda: attempt)
+        made = {name: self._guard.call(name, kind, default=None) for name, kind in CLASSES.items()}
+        self._halves = {name: half for name, half in made.items() if half is not None}
+
+    def before_cell(self, given: Mapping[str, Mapping[str, Any]]) -> None:
+        """Call each half with its options; ``given`` has those of the line, by extension."""
+        for name, half in self._halves.items():
+            kind: type[Frozen] = installed()[name].options or Frozen
+            self._guard.call(name, before_cell, half, kind, given.get(name, {}), default=None)
+
+
+def before_cell(half: RankHalf, kind: type[Frozen], given: Mapping[str, Any]) -> None:
+    """Call the hook of a half; another version of its extension may not know all options."""
+    half.before_cell(kind(**given))

@@ -1,0 +1,68 @@
+"""The halves of extensions on a rank: their options, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from nbddp.extension.manifest import Extension
+from nbddp.extension.rank_half import RankHalf
+from nbddp.wire.frozen import Frozen
+from nbddp.wire.options.option import flag
+from nbddp.worker import rank_halves
+from nbddp.worker.rank_halves import RankHalves
+
+
+class OddOptions(Frozen):
+    odd: bool = flag("--odd", "run it oddly")
+
+
+class Odd(RankHalf):
+    """Fails in each cell, after it noted its options."""
+
+    noted: list[bool]
+
+    def before_cell(self, options: OddOptions) -> None:
+        self.noted.append(options.odd)
+        raise ValueError("odd")
+
+
+class Broken(RankHalf):
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        raise OSError("no file")
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    noted: list[bool] = []
+    monkeypatch.setattr(Odd, "noted", noted, raising=False)
+    return noted
+
+
+def test_a_half_gets_its_options_and_its_errors_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, noted: list[bool]
+) -> None:
+    manifests = {
+        "broken": Extension(name="broken"),
+        "odd": Extension(name="odd", options=OddOptions),
+    }
+    monkeypatch.setattr(rank_halves, "installed", lambda: manifests)
+    monkeypatch.setattr(rank_halves, "CLASSES", {"broken": Broken, "odd": Odd})
+    told: list[str] = []
+    halves = RankHalves(told.append, attempt=1)
+    for given in ({}, {"odd": {"odd": True}}, {"odd": {"unknown": 1}}, {}):
+        halves.before_cell(given)
+    assert noted == [False, True]  # after three failures it is off
+    assert [text.partition(" failed in its hook ")[0] for text in told] == [
+        *("the extension broken", "the extension odd")
+    ]
+
+
+def test_the_class_of_a_half_that_cannot_be_imported_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    manifests = {"gone": Extension(name="gone", rank="no_such_module:Half")}
+    monkeypatch.setattr(rank_halves, "installed", lambda: manifests)
+    assert rank_halves._load_classes() == {}
+    assert "ranks work without the extension gone" in caplog.text
