@@ -291,6 +291,21 @@ def test_ranks_that_made_uneven_steps_are_named(group: Ranks, capsys: Capture) -
     assert "optimizer: rank 1 is 1 step behind; load a checkpoint" in capsys.readouterr().out
 
 
+def test_models_are_equal_after_one_rank_has_failed_in_a_step(
+    group: Ranks, capsys: Capture
+) -> None:
+    group.run(
+        f"{LOOP}def fail(*_):\n    if rank == 1: raise ValueError('on purpose')\n"
+        "handle = optimizer.register_step_pre_hook(fail)"
+    )
+    with pytest.raises(CellFailedError, match="on purpose"):
+        group.run("train(1)")  # no rank waits for rank 1
+    group.run("handle.remove()\nweight = model.module.weight.tolist()")
+    assert "set to the values of rank 0" in capsys.readouterr().out
+    first, second = group.pull("weight")
+    assert first == second
+
+
 def test_a_group_that_not_all_of_its_ranks_have_is_named(group: Ranks, capsys: Capture) -> None:
     group.run("pair, other = dist.new_group([0, 1]), dist.new_group([0, 1])")
     with pytest.raises(CellFailedError, match="on purpose"):

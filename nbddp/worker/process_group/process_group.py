@@ -362,7 +362,9 @@ class ProcessGroup:
         has_ddp = any(True for _ in self.bound_objects.models)
         has_stopped_ddp = has_ddp and _was_in_backward(error)
         has_stopped_fsdp = error is not None and unfinished_steps.is_unfinished()
-        has_stopped = has_stopped_ddp or has_stopped_fsdp
+        # other ranks may have finished the step: the regroup compares the models
+        has_stopped_step = error is not None and self.step_counts.is_inside_step
+        has_stopped = has_stopped_ddp or has_stopped_fsdp or has_stopped_step
         self.is_broken = self.is_broken or has_stopped or is_backend_error(error)
 
     def begin_cell(self, command: RunCell, *, may_request_input: bool = False) -> None:
