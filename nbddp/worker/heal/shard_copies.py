@@ -11,7 +11,6 @@ the other ranks may have made a copy that it has not reached.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from nbddp.worker.process_group.process_group import ProcessGroup
 
 TIMEOUT = timedelta(seconds=60)  # for all ranks to reach a copy, and to exchange it
-HEAL_INTERVAL = timedelta(seconds=0.1)  # after which a wait for other ranks looks for a heal
 _LEFT_OUT = "left out"  # key of a copy that a rank leaves out; its value says why it failed, if so
 # Two ranks on one machine: packing 120 MB took 0.09 s of CPU time (0.3 s on two busy cores), and
 # the exchange took 0.2 s (0.8 s).
@@ -109,8 +107,8 @@ class ShardCopies:
         self._prefix = ""
         self._pending: tuple[Optimizer, Copy, Objects] | None = None
         self._jobs: SimpleQueue[tuple[str, Copy | None]] = SimpleQueue()
-        self._store: dist.Store | None = None
         self._busy = threading.Lock()  # held while a copy is exchanged
+        self._has_thread = False
         self._copies: list[Copy] = []  # the newest that all ranks have, and one in progress
         self._problem = ""  # why the thread has made no copy, if the user does not know it
         self._was_announced = self._is_in_cell = self._is_due = False
@@ -132,9 +130,12 @@ class ShardCopies:
         self._report_problem()
         self._prefix, self._every, self._count = prefix, every, 0
         self._pending, self._was_announced, self._is_in_cell = None, False, True
-        if every and self._store is None:
-            self._store = self._open_store()
-            threading.Thread(target=self._run, name="nbddp-copies", daemon=True).start()
+        if every and not self._has_thread:
+            self._has_thread = True
+            arguments = self._open_store(), self._jobs, self._busy, self._heals
+            threading.Thread(
+                target=self._run, args=arguments, name="nbddp-copies", daemon=True
+            ).start()
 
     def end_cell(self) -> None:
         """Send the copy of the last step. Do not call this after a cell that has failed."""
@@ -251,7 +252,7 @@ class ShardCopies:
         found = self._under_old_paths(copy, objects, new_ranks)
         for packed in copy.own_state:
             unpack(found, packed)
-        self._heals += 1
+        self._start_again()
         self._copies = [copy]
         counts.set_total(first, step)
         made = max(made for _, made in gathered)
@@ -282,28 +283,35 @@ class ShardCopies:
         """
         first, counts = _optimizers(objects)[0], self._group.step_counts
         counts.set_total(first, max(gather_objects(counts.total(first))))
-        self._heals += 1
+        self._start_again()
         self._copies, self._is_due = [], True
 
     # ---- on the thread
 
-    def _run(self) -> None:
+    def _start_again(self) -> None:
+        """Leave the thread after a heal: it may wait for the dead rank for minutes."""
+        self._heals += 1
+        self._jobs.put(("", None))  # ends it if it does not wait
+        self._jobs, self._busy, self._has_thread = SimpleQueue(), threading.Lock(), False
+
+    def _run(self, store: dist.Store, jobs: Any, busy: threading.Lock, heals: int) -> None:
         # On the nbddp-copies thread.
         while True:
-            key, copy = self._jobs.get()
-            assert self._store is not None
-            store, heals = dist.PrefixStore(key, self._store), self._heals
+            key, copy = jobs.get()
+            if heals != self._heals:
+                return
+            store_of_copy = dist.PrefixStore(key, store)
             try:
-                self._exchange(store, copy, heals)
+                self._exchange(store_of_copy, copy, heals)
             except Exception as error:  # noqa: BLE001 - the training goes on with the copy of before
                 if copy is not None and heals == self._heals:
                     reason = str(error).partition("\n")[0]
                     self._problem = f"the copy of shards of step {copy.step} failed: {reason}"
                     with suppress(dist.DistError):
-                        self._leave_out(store, f"{reason} (rank {self._rank})")
+                        self._leave_out(store_of_copy, f"{reason} (rank {self._rank})")
             finally:
                 if copy is not None:
-                    self._busy.release()
+                    busy.release()
 
     def _exchange(self, store: dist.Store, copy: Copy | None, heals: int) -> None:
         """Exchange a copy, if no rank leaves it out, and forget the copy of before.
@@ -311,12 +319,12 @@ class ShardCopies:
         Args:
             store: a store for this copy.
             copy: the copy; None to leave it out.
-            heals: the number of heals when the exchange began.
+            heals: the number of heals when the thread began.
         """
         # On the nbddp-copies thread.
         if copy is None:
             self._leave_out(store)
-        if copy is None or not self._wait_for_all(store, "here", heals):
+        if copy is None or not self._wait_for_all(store, "here"):
             return
         group = dist.ProcessGroupGloo(
             dist.PrefixStore("gloo", store), self._rank, self._world_size, timeout=TIMEOUT
@@ -325,7 +333,7 @@ class ShardCopies:
         if heals == self._heals:  # else the models are back at an earlier step
             # a rank whose exchange failed does not know which copy all ranks have
             self._copies = [*self._copies[-2:], copy]
-        if self._wait_for_all(store, "has it", heals):
+        if self._wait_for_all(store, "has it") and heals == self._heals:
             self._copies = [copy]
 
     def _leave_out(self, store: dist.Store, reason: str = "") -> None:
@@ -334,30 +342,20 @@ class ShardCopies:
         for what in ("here", "has it"):  # last: whoever wakes looks for the reason
             store.set(f"all {what}", "")
 
-    def _wait_for_all(self, store: dist.Store, what: str, heals: int) -> bool:
-        """Wait for all ranks. Return false if one leaves out the copy, or after a heal.
+    def _wait_for_all(self, store: dist.Store, what: str) -> bool:
+        """Wait for all ranks. Return false if one leaves out the copy.
 
         Raises:
             RuntimeError: the copy has failed on another rank.
-            TimeoutError: a rank has not come.
         """
         # On the nbddp-copies thread.
         if store.add(what, 1) == self._world_size:
             store.set(f"all {what}", "")
-        deadline = time.monotonic() + TIMEOUT.total_seconds()
-        while heals == self._heals:
-            try:
-                store.wait([f"all {what}"], HEAL_INTERVAL)
-            except dist.DistStoreError:
-                if time.monotonic() < deadline:
-                    continue
-                raise TimeoutError(f"a rank did not get ready within {TIMEOUT.seconds} s") from None
-            if not store.check([_LEFT_OUT]):
-                return True
-            if reason := store.get(_LEFT_OUT).decode():
-                raise RuntimeError(reason)
-            break
-        return False
+        store.wait([f"all {what}"], TIMEOUT)
+        is_left_out = store.check([_LEFT_OUT])
+        if is_left_out and (reason := store.get(_LEFT_OUT).decode()):
+            raise RuntimeError(reason)
+        return not is_left_out
 
 
 def _optimizers(objects: Objects) -> list[Optimizer]:
