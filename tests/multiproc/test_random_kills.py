@@ -1,5 +1,7 @@
 """Ranks that die at random moments of a training: after each heal the models have the right values.
 
+Before some deaths the user interrupts a training, and makes the model again under the same name.
+
 ``NBDDP_SOAK_KILLS`` is the number of kills of each model, ``NBDDP_SOAK_SEED`` the seed.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 
 import pytest
 from drivers.ranks import Capture, MakeRanks
@@ -65,6 +68,12 @@ def test_models_are_right_after_random_kills(
     steps = []
     for _ in range(KILLS):
         dying = draw.randrange(size)
+        for _ in range(draw.randrange(3)):  # an interrupt may leave the ranks at different steps
+            handle = group.begin("train(None, 0)", shard_copies=copies)
+            time.sleep(draw.uniform(0.1, 1.0))
+            group.interrupt()
+            group.finish(handle)
+            group.run("net, optimizer = build(kind)", quiet=True)
         group.run("steps(6)", shard_copies=copies, quiet=True)  # there is a copy of them
         with pytest.raises(CellFailedError, match=f"rank {dying} was killed by SIGKILL"):
             group.run(f"train({dying}, {draw.uniform(0.1, 1.0)})", shard_copies=copies)
