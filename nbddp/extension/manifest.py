@@ -43,6 +43,7 @@ class Extension(Frozen):
         events: the kinds of told events (``group/told_events.py``) that it hears of.
         notebook: the target of its :class:`~nbddp.group.notebook_half.NotebookHalf`.
         rank: the target of its :class:`~nbddp.extension.rank_half.RankHalf`.
+        scripts: the target of its :class:`~nbddp.group.script_ranks.ScriptHooks`.
         group_methods: its methods of :class:`~nbddp.WorkerGroup`, each with its target: a function
             whose first argument is the group.
     """
@@ -56,4 +57,5 @@ class Extension(Frozen):
     events: tuple[type[Frozen], ...] = ()
     notebook: str = ""
     rank: str = ""
+    scripts: str = ""
     group_methods: Mapping[str, str] = field(default_factory=dict)

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+from nbddp.wire.frozen import Frozen
+
+
+class RankCell(Frozen):
+    """A cell or script before it runs on a rank.
+
+    Attributes:
+        options: the options of the extension.
+        is_again: whether a recovery or a replay runs it.
+    """
+
+    options: Any
+    is_again: bool
 
 
 class RankHalf:
@@ -11,5 +26,13 @@ class RankHalf:
     No hook may wait, or start a collective.
     """
 
-    def before_cell(self, options: Any) -> None:
-        """Prepare for a cell or script with the options of this extension."""
+    def before_cell(self, cell: RankCell) -> None:
+        """Prepare for a cell or script."""
+
+    def after_cell(self) -> Sequence[str]:
+        """Return sentences for the user after a cell or script that has run."""
+        return ()
+
+    def armed(self) -> Sequence[str]:
+        """Return the faults that are armed on this rank at the end of a cell."""
+        return ()

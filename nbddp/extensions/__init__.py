@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # the types of their public names; a manifest says how to loa
 COMMANDS = {
     "compare": "runs",
     "export": "export",
+    "fault": "faults",
     "publish": "publish",
     "runs": "runs",
     "show": "runs",

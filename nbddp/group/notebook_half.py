@@ -35,6 +35,9 @@ class Notebook(Protocol):
     def last_run(self) -> Path | None:
         """The folder of the last script, if no cell ran since; otherwise of the current run."""
 
+    def run_on_ranks(self, source: str, ranks: tuple[int, ...] | None) -> None:
+        """Run code on ranks, all if None, and in a replay too; raise its failure."""
+
     def print_line(self, text: str) -> None:
         """Print a line for the user, between two cells."""
 

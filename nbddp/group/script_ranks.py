@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Set
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
-from nbddp.extensions.faults.kinds import FAULTS_VARIABLE
-from nbddp.group.push_pull import pull
+from nbddp.extension.guard import Guard
+from nbddp.extension.installed import installed, load
 from nbddp.lifecycle.refusals import BUSY
 from nbddp.record.cell import CellResult
 from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.rank_start import Script
 
-logger = logging.getLogger(__name__)
 
-DISARM_EXPRESSION = "__import__('nbddp').faults.disarm({!r})"
+class ScriptHooks:
+    """What an extension does for scripts; it overrides the hooks that it needs."""
+
+    def environment(self, cells: Session) -> Mapping[str, str]:
+        """Return environment variables for the ranks of a script.
+
+        Args:
+            cells: the session of the cells.
+        """
+        del cells
+        return {}
+
+    def after_script(self, script: Session, cells: Session) -> None:
+        """Called when a script has ended, before its ranks end.
+
+        Args:
+            script: the session of the script.
+            cells: the session of the cells.
+        """
 
 
 class ScriptRanks:
@@ -33,6 +49,7 @@ class ScriptRanks:
 
     def __init__(self, cells: Session) -> None:
         self._cell_session = cells
+        self._guard = Guard(cells.router.notify, lambda: cells.life.attempt)
         self._script_session: Session | None = None
 
     @property
@@ -68,17 +85,19 @@ class ScriptRanks:
         return self._script_session
 
     def start(self, spec: GroupSpec, script: Script | None = None) -> None:
-        """Start the ranks, and arm in them the faults that are armed in the ranks of the cells.
+        """Start the ranks.
 
         Raises:
             RequestError: the ranks cannot be started now.
             StartError: a rank failed to start.
         """
-        faults = ";".join(self._cell_session.armed_now)
-        env = {**spec.env, FAULTS_VARIABLE: faults} if faults else spec.env
-        more = {"started_by": Path(script.name).name} if script else {}
+        env, cells = {**spec.env}, self._cell_session
+        for name, hooks in self._hooks():
+            more: Mapping[str, str] = self._guard.call(name, hooks.environment, cells, default={})
+            env |= more
+        started_by = {"started_by": Path(script.name).name} if script else {}
         try:
-            self.last_session.start(replace(spec, env=env, joins_group=False, more=more))
+            self.last_session.start(replace(spec, env=env, joins_group=False, more=started_by))
         except BaseException:
             self.close()
             raise
@@ -87,8 +106,9 @@ class ScriptRanks:
         """End the ranks of a script that has ended, unless a debugger may inspect them."""
         if session is not self._script_session:
             return  # the user has ended the script
-        if fired := session.fired_faults:
-            self._disarm(fired)
+        for name, hooks in self._hooks():
+            after = hooks.after_script
+            self._guard.call(name, after, session, self._cell_session, default=None)
         can_debug = result.verdict is not None and not result.verdict.ended_by
         if not (can_debug and session.life.alive):
             session.close()
@@ -110,11 +130,9 @@ class ScriptRanks:
             self._script_session.close()
         self._script_session = None  # last, so that the next cell can close it after an interrupt
 
-    def _disarm(self, fired: Set[str]) -> None:
-        """Disarm in the cells' ranks the faults that fired in a script: a fault fires once."""
-        self._cell_session.record_fired(fired)
-        if self._cell_session.life.state.is_ready and self._cell_session.life.alive:
-            try:
-                pull(self._cell_session, DISARM_EXPRESSION.format(sorted(fired)))
-            except RequestError as error:
-                logger.warning("%s may fire again in a cell: %s", ", ".join(fired), error)
+    def _hooks(self) -> Iterator[tuple[str, ScriptHooks]]:
+        """Yield the hooks of each extension that has some, with its name."""
+        for name, extension in installed().items():
+            if extension.scripts:
+                kind = self._guard.call(name, load, extension.scripts, default=ScriptHooks)
+                yield name, kind()

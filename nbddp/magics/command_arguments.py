@@ -6,8 +6,6 @@ from argparse import REMAINDER
 from collections.abc import Sequence
 
 from nbddp.extension.manifest import Command
-from nbddp.extensions.faults.kinds import FACTOR
-from nbddp.extensions.faults.kinds import MEANINGS as FAULTS
 from nbddp.extensions.nodes.join_file import ORPHAN_TIMEOUT
 from nbddp.extensions.nodes.node_pool import LOOPBACK
 from nbddp.extensions.trace.messages import TraceSteps
@@ -24,8 +22,6 @@ from nbddp.wire.options.option_values import (
     seconds,
     step_range,
 )
-
-_KINDS = ", ".join(f"{kind} ({meaning})" for kind, meaning in FAULTS.items())
 
 
 class LineArguments(Frozen):
@@ -121,23 +117,7 @@ class NodesArguments(Command, example="nodes"):
     )
 
 
-# ---- faults, failures and slow cells
-
-
-class FaultArguments(Command, example="fault kill --rank 1 --step 30"):
-    """Cause a failure at a step that nbddp.log or the loader reports."""
-
-    kind: str = argument(
-        "kind", f"{_KINDS}; off (disarms all faults)", choices=(*FAULTS, "off"), metavar="KIND"
-    )
-    rank: int | None = option(
-        "--rank R", "the rank on which it happens", None, count, complete="rank"
-    )
-    step: int | None = option("--step N", "the step at which it happens, once", None, count)
-    factor: float = option(
-        "--factor FACTOR", "how much slower (kind slow; default: {default:g})", FACTOR, float
-    )
-    line: str = ""  # as the user wrote it
+# ---- failures and slow cells
 
 
 class DebugArguments(Command, example="debug"):

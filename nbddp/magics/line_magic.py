@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from nbddp.errors import RequestError, as_request_error
-from nbddp.extensions.faults.kinds import Fault
 from nbddp.extensions.nodes.notebook import manage_nodes
 from nbddp.extensions.timeline.view import timeline_report
 from nbddp.group.find_script import find_script
@@ -16,7 +15,6 @@ from nbddp.group.told_events import ValuePulled
 from nbddp.lifecycle.refusals import way_out
 from nbddp.magics.command_arguments import (
     AutoArguments,
-    FaultArguments,
     HealArguments,
     InterruptArguments,
     KillArguments,
@@ -190,24 +188,6 @@ def _kill(notebook: NotebookState, args: KillArguments) -> None:
     notebook.presenter.print_line(f"nbddp: rank {args.rank} was killed{advice}")
 
 
-def _fault(notebook: NotebookState, args: FaultArguments) -> None:
-    session, call = notebook.group.session, "clear()"
-    ranks = tuple(session.life.alive) or None
-    if args.kind == "off":
-        if args.rank is not None or args.step is not None:
-            raise RequestError("`%ddp fault off` disarms the faults of all ranks and steps")
-    elif args.rank is None or args.step is None:
-        given = {"--rank": args.rank, "--step": args.step}
-        missing = ", ".join(name for name, value in given.items() if value is None)
-        command_parser("fault").error(f"the following arguments are required: {missing}")
-    else:
-        fault = Fault(kind=args.kind, rank=args.rank, step=args.step, factor=args.factor)
-        at = f"step={fault.step}, rank={fault.rank}, kind={fault.kind!r}, factor={fault.factor}"
-        ranks, call = (fault.rank,), f"at({at}, again=True)"
-    notebook.call_faults(f"{call}  # %ddp fault {args.line}", ranks)
-    notebook.presenter.print_line(f"nbddp: {describe_armed(session.armed_now)}")
-
-
 def _auto(notebook: NotebookState, args: AutoArguments) -> None:
     notebook.auto.is_on = args.switch == "on"
     notebook.presenter.print_line(f"nbddp: {AUTO_ON if notebook.auto.is_on else AUTO_OFF}")
@@ -229,7 +209,6 @@ HANDLERS: dict[str, Handler] = {
     "nodes": lambda notebook, args: notebook.presenter.print_line(
         f"nbddp: {manage_nodes(notebook, args)}"
     ),
-    "fault": _fault,
     "debug": lambda notebook, args: notebook.debug(args.rank, args.command),
     "check": check,
     "timeline": lambda notebook, args: notebook.presenter.show(

@@ -336,9 +336,8 @@ class NotebookState:
         self._finish_cell(result, session, handle.request)
         self._raise_for_failure(result)
 
-    def call_faults(self, call: str, ranks: tuple[int, ...] | None) -> None:
-        """Call a function of ``nbddp.faults`` on ranks, all if None, and in a replay too."""
-        source = f"nbddp.faults.{call}"
+    def run_on_ranks(self, source: str, ranks: tuple[int, ...] | None) -> None:
+        """Run code on ranks, all if None, and in a replay too; raise its failure."""
         request = CellRequest(source=source, ranks=ranks, execution_count=self.prompt_number)
         self._run_and_raise(request, self.group.session, quiet=True)
 

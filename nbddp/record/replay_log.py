@@ -18,7 +18,7 @@ SET_IN_EACH_RANK = frozenset(
     {"rank", "local_rank", "world_size", "device", "torch", "dist", "nbddp"}
 )
 STORES = frozenset({"STORE_NAME", "STORE_GLOBAL"})  # bytecode that binds a name of a cell
-FAULT = re.compile(r"nbddp\.faults\.\w+\(.*\)  # (%ddp fault .*)")  # of NotebookState
+FAULT = re.compile(r"nbddp\.faults\.\w+\(.*\)  # (%ddp fault .*)")  # of the extension
 
 
 class ReplayLog:

@@ -25,7 +25,6 @@ from IPython.core.interactiveshell import ExecutionResult
 import nbddp
 from nbddp import accelerator
 from nbddp.extensions.checks.rank import collect_facts
-from nbddp.extensions.faults import arming
 from nbddp.extensions.trace.rank import end_profile
 from nbddp.reporting import log_and_track
 from nbddp.topology import cores_here
@@ -179,7 +178,6 @@ class Rank:
         self._log = log
         self._metric_sink = metric_sink
         log_and_track.set_sink(metric_sink)
-        arming.arm_from_environment()
         self._extensions = RankHalves(self._notify_user, start.attempt)
         self._group = ProcessGroup(
             clients.groups,
@@ -398,7 +396,7 @@ class Rank:
         # else a late signal would call the cell's own handler
         self._interrupter.install_signal_handler()
         self._sampler.end_cell()
-        for notice in arming.end_cell():
+        for notice in self._extensions.after_cell():
             self._outbox.post(build_notice(notice))
         at = time.time()
         end_profile(self._shell.profiler, self._outbox, is_ok=bool(result.success))
@@ -444,8 +442,7 @@ class Rank:
         self._group.begin_cell(command, may_request_input=may_request)
         self._metric_sink.begin_cell(is_recorded=not command.is_replay)
         log_and_track.begin_cell()
-        arming.begin_cell(is_again=command.is_again)
-        self._extensions.before_cell(command.options)
+        self._extensions.before_cell(command.options, is_again=command.is_again)
         self._outbox.begin_cell()
         copies = f"a{self._start.attempt}/copies/{command.cell}"
         self._shard_copies.begin_cell(copies, command.shard_copies)
@@ -476,7 +473,7 @@ class Rank:
                 payload=payload,
                 facts=collect_facts(self._shell.user_ns, command.source, failure=failure).to_json(),
                 values=self._reported_values.changes(),
-                armed=[str(each) for each in arming.armed()],
+                armed=self._extensions.armed(),
             )
         )
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nbddp.extension.guard import Guard
 from nbddp.extension.installed import installed, load
-from nbddp.extension.rank_half import RankHalf
+from nbddp.extension.rank_half import RankCell, RankHalf
 from nbddp.wire.frozen import Frozen
 
 logger = logging.getLogger(__name__)
@@ -41,13 +42,28 @@ class RankHalves:
         made = {name: self._guard.call(name, kind, default=None) for name, kind in CLASSES.items()}
         self._halves = {name: half for name, half in made.items() if half is not None}
 
-    def before_cell(self, given: Mapping[str, Mapping[str, Any]]) -> None:
+    def before_cell(self, given: Mapping[str, Mapping[str, Any]], *, is_again: bool) -> None:
         """Call each half with its options; ``given`` has those of the line, by extension."""
         for name, half in self._halves.items():
             kind: type[Frozen] = installed()[name].options or Frozen
-            self._guard.call(name, before_cell, half, kind, given.get(name, {}), default=None)
+            cell = RankCell(options=given.get(name, {}), is_again=is_again)
+            self._guard.call(name, before_cell, half, kind, cell, default=None)
+
+    def after_cell(self) -> list[str]:
+        """Call each half; return their sentences for the user."""
+        return self._texts(lambda half: half.after_cell)
+
+    def armed(self) -> list[str]:
+        """Return the faults that are armed on this rank."""
+        return self._texts(lambda half: half.armed)
+
+    def _texts(self, hook: Callable[[RankHalf], Callable[[], Sequence[str]]]) -> list[str]:
+        texts: list[str] = []
+        for name, half in self._halves.items():
+            texts += self._guard.call(name, hook(half), default=())
+        return texts
 
 
-def before_cell(half: RankHalf, kind: type[Frozen], given: Mapping[str, Any]) -> None:
+def before_cell(half: RankHalf, kind: type[Frozen], cell: RankCell) -> None:
     """Call the hook of a half; another version of its extension may not know all options."""
-    half.before_cell(kind(**given))
+    half.before_cell(replace(cell, options=kind(**cell.options)))

@@ -19,7 +19,8 @@ from nbddp.extensions import COMMANDS
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
-ATTACHED = ("course", "export", "publish", "runs", "sweeps")  # trainers: `checks` still imports it
+# without trainers: `checks` still imports it
+ATTACHED = ("course", "export", "faults", "publish", "runs", "sweeps")
 PROGRAM = """
 import sys
 from IPython.terminal.interactiveshell import TerminalInteractiveShell

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 import torch.distributed as dist
 
 from nbddp.errors import ArgumentError
+from nbddp.extensions.faults import FACTOR
 from nbddp.extensions.faults.fault_actions import ACTION_CLASSES, FaultAction, FaultError
-from nbddp.extensions.faults.kinds import FACTOR, FAULTS_VARIABLE, KINDS, Fault
+from nbddp.extensions.faults.kinds import FAULTS_VARIABLE, KINDS, Fault
 from nbddp.reporting import log_and_track, this_rank
 
 __all__ = ["KINDS", "Fault", "FaultError", "armed", "at", "begin_cell", "clear"]

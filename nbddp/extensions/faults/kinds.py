@@ -9,24 +9,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from nbddp.errors import ArgumentError
-
-MEANINGS = {
-    "raise": "a FaultError",
-    "kill": "SIGKILL",
-    "segfault": "a segmentation fault",
-    "exit": "its process exits, code 3",
-    "hang": "it sleeps",
-    "stop": "SIGSTOP",
-    "slow": "later steps take longer, see --factor",
-    "nan": "a gradient becomes NaN",
-    "skip": "it leaves out a collective",
-    "oom": "it runs out of memory",
-    "corrupt": "the newest checkpoint is damaged",
-}
+from nbddp.extensions.faults import FACTOR, MEANINGS
 
 KINDS = tuple(MEANINGS)
 FAULTS_VARIABLE = "NBDDP_FAULTS"  # the variable by which the ranks of a script get armed faults
-FACTOR = 2.0
 _FLOAT = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 SPELLING = re.compile(rf"(\w*)@rank=(-?\d+),step=(-?\d+)(?:,factor=({_FLOAT}))?")
 

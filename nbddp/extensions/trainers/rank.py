@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nbddp.extension.rank_half import RankHalf
-from nbddp.extensions.trainers import TrainerOptions
+from nbddp.extension.rank_half import RankCell, RankHalf
 from nbddp.extensions.trainers.attach import attach_to_libraries
 from nbddp.extensions.trainers.reporting import begin_cell
 
@@ -14,6 +13,6 @@ class Trainers(RankHalf):
     def __init__(self) -> None:
         attach_to_libraries()
 
-    def before_cell(self, options: TrainerOptions) -> None:
+    def before_cell(self, cell: RankCell) -> None:
         """Forget the trainers of the earlier cell."""
-        begin_cell(is_enabled=not options.no_trainer_metrics)
+        begin_cell(is_enabled=not cell.options.no_trainer_metrics)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from nbddp.extension.manifest import Extension
-from nbddp.extension.rank_half import RankHalf
+from nbddp.extension.rank_half import RankCell, RankHalf
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.options.option import flag
 from nbddp.worker import rank_halves
@@ -17,13 +19,19 @@ class OddOptions(Frozen):
 
 
 class Odd(RankHalf):
-    """Fails in each cell, after it noted its options."""
+    """Fails in each cell, after it noted its options, and says what it has noted."""
 
-    noted: list[bool]
+    noted: list[tuple[bool, bool]]
 
-    def before_cell(self, options: OddOptions) -> None:
-        self.noted.append(options.odd)
+    def before_cell(self, cell: RankCell) -> None:
+        self.noted.append((cell.options.odd, cell.is_again))
         raise ValueError("odd")
+
+    def after_cell(self) -> Sequence[str]:
+        return [f"{len(self.noted)} cells"]
+
+    def armed(self) -> Sequence[str]:
+        return ["odd@rank=1"]
 
 
 class Broken(RankHalf):
@@ -34,14 +42,14 @@ class Broken(RankHalf):
 
 
 @pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    noted: list[bool] = []
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
+    noted: list[tuple[bool, bool]] = []
     monkeypatch.setattr(Odd, "noted", noted, raising=False)
     return noted
 
 
 def test_a_half_gets_its_options_and_its_errors_are_told_once(
-    monkeypatch: pytest.MonkeyPatch, noted: list[bool]
+    monkeypatch: pytest.MonkeyPatch, noted: list[tuple[bool, bool]]
 ) -> None:
     manifests = {
         "broken": Extension(name="broken"),
@@ -52,8 +60,9 @@ def test_a_half_gets_its_options_and_its_errors_are_told_once(
     told: list[str] = []
     halves = RankHalves(told.append, attempt=1)
     for given in ({}, {"odd": {"odd": True}}, {"odd": {"unknown": 1}}, {}):
-        halves.before_cell(given)
-    assert noted == [False, True]  # after three failures it is off
+        halves.before_cell(given, is_again=bool(given))
+    assert noted == [(False, False), (True, True)]  # after three failures it is off
+    assert (halves.after_cell(), halves.armed()) == (["2 cells"], ["odd@rank=1"])
     assert [text.partition(" failed in its hook ")[0] for text in told] == [
         *("the extension broken", "the extension odd")
     ]
