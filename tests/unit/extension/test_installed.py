@@ -17,6 +17,7 @@ from nbddp import extensions
 from nbddp.extension import installed as installing
 from nbddp.extension.installed import installed, without_conflicts
 from nbddp.extension.manifest import Command, Extension
+from nbddp.magics import parser
 from nbddp.magics.parser import COMMANDS, command_parser
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.options.option import flag
@@ -86,7 +87,8 @@ def test_the_list_of_types_has_the_public_names_of_all_manifests() -> None:
 def without_publish(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     folders = [name for name in installing.folders() if name != "publish"]
     monkeypatch.setattr(installing, "folders", lambda: folders)
-    monkeypatch.delitem(COMMANDS, "publish")
+    commands = {name: each for name, each in COMMANDS.items() if name != "publish"}
+    monkeypatch.setattr(parser, "COMMANDS", commands)  # a deleted item would come back as the last
     installed.cache_clear()
     yield
     installed.cache_clear()
