@@ -48,6 +48,7 @@ COMMANDS = {
     "compare": "runs",
     "export": "export",
     "fault": "faults",
+    "nodes": "nodes",
     "publish": "publish",
     "runs": "runs",
     "show": "runs",

@@ -9,14 +9,12 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from nbddp.controller.rank_requests import ask_all, check_ranks
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.extensions.checks.facts import RankFacts
-from nbddp.extensions.nodes.join_file import JoinFile
-from nbddp.extensions.nodes.node_pool import NodePool, NodesSpec
 from nbddp.extensions.timeline.collective_timeline import Timeline
 from nbddp.extensions.timeline.notebook import timeline_of
 from nbddp.group import push_pull
@@ -30,6 +28,23 @@ from nbddp.wire.request_messages import CollectFacts
 WRONG_PROCESS = (
     "this worker group belongs to process {}, which created it; a forked process can create its own"
 )
+
+
+class Nodes(Protocol):
+    """The nodes of an extension, on which ranks run."""
+
+    def fit(self, spec: GroupSpec) -> GroupSpec:
+        """Return the spec with the number of ranks that the joined nodes can hold.
+
+        Raises:
+            RequestError: too few nodes have joined.
+        """
+
+    def detach(self) -> None:
+        """Leave the nodes and their ranks to the next notebook."""
+
+    def close(self) -> None:
+        """Release all nodes. Later ranks run on this machine again."""
 
 
 class RankGroup:
@@ -54,7 +69,7 @@ class RankGroup:
         colors: str = "",
         will_return: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.nodes: NodePool | None = None
+        self.nodes: Nodes | None = None
         self._spec = spec
         self._session = session or Session(colors=colors or _default_colors())
         self._scripts = ScriptRanks(self._session)
@@ -171,58 +186,6 @@ class RankGroup:
         """Close before multiprocessing's own exit hook, which would wait for the ranks to end."""
         atexit.unregister(self.close_in_own_process)
         atexit.register(self.close_in_own_process)
-
-    # ---- many machines
-
-    def open_nodes(self, spec: NodesSpec, join: JoinFile | None = None) -> NodePool:
-        """Listen for nodes. The next ranks run on the nodes that join.
-
-        Raises:
-            RequestError: ranks are running, the notebook already listens, or the address cannot be
-                bound.
-        """
-        if self.nodes is not None:
-            raise RequestError(
-                "this notebook already listens for nodes: `%ddp nodes --local 1` adds one on this "
-                "machine, `%ddp stop` releases all"
-            )
-        self.close_at_exit()
-        with sigint_deferred():  # an interrupt here would leave a listener that nothing could close
-            self.nodes = NodePool(
-                self.session, spec, join, active=lambda: self.scripts.active_session
-            )
-        return self.nodes
-
-    def rejoin(self, spec: NodesSpec, join: JoinFile, seconds: float) -> str:
-        """Continue with the nodes and ranks that another notebook left.
-
-        Args:
-            spec: the spec of the listener.
-            join: the join file of the other notebook.
-            seconds: how long to wait for missing ranks.
-
-        Returns:
-            The ranks and nodes that are back, in one line.
-
-        Raises:
-            RequestError: ranks are running, the notebook already listens, or no node is back.
-            StartError: no rank could be rejoined. After an error or an interrupt, the notebook has
-                no nodes, and you can try again.
-        """
-        with sigint_deferred(raises_second=False) as deferred:
-            nodes = self.open_nodes(spec, join)
-            try:
-                survivors = nodes.rejoin(seconds, lambda: deferred.count > 0)
-                if survivors is not None:
-                    deferred.raises_second = True  # a second interrupt ends the ranks
-                    group_spec = replace(self._spec, **survivors.options)
-                    self.session.start(group_spec, survivors)
-                    self._spec = group_spec
-            except BaseException:
-                self.nodes = None
-                nodes.abandon()
-                raise
-            return nodes.describe_rejoined(survivors)
 
     # ---- requests to the ranks
 

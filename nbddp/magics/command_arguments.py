@@ -6,8 +6,6 @@ from argparse import REMAINDER
 from collections.abc import Sequence
 
 from nbddp.extension.manifest import Command
-from nbddp.extensions.nodes.join_file import ORPHAN_TIMEOUT
-from nbddp.extensions.nodes.node_pool import LOOPBACK
 from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.magics.presenter import SHOWN_STEPS, ViewChoice
 from nbddp.magics.run_arguments import GroupArguments, RunArguments
@@ -15,11 +13,8 @@ from nbddp.wire.frozen import Frozen
 from nbddp.wire.options.option import argument, flag, option
 from nbddp.wire.options.option_values import (
     count,
-    node_range,
     numbers,
-    port_number,
     positive_int,
-    seconds,
     step_range,
 )
 
@@ -81,40 +76,6 @@ class HealArguments(Command, example="heal"):
         "--from R", "copy the variables of this rank", None, count, complete="rank"
     )
     rerun: bool = flag("--rerun", "then run the cells again, on all ranks, that make trainers")
-
-
-class NodesArguments(Command, example="nodes"):
-    """Run ranks on other machines: listen for nodes, and list them."""
-
-    nnodes: tuple[int, int] | None = option(
-        "--nnodes N", "how many, or MIN:MAX (default: 1)", None, node_range
-    )
-    nproc_per_node: int = option(
-        "--nproc-per-node N", "ranks on each (default: 1)", 0, positive_int
-    )
-    host: str = option(
-        "--host ADDRESS", f"address of this machine at which nodes join (default: {LOOPBACK})", ""
-    )
-    port: int = option("--port N", "the port there (default: any)", 0, port_number)
-    local: int = option("--local N", "start N nodes on this machine, as a test", 0, positive_int)
-    wait: float = option(
-        "--wait SECONDS", "wait for the nodes that a cell or --local needs, or fail", 0.0, seconds
-    )
-    slurm: bool = flag("--slurm", "write an sbatch file that starts the nodes")
-    leave: str = option("--leave NODE", "remove this node", "")
-    orphan_timeout: float = option(
-        "--orphan-timeout SECONDS",
-        f"how long nodes wait for a lost notebook (default: {ORPHAN_TIMEOUT:g})",
-        0.0,
-        seconds,
-    )
-    rejoin: str | None = option(
-        "--rejoin JOIN",
-        "take back the ranks of the last lost notebook, or of this join file",
-        None,
-        nargs="?",
-        const="",
-    )
 
 
 # ---- failures and slow cells

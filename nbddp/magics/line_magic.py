@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from nbddp.errors import RequestError, as_request_error
-from nbddp.extensions.nodes.notebook import manage_nodes
 from nbddp.extensions.timeline.view import timeline_report
 from nbddp.group.find_script import find_script
 from nbddp.group.told_events import ValuePulled
@@ -206,9 +205,6 @@ HANDLERS: dict[str, Handler] = {
     "interrupt": _interrupt,
     "kill": _kill,
     "heal": _heal,
-    "nodes": lambda notebook, args: notebook.presenter.print_line(
-        f"nbddp: {manage_nodes(notebook, args)}"
-    ),
     "debug": lambda notebook, args: notebook.debug(args.rank, args.command),
     "check": check,
     "timeline": lambda notebook, args: notebook.presenter.show(

@@ -15,6 +15,7 @@ from nbddp.extensions.checks.facts import RankFacts
 from nbddp.extensions.checks.notebook import check_cell
 from nbddp.extensions.checks.registry import Finding
 from nbddp.extensions.nodes.node_pool import NodePool, NodesSpec
+from nbddp.extensions.nodes.notebook import open_nodes
 from nbddp.extensions.timeline.collective_matcher import Straggler
 from nbddp.extensions.trace.merge import Trace
 from nbddp.extensions.trace.messages import TraceSteps
@@ -80,10 +81,11 @@ class Ranks(WorkerGroup):
 
     @property
     def nodes(self) -> NodePool | None:
+        assert isinstance(self._group.nodes, NodePool | None)
         return self._group.nodes
 
     def open_nodes(self, spec: NodesSpec) -> NodePool:
-        return self._group.open_nodes(spec)
+        return open_nodes(self._group, spec)
 
     # ---- state
 

@@ -20,7 +20,7 @@ from nbddp.extensions import COMMANDS
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 # without trainers: `checks` still imports it
-ATTACHED = ("course", "export", "faults", "publish", "runs", "sweeps")
+ATTACHED = ("course", "export", "faults", "nodes", "publish", "runs", "sweeps")
 PROGRAM = """
 import sys
 from IPython.terminal.interactiveshell import TerminalInteractiveShell

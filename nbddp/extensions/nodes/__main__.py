@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nbddp.errors import RequestError, as_request_error
-from nbddp.extensions.nodes.join_file import ORPHAN_TIMEOUT, JoinFile
+from nbddp.extensions.nodes import ORPHAN_TIMEOUT
+from nbddp.extensions.nodes.join_file import JoinFile
 from nbddp.private_files import make_private_folders
 
 

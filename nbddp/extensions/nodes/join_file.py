@@ -19,7 +19,6 @@ from nbddp.errors import RequestError, as_request_error
 
 SECRET_BYTES = 32
 FOLDER = ".nbddp/join"  # in the home folder, which the machines of a cluster often share
-ORPHAN_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

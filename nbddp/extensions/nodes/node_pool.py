@@ -13,7 +13,8 @@ from queue import Empty, SimpleQueue
 from nbddp.controller.session import Session
 from nbddp.controller.surviving_group import SurvivingGroup
 from nbddp.errors import RequestError
-from nbddp.extensions.nodes.join_file import ORPHAN_TIMEOUT, JoinFile
+from nbddp.extensions.nodes import LOOPBACK, ORPHAN_TIMEOUT
+from nbddp.extensions.nodes.join_file import JoinFile
 from nbddp.extensions.nodes.listener import Node, NodeListener
 from nbddp.extensions.nodes.local_agents import SINGLE_NODE_OPTIONS, LocalAgents
 from nbddp.extensions.nodes.node_connection import FrameType
@@ -26,7 +27,6 @@ from nbddp.topology import TORCHRUN
 from nbddp.ui.wording import align_columns
 from nbddp.wire.group_spec import GroupSpec
 
-LOOPBACK = "127.0.0.1"
 _COLUMNS = ("node", "address", "ranks", "GPUs", "cores", "here for", "clock")
 POLL_INTERVAL = 0.1  # seconds between two checks for ended agents on this machine
 

@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from nbddp.errors import RequestError, as_request_error
-from nbddp.extensions.nodes.node_pool import LOOPBACK, NodesSpec
+from nbddp.extensions.nodes import LOOPBACK, NodesArguments
+from nbddp.extensions.nodes.join_file import JoinFile
+from nbddp.extensions.nodes.node_pool import NodePool, NodesSpec
 from nbddp.extensions.nodes.stale_files import find_left_join_file
-from nbddp.magics.command_arguments import NodesArguments
-from nbddp.magics.notebook_state import NotebookState
+from nbddp.group.notebook_half import NotebookHalf
+from nbddp.group.rank_group import RankGroup
 from nbddp.private_files import open_new_file
+from nbddp.sigint import sigint_deferred
 
 JOB_FILE = Path("nbddp-nodes.sbatch")
 _SPEC_OPTIONS = ("host", "port", "nproc_per_node", "orphan_timeout")
@@ -30,17 +33,78 @@ ALREADY_LISTENING = (
 )
 
 
-def manage_nodes(notebook: NotebookState, args: NodesArguments) -> str:
+class Nodes(NotebookHalf):
+    """Lets nodes join, and releases them."""
+
+    def nodes(self, args: NodesArguments) -> None:
+        """Carry out the options of a line."""
+        self.notebook.print_line(f"nbddp: {_manage_nodes(self.notebook.group, args)}")
+
+
+def open_nodes(group: RankGroup, spec: NodesSpec, join: JoinFile | None = None) -> NodePool:
+    """Listen for nodes. The next ranks run on the nodes that join.
+
+    Raises:
+        RequestError: ranks are running, the notebook already listens, or the address cannot be
+            bound.
+    """
+    if group.nodes is not None:
+        raise RequestError(
+            "this notebook already listens for nodes: `%ddp nodes --local 1` adds one on this "
+            "machine, `%ddp stop` releases all"
+        )
+    group.close_at_exit()
+    with sigint_deferred():  # an interrupt here would leave a listener that nothing could close
+        group.nodes = nodes = NodePool(
+            group.session, spec, join, active=lambda: group.scripts.active_session
+        )
+    return nodes
+
+
+def rejoin(group: RankGroup, spec: NodesSpec, join: JoinFile, seconds: float) -> str:
+    """Continue with the nodes and ranks that another notebook left.
+
+    Args:
+        group: the ranks of this notebook.
+        spec: the spec of the listener.
+        join: the join file of the other notebook.
+        seconds: how long to wait for missing ranks.
+
+    Returns:
+        The ranks and nodes that are back, in one line.
+
+    Raises:
+        RequestError: ranks are running, the notebook already listens, or no node is back.
+        StartError: no rank could be rejoined. After an error or an interrupt, the notebook has
+            no nodes, and you can try again.
+    """
+    with sigint_deferred(raises_second=False) as deferred:
+        nodes = open_nodes(group, spec, join)
+        try:
+            survivors = nodes.rejoin(seconds, lambda: deferred.count > 0)
+            if survivors is not None:
+                deferred.raises_second = True  # a second interrupt ends the ranks
+                group_spec = replace(group.spec, **survivors.options)
+                group.session.start(group_spec, survivors)
+                group.spec = group_spec
+        except BaseException:
+            group.nodes = None
+            nodes.abandon()
+            raise
+        return nodes.describe_rejoined(survivors)
+
+
+def _manage_nodes(group: RankGroup, args: NodesArguments) -> str:
     """Carry out the options of ``%ddp nodes``; return the text for the user.
 
     Raises:
         RequestError: an option cannot be carried out now.
     """
     if args.rejoin is not None:
-        return _rejoin(notebook, args)
-    message = _listen(notebook, args)
-    nodes = notebook.group.nodes
-    if nodes is None:
+        return _rejoin(group, args)
+    message = _listen(group, args)
+    nodes = group.nodes
+    if not isinstance(nodes, NodePool):
         if args.leave or args.wait:
             raise RequestError(NOT_LISTENING)
         return NOT_LISTENING
@@ -66,16 +130,16 @@ def manage_nodes(notebook: NotebookState, args: NodesArguments) -> str:
     return message or nodes.table()
 
 
-def _listen(notebook: NotebookState, args: NodesArguments) -> str:
+def _listen(group: RankGroup, args: NodesArguments) -> str:
     """Open the listener if the options describe one, or if another option needs one."""
     is_new = args.nnodes or any(getattr(args, name) for name in _SPEC_OPTIONS)
-    needs_one = notebook.group.nodes is None and (args.local or args.slurm)
+    needs_one = group.nodes is None and (args.local or args.slurm)
     if args.leave or not (is_new or needs_one):
         return ""
     spec = _nodes_spec(args)
     if args.slurm and spec.host == LOOPBACK:
         raise RequestError(LOOPBACK_UNREACHABLE)
-    return notebook.group.open_nodes(spec).instructions()
+    return open_nodes(group, spec).instructions()
 
 
 def _nodes_spec(args: NodesArguments) -> NodesSpec:
@@ -84,12 +148,12 @@ def _nodes_spec(args: NodesArguments) -> NodesSpec:
     return NodesSpec(min_nodes=nnodes[0], max_nodes=nnodes[1], **given)
 
 
-def _rejoin(notebook: NotebookState, args: NodesArguments) -> str:
-    if notebook.group.nodes is not None:
+def _rejoin(group: RankGroup, args: NodesArguments) -> str:
+    if group.nodes is not None:
         raise RequestError(ALREADY_LISTENING)
     join = find_left_join_file(args.rejoin or "")
     spec = replace(_nodes_spec(args), host=join.address, port=join.port)
-    return notebook.group.rejoin(spec, join, args.wait or REJOIN_TIMEOUT)
+    return rejoin(group, spec, join, args.wait or REJOIN_TIMEOUT)
 
 
 def _slurm_job(command: str, *, nnodes: int, nproc: int) -> str:

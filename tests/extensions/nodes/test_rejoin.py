@@ -25,7 +25,8 @@ from nbddp.extensions.nodes.join_file import JoinFile
 from nbddp.extensions.nodes.listener import NodeListener
 from nbddp.extensions.nodes.node_agent import node_facts
 from nbddp.extensions.nodes.node_connection import FrameType
-from nbddp.extensions.nodes.node_pool import NodesSpec
+from nbddp.extensions.nodes.node_pool import NodePool, NodesSpec
+from nbddp.extensions.nodes.notebook import open_nodes, rejoin
 from nbddp.extensions.nodes.remote_start import start_facts
 from nbddp.extensions.nodes.stale_files import LockedPath, find_left_join_file
 from nbddp.group.rank_group import RankGroup
@@ -48,7 +49,7 @@ class Back:
     def take_back(self, seconds: float) -> str:
         join = find_left_join_file()
         spec = NodesSpec(host=join.address, port=join.port)
-        return self.group.rejoin(spec, join, seconds)
+        return rejoin(self.group, spec, join, seconds)
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def test_an_interrupt_while_a_listener_opens_or_closes_leaves_none_open(
 
     monkeypatch.setattr(group.session, "use_launcher", use_and_stop)
     with pytest.raises(KeyboardInterrupt):
-        group.open_nodes(NodesSpec())
+        open_nodes(group, NodesSpec())
     assert group.nodes is not None
     monkeypatch.setattr(group.session, "use_launcher", use)
     monkeypatch.setattr(NodeListener, "close", stop_and_close)
@@ -126,7 +127,7 @@ def nodes_that_join(back: Back, *living: list[dict[str, Any]]) -> Iterator[list[
 
     def join() -> None:
         assert wait_until(lambda: back.group.nodes is not None)
-        assert back.group.nodes is not None
+        assert isinstance(back.group.nodes, NodePool)
         fakes.append(FakeNodes(back.group.nodes.listener))
         for processes in living:
             nodes.append(fakes[0].connect())
@@ -143,7 +144,7 @@ def test_adopted_nodes_without_ranks_stay_available_for_the_next_cell(back: Back
     with nodes_that_join(back, [], []):
         reason = back.take_back(1.5)
         nodes = back.group.nodes
-        assert nodes is not None
+        assert isinstance(nodes, NodePool)
         assert re.match(r"2 nodes .* \(4 ranks\)", reason)
         assert nodes.launcher.capacity() == 8
 

@@ -110,7 +110,7 @@ sys.modules["nbddp.extensions.course"] = ModuleType("broken")
 installed.folders = lambda: ["course", "runs", "publish"]
 import nbddp
 from nbddp.magics.parser import COMMANDS, CELL
-print("publish" in COMMANDS, "--publish" in CELL.options(), "nodes" in COMMANDS)
+print("publish" in COMMANDS, "--publish" in CELL.options(), "debug" in COMMANDS)
 print(*(name for name in ("runs", "check_answer", "log") if name in nbddp.__all__))
 """
 

@@ -19,6 +19,7 @@ from traitlets.config import Config
 from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError
 from nbddp.extensions.export.items import ExportLog
+from nbddp.extensions.nodes import notebook as nodes
 from nbddp.extensions.nodes.node_pool import NodesSpec
 from nbddp.extensions.publish import PublishOptions
 from nbddp.extensions.publish.tracker import Target
@@ -336,11 +337,12 @@ def test_a_scripts_names_are_kept_and_replayed_only_with_the_keep_option(typed: 
 
 def test_a_listener_opens_with_given_options(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Mock()
-    monkeypatch.setattr(typed.notebook.group, "open_nodes", opened)
+    monkeypatch.setattr(nodes, "open_nodes", opened)
     options = "--nnodes 2:4 --nproc-per-node 8 --host 10.0.0.7 --port 5555 --orphan-timeout 9"
     typed.line(f"nodes {options}")
     asked = {"min_nodes": 2, "max_nodes": 4, "nproc_per_node": 8, "host": "10.0.0.7", "port": 5555}
-    opened.assert_called_once_with(NodesSpec(**asked, orphan_timeout=9.0))
+    spec = NodesSpec(**asked, orphan_timeout=9.0)
+    opened.assert_called_once_with(typed.notebook.group, spec)
     for option in options.split("--")[1:]:  # each of them alone opens one
         typed.line(f"nodes --{option}")
     assert opened.call_count == 6
