@@ -122,9 +122,10 @@ class Recovery:
                 # A heal replaces only the dead ranks: new ones get the variables of a living rank,
                 # and all of them connect their groups. Then cells that make trainers run again,
                 # because no heal can copy a trainer. A restart replaces all ranks, and replays the
-                # cells that have succeeded. It also follows a heal that failed, if a restart is
-                # allowed; a heal is not tried twice. Two failures at the same step end the retries.
-                # The user gets a line with the cause and the method, or why there is no retry.
+                # cells that have succeeded. A heal that fails is tried again, unless it would fail
+                # in the same way; then a restart follows, if one is allowed. Two failures at the
+                # same step end the retries. The user gets a line with the cause and the method, or
+                # why there is no retry.
                 failed = self._recover(result, request, failures, retries)
             if failed is not None:
                 return failed
@@ -165,6 +166,7 @@ class Recovery:
         request: CellRequest,
         failures: list[AttemptFailure],
         retries: Retries,
+        failed_heals: int = 0,
     ) -> CellResult | None:
         """Heal or restart the group for the next attempt. Return the last result if there is none.
 
@@ -173,11 +175,15 @@ class Recovery:
             request: the cell.
             failures: all failures of the cell; the chosen recovery method is set on the last one.
             retries: how many heals and restarts are allowed.
+            failed_heals: how many heals have failed after this failure.
         """
-        reason = ENDED_BY_USER if self._end_requested else why_no_retry(failures, retries)
-        method = None if reason else next_method(failures, retries)
+        remaining = replace(retries, heals=retries.heals - failed_heals)
+        reason = ENDED_BY_USER if self._end_requested else why_no_retry(failures, remaining)
+        method = None if reason else next_method(failures, remaining)
         if method is not None:
             count = sum(each.method is method for each in failures[:-1]) + 1
+            if method is RecoveryMethod.HEAL:
+                count += failed_heals
             self._display.show_notice(
                 f"{failures[-1].what}; {method.value} {count} of {retries.limit(method)}"
             )
@@ -189,10 +195,13 @@ class Recovery:
             try:
                 self._heal(failure, request.source)
             except RequestError as error:
-                if retries.restarts:
+                may_work = str(error).startswith(NOT_HEALED)  # another rank died in the heal
+                failed_heals = failed_heals + 1 if may_work else retries.heals
+                remaining = replace(retries, heals=retries.heals - failed_heals)
+                if next_method(failures, remaining) is not None:
                     why = str(error).removeprefix(f"{NOT_HEALED}: ")
                     self._display.show_notice(f"not healed: {why.removeprefix(f'{CANNOT_HEAL}: ')}")
-                    return self._recover(result, request, failures, replace(retries, heals=0))
+                    return self._recover(result, request, failures, retries, failed_heals)
                 reason = str(error)
             else:
                 failures[-1] = failure

@@ -234,6 +234,26 @@ def kill_1_in_the_rendezvous(
     group.around_joins(monkeypatch, before=before, after=after)
 
 
+def test_a_heal_in_which_a_rank_dies_is_tried_again(
+    group: Ranks, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    victims = [1]
+
+    def after(rank: int) -> None:
+        if rank == 2 and victims:  # the last one that is told
+            os.kill(group.pids[victims.pop()], signal.SIGKILL)
+
+    group.around_joins(monkeypatch, before=lambda _: None, after=after)
+    group.run(
+        "import os, pathlib\nif rank == 1 and not pathlib.Path('died').exists():\n"
+        "    pathlib.Path('died').touch()\n    os.kill(os.getpid(), 9)\ndist.barrier()",
+        heal=2,
+    )
+    output = capsys.readouterr().out
+    for words in ("heal 1 of 2", "not healed: rank 1 was killed", "heal 2 of 2", "healed in"):
+        assert words in output
+
+
 @pytest.mark.parametrize("late", ["the new rank", "another"])
 def test_death_of_the_new_rank_during_rendezvous_fails_the_heal_at_once(
     group: Ranks, monkeypatch: pytest.MonkeyPatch, late: str
