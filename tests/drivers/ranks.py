@@ -52,6 +52,17 @@ class WarmLauncher(LocalLauncher):
         super().close()
 
 
+WAIT_FOR_COPIES = """
+def wait():
+    import gc, time
+    [found] = [each for each in gc.get_objects() if type(each).__name__ == "ShardCopies"]
+    while found._busy.locked() or not found._copies:
+        time.sleep(0.01)
+wait()
+del wait
+"""
+
+
 class Ranks(WorkerGroup):
     """A worker group with further properties and methods for tests."""
 
@@ -210,6 +221,10 @@ class Ranks(WorkerGroup):
             return after(rank)
 
         monkeypatch.setattr(link, "send", send_between)
+
+    def wait_for_copies(self) -> None:
+        """Wait until all ranks have exchanged a copy of their shards."""
+        self.run(WAIT_FOR_COPIES, quiet=True)
 
     def begin_pull(self, rank: int, expression: str) -> None:
         self.session.send_request(rank, self.session.numbered(Pull(expression=expression)))

@@ -80,6 +80,7 @@ def test_a_tensor_parallel_model_is_healed_from_copies(make_group: MakeRanks, si
         f"wanted = whole(net)\nnet, optimizer = build({kind!r})"
     )
     group.run("train(0, 3)", shard_copies=2)
+    group.wait_for_copies()
     kill(group, 1)
     group.heal()
     group.run(
@@ -92,6 +93,32 @@ def test_a_tensor_parallel_model_is_healed_from_copies(make_group: MakeRanks, si
     )
     with pytest.raises(RequestError, match=refusal):
         group.heal()
+
+
+TWO_OPTIMIZERS = """
+from torch.distributed.fsdp import fully_shard
+net = torch.nn.Linear(8, 8)
+fully_shard(net)
+first, second = torch.optim.AdamW([net.weight]), torch.optim.AdamW([net.bias])
+"""
+STEPS = """
+for _ in range(5):
+    net(torch.randn(4, 8)).square().mean().backward()
+    first.step()
+    second.step()
+    net.zero_grad()
+"""
+
+
+def test_a_copy_has_a_step_of_all_optimizers(make_group: MakeRanks) -> None:
+    group = make_group(2)
+    group.run(TWO_OPTIMIZERS)
+    group.run(STEPS, shard_copies=4)
+    group.wait_for_copies()
+    kill(group, 1)
+    group.heal()
+    made = "[int(each.state_dict()['state'][0]['step']) for each in (first, second)]"
+    assert group.evaluate(made) == [[4, 4]] * 2
 
 
 COPIES = f"""{SHARDED}
@@ -125,6 +152,7 @@ def test_a_heal_goes_back_to_the_copies_of_shards(
     group = make_group(3)
     group.run(COPIES, quiet=True)
     group.run("train(5)", shard_copies=2)
+    group.wait_for_copies()
     output = capsys.readouterr().out
     assert re.search(r"every 2 steps, each rank copies its shards .* [\d.]+ KiB, and needs", output)
     names = "net, optimizer, schedule, loader"

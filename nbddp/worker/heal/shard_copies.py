@@ -165,14 +165,15 @@ class ShardCopies:
         copy = Copy(step, objects=_references(objects))
         if not self._busy.locked():
             others = companions(self._namespace)
-            copy.own_state.append(pack(objects | others))
+            copy.own_state.append(pack(others))  # now: the next iteration draws and loads
             copy.companions |= _references(others)
         self._pending = obj, copy, objects
 
     def _end_copy(self, obj: Optimizer) -> None:
-        """Add what the loop has changed after the step, such as learning rates; then send the copy.
+        """Add the shards, and what the loop has changed after the step; then send the copy.
 
-        A loop steps its schedules after its optimizer. So this runs before the next step.
+        A loop steps other optimizers and its schedules after its first optimizer. So this runs
+        before the next step of that one.
         """
         if self._pending is None or self._pending[0] is not obj:
             return
@@ -183,7 +184,7 @@ class ShardCopies:
             self._jobs.put((key, None))
             return
         late = late_companions(objects, self._namespace, self._group.bound_objects)
-        copy.own_state.append(pack(late))
+        copy.own_state.append(pack(objects | late))
         copy.companions |= _references(late)
         self._jobs.put((key, copy))
 
