@@ -10,7 +10,6 @@ from typing import Any
 
 import nbformat
 import pytest
-import torch
 from lessons import NOTEBOOKS, definitions, sources_of
 
 
@@ -66,21 +65,6 @@ def test_the_verdict_about_a_predicted_step_follows_the_figures(
     measured: float, words: str
 ) -> None:
     assert words in defined("3.4", "verdict")["verdict"](measured, 35.4, 60.0)
-
-
-@pytest.mark.parametrize(("ranks", "is_refused"), [(2, False), (3, True), (4, False), (8, True)])
-def test_a_split_block_refuses_ranks_that_cannot_share_its_heads(
-    ranks: int, is_refused: bool
-) -> None:
-    variables = {"torch": torch, "HEADS": 4, "world_size": ranks, "rank": 0, "f": None, "g": None}
-    split_block = defined("4.2", "part_of", "SplitBlock", **variables)["SplitBlock"]
-    layer = torch.nn.Linear(24, 24)
-    block = type("Block", (), dict.fromkeys(("qkv", "inner", "out", "outer"), layer))
-    if is_refused:
-        with pytest.raises(ValueError, match=f"{ranks} ranks cannot share 4 heads"):
-            split_block(block)
-    else:
-        assert split_block(block).out.shape == (24, 24 // ranks)
 
 
 def test_units_and_values_of_variables_are_written_out() -> None:
