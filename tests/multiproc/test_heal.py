@@ -234,6 +234,12 @@ def kill_1_in_the_rendezvous(
     group.around_joins(monkeypatch, before=before, after=after)
 
 
+def test_a_heal_without_sharded_models_imports_nothing_of_them(group: Ranks) -> None:
+    kill(group, 1)
+    group.heal()
+    assert not group.pull("'torch.distributed.fsdp' in __import__('sys').modules", rank=1)
+
+
 def test_a_heal_in_which_a_rank_dies_is_tried_again(
     group: Ranks, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

@@ -178,9 +178,9 @@ def _describe_parameter(parameter: Any) -> Any:
 
 def shard_again(descriptions: Iterable[Any]) -> None:
     """Shard modules that were unpickled with the parameters of this rank."""
-    from torch.distributed.fsdp import fully_shard
-
     for modules, options, parameters, flags in descriptions:
+        from torch.distributed.fsdp import fully_shard  # here: it takes longer than the whole heal
+
         placements: dict[int, Any] = {}
         for owners, sharded, parallel, placement in parameters:
             unsharded = _make_unsharded(sharded, parallel)
