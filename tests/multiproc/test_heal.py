@@ -234,13 +234,6 @@ def kill_1_in_the_rendezvous(
     group.around_joins(monkeypatch, before=before, after=after)
 
 
-def test_a_heal_without_models_does_not_import_fsdp(make_group: MakeRanks) -> None:
-    group = make_group(2)
-    kill(group, 1)
-    group.heal()
-    assert not group.pull("'torch.distributed.fsdp' in __import__('sys').modules", rank=1)
-
-
 def test_a_heal_in_which_a_rank_dies_is_tried_again(
     group: Ranks, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 from weakref import ref
@@ -69,3 +71,13 @@ def test_copies_of_different_steps_restore_nothing(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(shard_copies, "gather_objects", lambda _: gathered)
     with pytest.raises(RequestError, match=r"no copies of the same step .*: run `%ddp restart"):
         copies.restore(objects, {1}, lambda _: None)
+
+
+@pytest.mark.process
+def test_a_heal_without_sharded_models_does_not_import_fsdp() -> None:
+    code = (
+        "import sys\nfrom nbddp.worker.heal.sharded_pickling import shard_again\n"
+        "shard_again([])\nprint('torch.distributed.fsdp' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
