@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from nbddp.formatting import with_article
 from nbddp.wire.messages import Failure, Regroup, RunCell
 from nbddp.worker.process_group import unfinished_steps
+from nbddp.worker.process_group.bound_objects import accumulations
 from nbddp.worker.process_group.migration import Migration, renew_torch, unbind
 from nbddp.worker.process_group.object_collectives import gather_objects
 from nbddp.worker.process_group.object_state import parameters_of
@@ -94,13 +95,15 @@ class Regrouper:
         spread = {*map(id, unfinished_steps.spread_optimizers(objects))}
         steps = {name: [*counts.of(each), id(each) in spread] for name, each in optimizers.items()}
         totals = {name: counts.total(each) for name, each in optimizers.items()}
-        report = [steps, totals, counts.has_begun_backward]
+        micro_steps = [each.micro_step for each in accumulations(objects.optimizers)]
+        report = [steps, totals, counts.has_begun_backward, micro_steps]
         subgroups = self._group.revive_subgroups(report, new_ranks) if lives_on else None
         reports = subgroups.reports if subgroups is not None else []
         for name, optimizer in optimizers.items() if reports else ():
-            counts.set_total(optimizer, max(totals.get(name, 0) for _, totals, _ in reports))
+            counts.set_total(optimizer, max(totals.get(name, 0) for _, totals, *_ in reports))
         # all ranks drop their gradients, or none does
-        drops = not lives_on or bool(new_ranks) or any(has_begun for *_, has_begun in reports)
+        is_uneven = any(has_begun or number != micro_steps for *_, has_begun, number in reports)
+        drops = not lives_on or bool(new_ranks) or is_uneven
         not_reset = unfinished_steps.reset(objects, drops_gradients=drops) if lives_on else []
         all_steps = [steps for steps, *_ in reports]
         return Connected(subgroups, new_ranks, all_steps, counts.is_inside_step, drops, not_reset)
