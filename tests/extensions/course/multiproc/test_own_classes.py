@@ -237,7 +237,7 @@ FSDP_WRONG = [
 ]
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.full), 4])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_classes_of_fsdp_and_tensor_parallelism_get_a_verdict(
     make_group: MakeRanks, snapshot: SnapshotAssertion, ranks: int
 ) -> None:
