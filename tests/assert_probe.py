@@ -60,8 +60,8 @@ def _changes(value: Any) -> Iterator[Any]:
         yield not value
     elif isinstance(value, int | float | np.number):
         yield from (-value, value + 1, value - 1)
-    elif isinstance(value, str):
-        yield from ("", value + value[-1:], value[1:])
+    elif isinstance(value, str | bytes):
+        yield from (value[:0], value * 2, value[1:])
     elif isinstance(value, torch.Tensor | np.ndarray):
         for changed in _changes_of_tensor(torch.as_tensor(value).detach()):
             yield changed if isinstance(value, torch.Tensor) else changed.numpy()
