@@ -40,7 +40,7 @@ class Extension(Frozen):
         commands: its commands; a method of the same name in its notebook's half carries it out.
         options: its options of ``%%ddp`` and ``%ddp run``; each has a default.
         cell_options: its options of ``%%ddp`` alone.
-        events: the kinds of told events (``group/told_events.py``) that it hears of.
+        events: the kinds of told events (``group/notebook_events.py``) that it hears of.
         notebook: the target of its :class:`~nbddp.group.notebook_half.NotebookHalf`.
         rank: the target of its :class:`~nbddp.extension.rank_half.RankHalf`.
         scripts: the target of its :class:`~nbddp.group.script_ranks.ScriptHooks`.

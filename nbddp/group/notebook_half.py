@@ -11,8 +11,8 @@ from nbddp.extension.guard import Guard
 from nbddp.extension.installed import command_name, installed, load
 from nbddp.extension.manifest import Extension
 from nbddp.group.display import TextDisplay
+from nbddp.group.notebook_events import NotebookEvent
 from nbddp.group.rank_group import RankGroup
-from nbddp.group.told_events import ToldEvent
 from nbddp.record.cell import CellRequest, CellResult
 from nbddp.sigint import import_interruptibly
 from nbddp.ui.report.blocks import Report
@@ -41,7 +41,7 @@ class Notebook(Protocol):
     def print_line(self, text: str) -> None:
         """Print a line for the user, between two cells."""
 
-    def tell(self, event: ToldEvent) -> None:
+    def tell(self, event: NotebookEvent) -> None:
         """Tell an event to all extensions that hear of its kind."""
 
     def show(self, report: Report) -> None:
@@ -109,7 +109,7 @@ class NotebookHalf:
         del cell
         return False
 
-    def on_event(self, event: ToldEvent) -> None:
+    def on_event(self, event: NotebookEvent) -> None:
         """Hear of an event, on the thread that caused it."""
 
 
@@ -156,7 +156,7 @@ class NotebookHalves:
             if _has_options(cell, extension)
         )
 
-    def tell(self, event: ToldEvent) -> None:
+    def tell(self, event: NotebookEvent) -> None:
         """Call the hook of each extension that hears of such events."""
         for extension in installed().values():
             if type(event) in extension.events:

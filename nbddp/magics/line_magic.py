@@ -10,7 +10,7 @@ from typing import Any
 from nbddp.errors import RequestError, as_request_error
 from nbddp.extensions.timeline.view import timeline_report
 from nbddp.group.find_script import find_script
-from nbddp.group.told_events import ValuePulled
+from nbddp.group.notebook_events import ValuePulled
 from nbddp.lifecycle.refusals import way_out
 from nbddp.magics.command_arguments import (
     AutoArguments,

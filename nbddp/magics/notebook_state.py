@@ -22,11 +22,11 @@ from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.extensions.trace.notebook import collect_trace
 from nbddp.extensions.trace.view import trace_report
 from nbddp.formatting import format_ranks, plural, unknown_rank
+from nbddp.group.notebook_events import CellLeftOut, NotebookEvent, PushAsked
 from nbddp.group.notebook_half import CellToRun, NotebookHalves
 from nbddp.group.push_pull import check_names
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
-from nbddp.group.told_events import CellLeftOut, PushAsked, ToldEvent
 from nbddp.lifecycle.refusals import with_way_out
 from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.notebook_names import describe_name
@@ -349,7 +349,7 @@ class NotebookState:
         """Show a report."""
         self.presenter.show(report)
 
-    def tell(self, event: ToldEvent) -> None:
+    def tell(self, event: NotebookEvent) -> None:
         """Tell an event to all extensions that hear of its kind."""
         self.extensions.tell(event)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nbddp.extension.manifest import Command, Extension
-from nbddp.group.told_events import CellLeftOut, CellRanOnOtherRanks, PushAsked, ValuePulled
+from nbddp.group.notebook_events import CellLeftOut, CellRanOnOtherRanks, PushAsked, ValuePulled
 from nbddp.wire.options.option import argument, flag
 
 

@@ -12,14 +12,14 @@ from nbddp.extensions.export import ExportArguments
 from nbddp.extensions.export.items import ExportLog, omitted_cell
 from nbddp.extensions.export.script import ExportedScript, Omitted, PulledValue, write_script
 from nbddp.extensions.export.slurm import script_job
-from nbddp.group.notebook_half import Notebook, NotebookHalf
-from nbddp.group.told_events import (
+from nbddp.group.notebook_events import (
     CellLeftOut,
     CellRanOnOtherRanks,
+    NotebookEvent,
     PushAsked,
-    ToldEvent,
     ValuePulled,
 )
+from nbddp.group.notebook_half import Notebook, NotebookHalf
 
 _PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 
@@ -31,7 +31,7 @@ class Exporting(NotebookHalf):
         super().__init__(notebook)
         self._log = ExportLog(notebook.group.session)
 
-    def on_event(self, event: ToldEvent) -> None:
+    def on_event(self, event: NotebookEvent) -> None:
         """Remember an item of an export that is not in the replay log."""
         match event:
             case PushAsked(names=names):

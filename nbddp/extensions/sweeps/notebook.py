@@ -8,8 +8,8 @@ from nbddp.extensions.sweeps.grid import sweep_points
 from nbddp.extensions.sweeps.scaling import ScalingStudy
 from nbddp.extensions.sweeps.sweep import Sweep
 from nbddp.extensions.sweeps.trials import TrialRunner
+from nbddp.group.notebook_events import CellRanOnOtherRanks
 from nbddp.group.notebook_half import NotebookHalf, UnstartedCell
-from nbddp.group.told_events import CellRanOnOtherRanks
 
 
 class Sweeps(NotebookHalf):

@@ -11,6 +11,7 @@ import pytest
 
 from nbddp.extension.manifest import Command, Extension
 from nbddp.group import notebook_half
+from nbddp.group.notebook_events import NotebookEvent, PushAsked, ValuePulled
 from nbddp.group.notebook_half import (
     CellToRun,
     Notebook,
@@ -18,7 +19,6 @@ from nbddp.group.notebook_half import (
     NotebookHalves,
     UnstartedCell,
 )
-from nbddp.group.told_events import PushAsked, ToldEvent, ValuePulled
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.options.option import flag
 
@@ -46,7 +46,7 @@ class Odd(NotebookHalf):
     def run_cell(self, cell: UnstartedCell) -> bool:
         return cell.fresh
 
-    def on_event(self, event: ToldEvent) -> None:
+    def on_event(self, event: NotebookEvent) -> None:
         assert isinstance(event, ValuePulled)
         self.pulled = event.expression
         raise ValueError("odd")

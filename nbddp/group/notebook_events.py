@@ -11,31 +11,31 @@ if TYPE_CHECKING:
     from nbddp.record.cell import CellRequest
 
 
-class ToldEvent(Frozen):
+class NotebookEvent(Frozen):
     """Something that the user did in the notebook."""
 
 
-class PushAsked(ToldEvent):
+class PushAsked(NotebookEvent):
     """Variables are about to be pushed; ``names`` has all variables of the notebook."""
 
     names: Mapping[str, Any]
 
 
-class ValuePulled(ToldEvent):
+class ValuePulled(NotebookEvent):
     """A value was fetched from a rank, or from all if None."""
 
     expression: str
     rank: int | None
 
 
-class CellLeftOut(ToldEvent):
+class CellLeftOut(NotebookEvent):
     """A cell or script has ended that no replay runs again, for this reason."""
 
     request: CellRequest
     reason: str
 
 
-class CellRanOnOtherRanks(ToldEvent):
+class CellRanOnOtherRanks(NotebookEvent):
     """A cell, by the number of its prompt, does not run on the ranks of the cells."""
 
     number: int
