@@ -17,7 +17,7 @@ class Command(Frozen):
 
     Attributes:
         example: the command with its required arguments.
-        before: the command in front of which the help lists it. If it may be missing, a second one.
+        before: commands, separated by blanks: the help lists it in front of the first that exists.
     """
 
     example: ClassVar[str]
@@ -40,7 +40,7 @@ class Extension(Frozen):
         commands: its commands; a method of the same name in its notebook's half carries it out.
         options: its options of ``%%ddp`` and ``%ddp run``; each has a default.
         cell_options: its options of ``%%ddp`` alone.
-        events: the kinds of told events (``group/notebook_events.py``) that it hears of.
+        events: the events of the notebook (``group/notebook_events.py``) that it hears of.
         notebook: the target of its :class:`~nbddp.group.notebook_half.NotebookHalf`.
         rank: the target of its :class:`~nbddp.extension.rank_half.RankHalf`.
         scripts: the target of its :class:`~nbddp.group.script_ranks.ScriptHooks`.

@@ -195,7 +195,7 @@ class Recovery:
             try:
                 self._heal(failure, request.source)
             except RequestError as error:
-                may_work = str(error).startswith(NOT_HEALED)  # another rank died in the heal
+                may_work = str(error).startswith(NOT_HEALED)  # such as after a death in the heal
                 failed_heals = failed_heals + 1 if may_work else retries.heals
                 remaining = replace(retries, heals=retries.heals - failed_heals)
                 if next_method(failures, remaining) is not None:

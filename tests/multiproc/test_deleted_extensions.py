@@ -1,6 +1,6 @@
 """The core works without any extension: each is deleted from a copy, with those that need it.
 
-An extension belongs into ``ATTACHED`` as soon as the core imports nothing of it.
+An extension belongs in ``ATTACHED`` as soon as the core imports nothing of it.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class CellInterrupter:
         self._raised = 0  # how often it raised an exception in the cell
         self._requested = 0  # how many exceptions messages have requested
         self._is_forking = False
-        self._deferred_since = 0.0  # when an import or a step first deferred the interrupt, or 0
+        self._deferred_since = 0.0  # when library code first deferred the interrupt, or 0
         self._request = 0  # the request that the rank is answering,
         self._joins_group = False  # and whether ranks form a process group for it
 
@@ -393,7 +393,8 @@ class CellInterrupter:
 def _library_timeout(frame: FrameType | None, is_cell_file: Callable[[str], bool]) -> float:
     """Return how long an interrupt must wait for a library that a cell has called.
 
-    It waits for an import, but not of a module of the user, and for methods of context managers.
+    It waits for an import, but not of a module of the user, and for the start and the end of a
+    ``with`` block.
     """
     while frame is not None and not is_cell_file(frame.f_code.co_filename):
         name = frame.f_code.co_name

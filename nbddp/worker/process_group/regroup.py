@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -91,8 +91,8 @@ class Regrouper:
         if self._group.is_exhausted:
             self._notify_user(_EXHAUSTED)
         counts, objects = self._group.step_counts, self._group.bound_objects
-        optimizers = self._optimizers()
         spread = {*map(id, unfinished_steps.spread_optimizers(objects))}
+        optimizers = self._optimizers(spread)
         steps = {name: [*counts.of(each), id(each) in spread] for name, each in optimizers.items()}
         totals = {name: counts.total(each) for name, each in optimizers.items()}
         micro_steps = [each.micro_step for each in accumulations(objects.optimizers)]
@@ -128,10 +128,12 @@ class Regrouper:
         self._group.step_counts.clear()  # a new process begins at zero
         self._group.apply_user_timeout()
 
-    def _optimizers(self) -> dict[str, Optimizer]:
-        """Return all optimizers except those of DDP models, which are made equal, by name."""
+    def _optimizers(self, spread: Set[int]) -> dict[str, Optimizer]:
+        """Return all optimizers except those of DDP models, which are made equal, by name.
+
+        ``spread``: the ids of the optimizers of sharded models.
+        """
         objects = self._group.bound_objects
-        spread = {*map(id, unfinished_steps.spread_optimizers(objects))}
         of_ddp = {id(each) for model in objects.models for each in model.parameters()}
         found = [
             optimizer
