@@ -1,7 +1,5 @@
 """Check what ``check_answer`` says to right and to wrong answers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from drivers.ranks import Ranks

@@ -1,7 +1,5 @@
 """A user, ranks and a clock that act in any order on a session, without a process."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections import Counter, deque

@@ -1,7 +1,5 @@
 """Status messages of ranks in an invented cell: one message per rank and second."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 

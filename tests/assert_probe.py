@@ -1,7 +1,5 @@
 """Evaluate the asserts of cells again with changed variables, in the ranks and in the notebook."""
 
-from __future__ import annotations
-
 import ast
 import os
 from collections.abc import Iterator, Mapping

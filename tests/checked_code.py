@@ -1,7 +1,5 @@
 """Code samples for the rules of `%ddp check`, and their findings."""
 
-from __future__ import annotations
-
 import textwrap
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Kill a process that writes checkpoints, again and again, and load the newest each time."""
 
-from __future__ import annotations
-
 import os
 import random
 import select

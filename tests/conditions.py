@@ -1,7 +1,5 @@
 """Wait for a condition before a test acts: a running cell, an output, waiting ranks, a hang."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence

@@ -1,7 +1,5 @@
 """Shared fixtures: they check that each test ends its processes and threads."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 import sys

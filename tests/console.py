@@ -1,7 +1,5 @@
 """Run ``%ddp`` lines in a console without ranks, and return the output or the error."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock

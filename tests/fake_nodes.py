@@ -1,7 +1,5 @@
 """Fake nodes that connect to a listener."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 import threading

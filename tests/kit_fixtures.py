@@ -1,7 +1,5 @@
 """A process group of one rank, and a recorder of the reports of a training."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Execute a notebook with the answers to its exercises, and check what it shows."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """A life cycle of a two-rank worker group in each state, and the events that lead there."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

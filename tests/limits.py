@@ -3,8 +3,6 @@
 A test must not wait as long as a user, nor use as much memory.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

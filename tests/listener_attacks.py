@@ -6,8 +6,6 @@ They run in a separate process, so that their sockets and CPU time are not the n
 ``RECORDED`` holds the recorded bytes of a real node.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import socket

@@ -1,7 +1,5 @@
 """Loaders in one process that plays each rank in turn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Nodes that all run on this machine, with separate processes, and a group on them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Loss curves for charts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from nbddp.record.metrics import Curve, MetricStore

@@ -1,7 +1,5 @@
 """Measure the memory that objects keep."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager

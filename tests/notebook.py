@@ -1,7 +1,5 @@
 """A real ipykernel, driven as by a front end."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

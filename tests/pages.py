@@ -1,7 +1,5 @@
 """Parse HTML as a browser does, and provide hostile names and texts of ranks and users."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 

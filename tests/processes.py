@@ -1,7 +1,5 @@
 """Find the processes that descend from this test run, and wait for them."""
 
-from __future__ import annotations
-
 import os
 import random
 import socket

@@ -1,7 +1,5 @@
 """Read published runs with the packages of the trackers, and compute the expected values."""
 
-from __future__ import annotations
-
 import json
 import math
 import sqlite3

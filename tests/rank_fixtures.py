@@ -1,7 +1,5 @@
 """Fixtures that start real ranks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

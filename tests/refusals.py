@@ -1,7 +1,5 @@
 """The error text that the user reads when nbddp refuses a call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Run folders on disk, written without ranks: complete, killed, old, damaged."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A screen that records its content."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from nbddp.ui.frontend import StreamTarget

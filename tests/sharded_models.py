@@ -1,7 +1,5 @@
 """Source code of sharded models, and of steps that train them."""
 
-from __future__ import annotations
-
 # a model, a step of it that can stop at a place, and all of its parameters
 SHARDED = """
 import time

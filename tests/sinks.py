@@ -1,7 +1,5 @@
 """A sink that records the reports of a training."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

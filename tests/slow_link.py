@@ -1,7 +1,5 @@
 """A proxy between nodes and a listener that can delay, stall, cut and record connections."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,7 +1,5 @@
 """A store in memory, with the calls of a TCPStore that queues and values need."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 
 

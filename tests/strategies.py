@@ -1,7 +1,5 @@
 """Hypothesis strategies for any message of the wire."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any, get_args, get_type_hints
 

@@ -1,7 +1,5 @@
 """The promises that hold for the package as a whole."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

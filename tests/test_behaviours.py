@@ -1,7 +1,5 @@
 """Check that each behaviour for users has a test in the table ``behaviours.ini``."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -3,8 +3,6 @@
 The build of the site checks all links and pictures.
 """
 
-from __future__ import annotations
-
 import ast
 import html
 import inspect

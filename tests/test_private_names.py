@@ -1,7 +1,5 @@
 """The page of private names lists each one that nbddp uses, and no other."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The rules for names and sums that ruff does not have."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

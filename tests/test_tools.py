@@ -1,7 +1,5 @@
 """The scripts of the repository: the installer, and the GPU test day."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

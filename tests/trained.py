@@ -1,7 +1,5 @@
 """A trained group, expressions that show its state, and deaths in it."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -3,8 +3,6 @@
 Each cell defines ``train()``, which trains a new model from the same seed and returns it.
 """
 
-from __future__ import annotations
-
 LANGUAGE_MODEL = """
 import torch
 from datasets import Dataset

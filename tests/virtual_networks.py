@@ -1,7 +1,5 @@
 """Networks on this machine: a switch, and a namespace with one cable for each node; for root."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """One JupyterLab and one Chromium for all browser tests; separate notebooks for each file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -4,8 +4,6 @@ A new page takes ten seconds of a processor until its notebook can be run, a new
 it has ranks. Tests that ask nothing of either share them, one after the other.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

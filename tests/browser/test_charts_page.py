@@ -1,7 +1,5 @@
 """Charts on a page: tooltips, highlighted ranks, scales, and the saved form."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A panel's buttons in a real page: layout, confirmation, and actions after a failure."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

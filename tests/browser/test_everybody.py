@@ -1,7 +1,5 @@
 """Accessibility: axe-core finds no problem in nbddp's output, in light and dark themes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """JupyterLab actions on a running cell leave its record or the command that shows it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Every notebook in a real JupyterLab, with its panels; where there is no page they run whole."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

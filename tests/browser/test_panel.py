@@ -1,7 +1,5 @@
 """The panel in a real browser: its log while lines come, a background cell, hostile text."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Ranks on a page: the slow rank is marked, many ranks unfold, and the record keeps both."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

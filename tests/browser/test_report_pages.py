@@ -1,7 +1,5 @@
 """Traces, runs and sweeps on a page, live and saved without a kernel."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

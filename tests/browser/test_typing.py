@@ -1,7 +1,5 @@
 """Input boxes of ranks in a real page."""
 
-from __future__ import annotations
-
 import pytest
 from playwright.sync_api import Locator
 

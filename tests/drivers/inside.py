@@ -4,8 +4,6 @@ A tool that moves or renames modules does not find a module path in a string. So
 are made from the objects themselves.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 from typing import Any

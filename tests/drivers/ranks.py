@@ -1,7 +1,5 @@
 """Real ranks for tests: only this file of the tests uses the internals of a group."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Golden walks through failures: death, heal, restart, a suspended machine."""
 
-from __future__ import annotations
-
 import re
 import time
 from contextlib import suppress

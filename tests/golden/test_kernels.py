@@ -1,7 +1,5 @@
 """Golden walks of kernels: loaded again, two in a folder, in odd folders, with users' settings."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator

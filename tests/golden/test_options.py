@@ -1,7 +1,5 @@
 """Golden walks through options: of lists, comparisons, trackers, faults, logs, the debugger."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Golden walks of scripts: the effect of the options of ``%ddp run``."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

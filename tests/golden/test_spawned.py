@@ -1,7 +1,5 @@
 """Golden walks of ranks that are started with ``spawn``, as on macOS."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

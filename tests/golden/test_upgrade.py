@@ -4,8 +4,6 @@
 A later version may write other folders, but it must read these.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

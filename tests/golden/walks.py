@@ -6,8 +6,6 @@ and keys exactly; of a message it asserts the fact and the way out. So a change 
 rewords a message changes no walk.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

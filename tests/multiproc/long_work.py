@@ -1,7 +1,5 @@
 """Source code of long work that is no hang, for a rank that other ranks wait for."""
 
-from __future__ import annotations
-
 SETUP = """import hashlib, os, socket, subprocess, sys, threading, time
 other = dist.new_group()
 def turns_in(seconds, compute, turns):

@@ -1,7 +1,5 @@
 """``%%ddp`` cells in a real kernel, and their output."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

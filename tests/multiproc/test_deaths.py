@@ -1,7 +1,5 @@
 """A dead rank is reported at once with cause and last output; other ranks stay alive."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

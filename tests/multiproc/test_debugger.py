@@ -1,7 +1,5 @@
 """Breakpoints, post-mortem debugging and ``input`` on ranks, answered in the notebook."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -3,8 +3,6 @@
 An extension belongs in ``ATTACHED`` as soon as the core imports nothing of it.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """No process or thread outlives its rank or the kernel, and a failed start is harmless."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """WorkerGroup in scripts and tests: documented examples, interrupts, forks, spawned ranks."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

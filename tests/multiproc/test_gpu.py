@@ -1,7 +1,5 @@
 """Tests that need a GPU: ``pytest -m gpu``."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

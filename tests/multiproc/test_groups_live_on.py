@@ -1,7 +1,5 @@
 """Process groups, and the models in them, work again after an interrupt, with the same objects."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

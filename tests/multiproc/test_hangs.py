@@ -1,7 +1,5 @@
 """A hang is reported with waiting and missing ranks; slow progress is no hang."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A heal replaces a dead rank; the other ranks keep their processes and names."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The names that a new rank gets, the report, and a new rank that dies during the transfer."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

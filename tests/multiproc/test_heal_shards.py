@@ -1,7 +1,5 @@
 """A heal gives a new rank the process groups, meshes and shards of the dead one."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Package managers in a cell: one rank of a node runs them, and all ranks can use the result."""
 
-from __future__ import annotations
-
 import re
 import sys
 import zipfile

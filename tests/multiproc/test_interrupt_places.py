@@ -3,8 +3,6 @@
 At each point of a start: ``pytest -m soak``.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """An interrupt ends the cell and keeps every name, wherever the ranks are."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """A script or a rank saves the files that it leaves open, as a program of torchrun does."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import lzma

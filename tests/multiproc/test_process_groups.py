@@ -1,7 +1,5 @@
 """Process groups that a cell creates itself, in its rank and in its child processes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

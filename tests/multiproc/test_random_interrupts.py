@@ -3,8 +3,6 @@
 ``NBDDP_SOAK_INTERRUPTS`` is the number of interrupts of each model, ``NBDDP_SOAK_SEED`` the seed.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

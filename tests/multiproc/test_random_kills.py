@@ -5,8 +5,6 @@ Before some deaths the user interrupts a training, and makes the model again und
 ``NBDDP_SOAK_KILLS`` is the number of kills of each model, ``NBDDP_SOAK_SEED`` the seed.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time

@@ -1,7 +1,5 @@
 """Models and optimizers are used again after a failure, in any container of the user."""
 
-from __future__ import annotations
-
 import pytest
 from drivers.inside import imported
 from drivers.ranks import Capture, MakeRanks, Ranks

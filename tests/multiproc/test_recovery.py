@@ -1,7 +1,5 @@
 """Ranks restart after a failure, cells are replayed, and faults fire once and are recorded."""
 
-from __future__ import annotations
-
 import re
 import time
 from typing import Any

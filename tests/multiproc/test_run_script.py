@@ -1,7 +1,5 @@
 """Scripts run as under torchrun; ``test_script_processes.py`` tests their processes."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -7,8 +7,6 @@ A thousand: ``pytest -m soak tests/multiproc/test_schedules.py``; others: ``NBDD
 ``NBDDP_SOAK_STEPS=5000``.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Scripts run in separate processes: they start and end as a plain program does."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

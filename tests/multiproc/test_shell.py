@@ -1,7 +1,5 @@
 """IPython features in cells, in a real kernel."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

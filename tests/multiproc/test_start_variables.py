@@ -1,7 +1,5 @@
 """Variables that Python, torch and NumPy's libraries read only when they start."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``%ddp`` commands, options and tab completion in a real kernel."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Interrupts at any moment leave nothing half done, and the next cell works."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """Pushed and pulled values: unchanged, of any size, collected once, and removed from the store."""
 
-from __future__ import annotations
-
 import re
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Warnings in a rank name the user's line, and never one of nbddp."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

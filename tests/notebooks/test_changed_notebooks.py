@@ -1,7 +1,5 @@
 """Notebooks with changes: each assert can fail, and none calls a lesson of the text false."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

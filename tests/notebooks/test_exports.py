@@ -1,7 +1,5 @@
 """The cells of notebooks as scripts: under torchrun they give the notebooks' numbers."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterable, Iterator

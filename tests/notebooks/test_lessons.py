@@ -1,7 +1,5 @@
 """The form of the notebooks: opening, sections, and used names."""
 
-from __future__ import annotations
-
 import ast
 import re
 from itertools import groupby

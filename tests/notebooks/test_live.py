@@ -1,7 +1,5 @@
 """A page's buttons are answered by a real kernel whose main thread waits in a cell."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

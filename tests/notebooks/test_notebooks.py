@@ -1,7 +1,5 @@
 """The notebooks run from start to end, and a failing %%ddp cell fails a notebook."""
 
-from __future__ import annotations
-
 import re
 import sys
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Panels in a real kernel without a page: the messages that are sent, and their form."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

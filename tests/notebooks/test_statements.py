@@ -1,7 +1,5 @@
 """Statements of the notebooks that no cell can assert, or whose numbers are in the text."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -4,8 +4,6 @@ It is the nearest to Colab's page that can be tried here: both speak ipywidgets 
 that handles one message after the other.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Errors carry the text for the user."""
 
-from __future__ import annotations
-
 import traceback
 
 import pytest

@@ -1,7 +1,5 @@
 """Exits of processes and lists of ranks have a text."""
 
-from __future__ import annotations
-
 import signal
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Folders and files that another user has prepared in a shared folder."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """SIGINT at any moment of a wait, an import or a step that must not be left half done."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import signal

@@ -1,7 +1,5 @@
 """A place in the world survives the environment, and can be neither half nor wrong."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

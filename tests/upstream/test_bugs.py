@@ -4,8 +4,6 @@ Each test fails when a release has fixed its bug: then remove the workaround, or
 older versions, and delete the test. docs/development/private_names.md lists the workarounds.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import multiprocessing.spawn

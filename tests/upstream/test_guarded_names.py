@@ -4,8 +4,6 @@ nbddp reads these names with a default, compares them as text, or overrides them
 what a release has renamed.
 """
 
-from __future__ import annotations
-
 import sys
 from concurrent.futures import process
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """The facts that a rank collects about its variables: small, quick, and certain."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any

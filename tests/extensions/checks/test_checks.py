@@ -1,7 +1,5 @@
 """Each rule finds its wrong example, accepts its right example, and describes its finding."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Iterator

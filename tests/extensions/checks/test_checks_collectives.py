@@ -1,7 +1,5 @@
 """Collectives that only some ranks call are found in every form."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

@@ -1,7 +1,5 @@
 """Findings in training loops, and code that the rules accept."""
 
-from __future__ import annotations
-
 import gc
 import time
 

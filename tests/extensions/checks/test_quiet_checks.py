@@ -1,7 +1,5 @@
 """Findings shown below a cell without a request: few, once, and after the output of the cell."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import Mock
 

@@ -1,7 +1,5 @@
 """The digits that the notebooks train on: MNIST's files, read and checked, or scikit-learn's."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import importlib.util

@@ -1,7 +1,5 @@
 """The course's exercises: right answers are accepted, and each mistake gets a fitting hint."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 from fractions import Fraction

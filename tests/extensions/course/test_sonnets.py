@@ -1,7 +1,5 @@
 """The text that the notebooks train on: all of it there, and nothing else in it."""
 
-from __future__ import annotations
-
 import hashlib
 
 from nbddp import sonnets

@@ -1,7 +1,5 @@
 """The judge of notebook 2.6: it compares traces, and refuses what it cannot run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

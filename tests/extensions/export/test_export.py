@@ -1,7 +1,5 @@
 """Cells as a script: plain Python, where they stood, behind a guard where that is needed."""
 
-from __future__ import annotations
-
 import ast
 import pickle
 import re

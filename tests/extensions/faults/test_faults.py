@@ -1,7 +1,5 @@
 """A fault is written and read in one spelling, and fires at its step, on its rank, once."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """What machines prove to each other, and what goes between them."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

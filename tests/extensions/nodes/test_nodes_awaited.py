@@ -1,7 +1,5 @@
 """A listener that waits for nodes: present and missing nodes in one line."""
 
-from __future__ import annotations
-
 import errno
 import re
 import shlex

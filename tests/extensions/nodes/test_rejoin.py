@@ -1,7 +1,5 @@
 """A listener that another notebook left open, and nodes that do or do not return to it."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

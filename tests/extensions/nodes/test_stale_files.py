@@ -1,7 +1,5 @@
 """Stale files of listeners, agents and nodes are removed, and files in use are kept."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Where a run is published to, and what becomes of a tracker that fails or blocks."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Steps of all ranks, put together while the run goes on or later, from files that grow."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """``%ddp compare``: runs beside each other, with all that was not finite, stood out, or differs."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -3,8 +3,6 @@
 The folders are as these versions wrote them, but for the host, the user, paths and logs.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run is opened in a notebook or a script that has neither ranks nor torch."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import math

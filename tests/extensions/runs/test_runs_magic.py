@@ -1,7 +1,5 @@
 """``%ddp runs``: one line for each matching run, in the requested order."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -1,7 +1,5 @@
 """Any run is drawn again from its folder: found by its name, whole or in part, in text or HTML."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

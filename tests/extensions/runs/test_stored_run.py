@@ -1,7 +1,5 @@
 """A run can be opened from its folder, complete or torn."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A cell on several world sizes: figures computed from its rounds, their text and their picture."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The points of a sweep, which points are done, and how they are described and shown."""
 
-from __future__ import annotations
-
 import copy
 import json
 from argparse import ArgumentTypeError

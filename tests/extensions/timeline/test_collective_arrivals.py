@@ -1,7 +1,5 @@
 """The entries that a rank reads from its flight recorder, and the reports it sends."""
 
-from __future__ import annotations
-
 import pickle
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Wait times between ranks, from reported arrivals, by group and number."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

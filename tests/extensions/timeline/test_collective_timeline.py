@@ -1,7 +1,5 @@
 """Where a cell's time went: as numbers, as text, as a picture, and in a panel."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

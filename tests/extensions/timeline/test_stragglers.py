@@ -1,7 +1,5 @@
 """Find stragglers by their step rate and by their arrivals at collectives, and never by chance."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Which steps a rank traces: start, end, discarded traces, and messages about missing steps."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The traces of all ranks: one file, a table of differences, and missing traces."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from dataclasses import replace

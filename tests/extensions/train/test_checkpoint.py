@@ -1,7 +1,5 @@
 """Checkpoints in one process: whole or absent, and what they bring back."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

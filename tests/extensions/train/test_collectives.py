@@ -1,7 +1,5 @@
 """Prepared models and reduced numbers, in one process without a process group."""
 
-from __future__ import annotations
-
 import gc
 from collections import namedtuple
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """The settings of a run are recorded, in any form they are given."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from dataclasses import dataclass, field
 from typing import Any

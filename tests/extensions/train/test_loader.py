@@ -1,7 +1,5 @@
 """Each rank's own part of the data: whole, reshuffled, and the same again after a stop."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import pickle

@@ -1,7 +1,5 @@
 """Precision: the right order of calls, accumulation, clipping, and limits of a device."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Samplers, streams and externally set epochs are divided completely among the ranks."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The reports of other people's trainers, with libraries of a few lines."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace

@@ -1,7 +1,5 @@
 """The facts about training data: equal on all ranks for equal data, and no facts if unsure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

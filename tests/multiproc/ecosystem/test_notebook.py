@@ -1,7 +1,5 @@
 """The notebook that trains with other people's trainers runs from start to end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

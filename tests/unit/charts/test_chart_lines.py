@@ -1,7 +1,5 @@
 """The values of a chart: its lines, its axes, and the text next to it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Figures of charts, of a timeline and of a scaling study, on any background."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

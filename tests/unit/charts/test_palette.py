@@ -1,7 +1,5 @@
 """The colours of ranks are legible and distinguishable, also with impaired colour vision."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from itertools import combinations

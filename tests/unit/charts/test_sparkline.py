@@ -1,7 +1,5 @@
 """Small curves next to numbers: how they are drawn, and what those of ranks are of."""
 
-from __future__ import annotations
-
 import math
 import re
 from base64 import b64decode

@@ -1,7 +1,5 @@
 """One thread does one thing after the other, in order, and its errors go where they belong."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterator

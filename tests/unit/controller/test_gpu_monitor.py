@@ -1,7 +1,5 @@
 """The GPUs of the ranks: sampled once each, and shown with the other processes on them."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 If the disk, the launcher, the link or a process fails, every pending request gets an error.
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator
 from contextlib import suppress

@@ -6,8 +6,6 @@ another notebook cannot connect to the store. After each event it checks the lif
 the end it either stops the group or lets every process exit, and checks that no request is pending.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from operator import attrgetter
 from pathlib import Path

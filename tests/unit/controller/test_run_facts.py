@@ -1,7 +1,5 @@
 """The facts of run.json: those of rank 0's machine, and of git, which is never waited for."""
 
-from __future__ import annotations
-
 import subprocess
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A session handles requests from any thread, in any state of its ranks; without a process."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

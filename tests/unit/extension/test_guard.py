@@ -1,7 +1,5 @@
 """What becomes of a hook that fails, or is slow."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

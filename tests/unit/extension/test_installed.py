@@ -1,7 +1,5 @@
 """Which extensions are installed, and what each adds."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

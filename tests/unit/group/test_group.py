@@ -1,7 +1,5 @@
 """The API of a group for scripts, and its errors; without a process."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

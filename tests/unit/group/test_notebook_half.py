@@ -1,7 +1,5 @@
 """When the notebook's half of an extension is made, and when its hooks are called."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """What extensions do for the ranks of a script."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The helper's sockets and answers, spawned ranks, and the limit of open files."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """An out-of-memory hint for a rank that got a SIGKILL that nbddp did not send."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Which variables need another forkserver, and how many forkservers are kept."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """How a group goes on with other processes: dead ranks are replaced, or ranks are taken back."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How a group reacts to nodes that join or leave, and to more capacity."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Whether to start again after a failure, and how many steps that cost."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pytest

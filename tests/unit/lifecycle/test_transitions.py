@@ -3,8 +3,6 @@
 ``controller/test_group_actor_orders.py`` plays the events in any order.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Auto mode sends cells without a magic of their own to the ranks, and only those."""
 
-from __future__ import annotations
-
 import pytest
 
 from nbddp.magics.auto_mode import AutoMode

@@ -1,7 +1,5 @@
 """How `%ddp` and `%%ddp` use their options: the start of ranks, and the code they run."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tab and Shift+Tab in the line of a magic."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from unittest.mock import Mock
 

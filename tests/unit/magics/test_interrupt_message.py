@@ -1,7 +1,5 @@
 """An interrupted magic describes the state of the ranks in one line."""
 
-from __future__ import annotations
-
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState

@@ -1,7 +1,5 @@
 """What the notebook knows about a name that a rank misses."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

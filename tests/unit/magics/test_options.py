@@ -1,7 +1,5 @@
 """What may be written behind ``%%ddp`` and ``%ddp``: accepted, or refused in one clear line."""
 
-from __future__ import annotations
-
 import shlex
 from argparse import ArgumentTypeError
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A cell on its way: its notices in order, bounded, and what came of it at the end."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import asdict, fields
 from typing import Any

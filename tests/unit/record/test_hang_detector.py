@@ -1,7 +1,5 @@
 """The hang detector: it derives a message from the positions of ranks and the time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

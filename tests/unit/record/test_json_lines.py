@@ -1,7 +1,5 @@
 """Rows of JSON are read many at a time, each as if it were alone, also while a file grows."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Output of a rank becomes lines, in any pieces, and each byte of its log is shown once."""
 
-from __future__ import annotations
-
 import itertools
 import stat
 import time

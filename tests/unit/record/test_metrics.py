@@ -1,7 +1,5 @@
 """The metrics: any number of reports becomes curves that fit, and nothing that matters is lost."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import threading

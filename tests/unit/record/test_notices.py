@@ -1,7 +1,5 @@
 """Notices of a cell reach their reader complete and in order, in bounded memory."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A push is stored as it was sent, completely or not at all, and takes no memory."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os

@@ -1,7 +1,5 @@
 """The rank monitor: the last report of each rank, and figures derived from it."""
 
-from __future__ import annotations
-
 import pytest
 
 from nbddp.record.cell import Purpose

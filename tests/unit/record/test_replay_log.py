@@ -1,7 +1,5 @@
 """The replay log: which variables new ranks lack, and what the next replay runs."""
 
-from __future__ import annotations
-
 from nbddp.record.cell import CellRequest
 from nbddp.record.push_store import PushRecord
 from nbddp.record.replay_log import ReplayLog

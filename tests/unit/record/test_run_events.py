@@ -1,7 +1,5 @@
 """The kinds of events: their lines in files, and who may report them."""
 
-from __future__ import annotations
-
 import ast
 import json
 from pathlib import Path

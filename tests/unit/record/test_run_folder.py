@@ -1,7 +1,5 @@
 """The record of a run: its folder, its facts, and its events in memory and on disk."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A snapshot: the activity of each rank, from the lifecycle and the reports of the ranks."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """First cause, not first exit: which rank a failed cell names, and its text."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from typing import Any
 

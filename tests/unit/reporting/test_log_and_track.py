@@ -1,7 +1,5 @@
 """Reports of a training loop: numeric values, and bars that always end."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import math

@@ -1,7 +1,5 @@
 """For any output of a rank, the HTML is well formed, harmless, and has the same text."""
 
-from __future__ import annotations
-
 import re
 import time
 from itertools import product

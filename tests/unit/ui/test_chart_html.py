@@ -1,7 +1,5 @@
 """A chart as part of a page: tooltips, keys, and the version for a bare page."""
 
-from __future__ import annotations
-
 import base64
 import math
 import re

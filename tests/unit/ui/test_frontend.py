@@ -1,7 +1,5 @@
 """Whether the front end draws widgets, found from its request for the running cell."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The panel's pieces of HTML: safe, with texts, and with their colours on a bare page."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

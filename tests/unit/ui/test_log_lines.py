@@ -1,7 +1,5 @@
 """The last lines of ranks: kept in order and bounded, as HTML and as text; equal values once."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Questions of ranks: one at a time, and no rank waits for an answer that cannot come."""
 
-from __future__ import annotations
-
 import io
 import math
 import os

@@ -1,7 +1,5 @@
 """A cell in text mode prints bounded progress lines, and its curves at the end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A cell as plain text: tags, folded values, displays, and nothing lost at the end."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Numbers, states and events in words; each kind of event."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Values that are pushed bring along the cells of their functions."""
 
-from __future__ import annotations
-
 import linecache
 import pickle
 from collections.abc import Callable

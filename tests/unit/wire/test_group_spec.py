@@ -1,7 +1,5 @@
 """How to start a worker group: limits in words, the environment merged, no secret recorded."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

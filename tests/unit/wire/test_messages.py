@@ -1,7 +1,5 @@
 """Messages survive a round trip; anything else raises WireError and no other error."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import MISSING, fields

@@ -1,7 +1,5 @@
 """A value is transferred in pieces, and unpickled only if all of them match the signature."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What goes into a queue comes out whole, once and in order; everything else is refused."""
 
-from __future__ import annotations
-
 import hmac
 import logging
 import random

@@ -1,7 +1,5 @@
 """The halves of extensions on a rank: their options, and what becomes of their errors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

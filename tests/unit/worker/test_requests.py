@@ -1,7 +1,5 @@
 """Requests between cells: a cancelled request is not carried out."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from typing import Any

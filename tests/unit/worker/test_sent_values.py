@@ -1,7 +1,5 @@
 """Values on their way to the notebook: what cannot be sent is named, with the way out."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """Who raised an error: C++ code and torch.distributed, or a ``raise`` of other code."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future

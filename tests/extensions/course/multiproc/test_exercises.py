@@ -1,7 +1,5 @@
 """Answers that are functions, checked on four ranks."""
 
-from __future__ import annotations
-
 import pytest
 from answers import assert_verdicts
 from drivers.ranks import MakeRanks

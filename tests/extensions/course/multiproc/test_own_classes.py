@@ -1,7 +1,5 @@
 """Assignments of notebooks 16 and 17 that are classes: right ones pass, each mistake has a hint."""
 
-from __future__ import annotations
-
 import pytest
 from answers import assert_verdicts
 from drivers.ranks import MakeRanks

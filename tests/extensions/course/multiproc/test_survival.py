@@ -1,7 +1,5 @@
 """The project of notebook 2.6: scripts that run under torchrun and lose ranks."""
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile

@@ -1,7 +1,5 @@
 """Exported cells, run under a real torchrun and again in the warm ranks."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

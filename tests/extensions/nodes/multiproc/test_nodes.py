@@ -3,8 +3,6 @@
 The nodes are several agents on this machine, with separate processes.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

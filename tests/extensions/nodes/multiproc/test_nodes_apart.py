@@ -1,7 +1,5 @@
 """Nodes on separate networks: cut, slow, uneven, and forged messages."""
 
-from __future__ import annotations
-
 import gc
 import os
 import re

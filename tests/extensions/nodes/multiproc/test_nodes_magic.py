@@ -1,7 +1,5 @@
 """Nodes in a notebook: two nodes as one machine, a lost node, adoption by another notebook."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

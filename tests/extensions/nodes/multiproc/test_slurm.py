@@ -1,7 +1,5 @@
 """Nodes that SLURM starts, on a cluster on this machine: a network namespace for each host."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Live publishing from a notebook, also with a tracker that does not respond."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

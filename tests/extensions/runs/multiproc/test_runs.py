@@ -1,7 +1,5 @@
 """Run folders of real ranks: the facts in ``run.json``, the names, the run of a killed kernel."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sweeps and scaling: each combination and each world size is a run, independent of the others."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Timelines of real ranks: which rank the others wait for, how long, and other facts."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence

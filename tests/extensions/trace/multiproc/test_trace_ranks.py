@@ -1,7 +1,5 @@
 """Traces of real ranks: one file on one clock, and the message if there is no trace."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

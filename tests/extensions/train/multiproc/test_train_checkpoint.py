@@ -1,7 +1,5 @@
 """Checkpoints of real ranks: bit for bit after a kill, and an error on one is an error on all."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The training kit on real ranks: one process's numbers, and failures that all ranks hear of."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

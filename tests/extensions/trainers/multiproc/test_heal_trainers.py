@@ -1,7 +1,5 @@
 """Trainers of other libraries after a heal: which cells run again, without those libraries."""
 
-from __future__ import annotations
-
 import pytest
 from drivers.ranks import Capture, Ranks
 from trained import kill

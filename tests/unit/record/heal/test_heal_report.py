@@ -1,7 +1,5 @@
 """The report of a heal: variables that were not copied, and values of the new rank's own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The plain values that ranks report, and those of a rank that replaces a dead rank."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import random

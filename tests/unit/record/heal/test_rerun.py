@@ -1,7 +1,5 @@
 """Which cells run again after a heal, so that all ranks have their trainers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import pytest

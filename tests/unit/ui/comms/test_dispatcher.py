@@ -3,8 +3,6 @@
 ``notebooks/test_live.py`` tests what only a real kernel and its page can show.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal

@@ -1,7 +1,5 @@
 """The charts of a running cell: each is drawn when it has changed, as the user has chosen."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

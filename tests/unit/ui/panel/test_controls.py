@@ -1,7 +1,5 @@
 """The buttons: what cannot be undone asks first, and after a failure each is carried out once."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from unittest.mock import Mock

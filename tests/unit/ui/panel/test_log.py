@@ -1,7 +1,5 @@
 """The panel's log: pages that are sent again, filters, and counts of the hidden lines."""
 
-from __future__ import annotations
-
 import re
 import time
 

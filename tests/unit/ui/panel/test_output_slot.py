@@ -1,7 +1,5 @@
 """The output slot of a panel: the record is shown on each page, in any state of that page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

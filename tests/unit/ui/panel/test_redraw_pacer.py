@@ -1,7 +1,5 @@
 """When each part of a panel is redrawn: rarely if it is slow, at once for a new line."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Ranks: a row each; of many ranks a line, a row for each node, and rows for those with trouble."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The record of a cell: it needs no kernel, is safe in any page, and has the cause on top."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from typing import Any
 

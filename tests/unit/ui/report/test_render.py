@@ -1,7 +1,5 @@
 """Reports: the same content as text and as HTML, and nothing in it is taken for markup."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import Mock
 

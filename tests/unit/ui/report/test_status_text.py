@@ -1,7 +1,5 @@
 """The status of a group, in a few lines of text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

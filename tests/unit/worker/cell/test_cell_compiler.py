@@ -1,7 +1,5 @@
 """A cell has one name and the editor's line numbers, however its code is compiled."""
 
-from __future__ import annotations
-
 import ast
 import linecache
 import traceback

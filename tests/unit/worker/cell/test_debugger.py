@@ -1,7 +1,5 @@
 """The last error that a rank keeps for its debugger."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """Displays of a rank other than text, and text that is too long for a page."""
 
-from __future__ import annotations
-
 import pytest
 from syrupy.assertion import SnapshotAssertion
 

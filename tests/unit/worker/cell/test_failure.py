@@ -1,7 +1,5 @@
 """The text of a failure: one line with the user's own message and line, and a short traceback."""
 
-from __future__ import annotations
-
 import itertools
 import linecache
 import re

@@ -1,7 +1,5 @@
 """The message of a full GPU: its users and their share, the largest tensors, a remedy."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whether a cell may ask: collectives wait longer in it, and in no other."""
 
-from __future__ import annotations
-
 from types import ModuleType
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An interrupt ends only its own cell, whether that cell runs or is about to begin."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

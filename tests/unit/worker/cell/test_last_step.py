@@ -1,7 +1,5 @@
 """An interrupted cell ends after the same step on all ranks, or else at once, with the reason."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A rank's keyboard: it asks, waits, and is never left waiting."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

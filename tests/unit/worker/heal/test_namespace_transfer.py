@@ -1,7 +1,5 @@
 """One rank's variables in another rank: the same objects, bound to the other rank's globals."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import threading

@@ -1,7 +1,5 @@
 """Ranks exchange copies of shards; a copy that one rank leaves out, or that fails, is dropped."""
 
-from __future__ import annotations
-
 import threading
 from datetime import timedelta
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A heal chooses from where a new rank gets its shards, or says why they cannot be restored."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A rank's log as it is read back to be sent."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

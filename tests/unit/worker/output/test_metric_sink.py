@@ -1,7 +1,5 @@
 """The metric sink of a rank: the file has every line, messages are bounded, both are in order."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """The outbox: what sources hold goes before each report, in order, and nothing is left behind."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

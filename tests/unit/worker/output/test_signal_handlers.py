@@ -1,7 +1,5 @@
 """A signal handler of the user may call what reports something, inside any such call."""
 
-from __future__ import annotations
-
 import functools
 import json
 import signal

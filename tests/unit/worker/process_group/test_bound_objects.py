@@ -1,7 +1,5 @@
 """Live objects of a rank are listed weakly, under the user's names for them."""
 
-from __future__ import annotations
-
 import gc
 from types import SimpleNamespace
 from typing import Any

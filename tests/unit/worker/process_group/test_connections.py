@@ -1,7 +1,5 @@
 """A rank's connections are distinguished by when they were opened, and shut down accordingly."""
 
-from __future__ import annotations
-
 import gc
 import socket
 from collections.abc import Callable, Iterator

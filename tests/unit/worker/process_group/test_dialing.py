@@ -1,7 +1,5 @@
 """What listens for the ranks of a group that forms gets every connection that may still come."""
 
-from __future__ import annotations
-
 import socket
 import struct
 

@@ -1,7 +1,5 @@
 """When a rank searches its memory for sends that Gloo has lost."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What torch keeps of a destroyed group is forgotten, or it is said that it cannot be."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed.tensor  # as in a cell that uses it

@@ -1,7 +1,5 @@
 """NCCL in a warm rank, as far as that can be tried without a GPU: no end, no wait that stays."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What tells whether tensors of several ranks are equal, without sending them."""
 
-from __future__ import annotations
-
 import torch
 
 from nbddp.worker.process_group.object_collectives import _fingerprint

@@ -1,7 +1,5 @@
 """Ranks that share GPUs: their backend, the notice about its limits, and NCCL on request."""
 
-from __future__ import annotations
-
 import os
 import socket
 

@@ -1,7 +1,5 @@
 """A model in the middle of a step is reset as a whole, or named."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The description of a collective from torch's flight recorder."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from typing import Any

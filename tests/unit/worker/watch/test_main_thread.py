@@ -1,7 +1,5 @@
 """Which calls wait for one event, and whether a thread is still in the same one."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import queue

@@ -1,7 +1,5 @@
 """The resource usage of a process is reported if there is any."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

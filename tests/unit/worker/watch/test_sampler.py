@@ -1,7 +1,5 @@
 """Between cells a rank gives few signs of life: when something has changed, and now and then."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from unittest.mock import Mock
 

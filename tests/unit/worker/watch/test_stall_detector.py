@@ -1,7 +1,5 @@
 """Whether the main thread is stalled, from samples and their times."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

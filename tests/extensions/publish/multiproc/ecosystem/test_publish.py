@@ -1,7 +1,5 @@
 """A run in trackio, W&B, TensorBoard and MLflow: one for all ranks, with the values of its file."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

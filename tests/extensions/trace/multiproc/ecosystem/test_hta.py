@@ -1,7 +1,5 @@
 """Holistic Trace Analysis reads the ranks' own files of a trace."""
 
-from __future__ import annotations
-
 import pytest
 from drivers.ranks import Ranks
 from processes import wait_until

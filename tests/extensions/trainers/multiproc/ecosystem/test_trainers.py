@@ -1,7 +1,5 @@
 """Other people's trainers, pasted into a cell: torchrun's weights, and metrics in the record."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
