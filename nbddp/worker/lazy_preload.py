@@ -17,12 +17,26 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from multiprocessing import forkserver
+from types import ModuleType
 
 from nbddp.child_processes import find_descendants, kill_all
 from nbddp.wire.rank_start import PRELOAD_SIGNAL, PRELOADED_LATER
 
 # the names of the modules that forked ranks inherit: a restart of the ranks does not reload them
 inherited_modules: set[str] = set()
+_newest_inherited: list[tuple[str, ModuleType]] = []
+
+
+def imported_modules() -> list[ModuleType]:
+    """Return the modules that this rank has imported itself, the newest first.
+
+    It reads the newest entries of ``sys.modules`` only. To read all of them would copy the memory
+    pages that hold them: 5 to 18 ms in each of four ranks on two cores.
+    """
+    end = _newest_inherited[0] if _newest_inherited else None
+    # in C: other threads may import meanwhile
+    newest = list(iter(partial(next, reversed(sys.modules.items())), end))
+    return [module for name, module in newest if name not in inherited_modules]
 
 
 def clean_up_at_exit(folder: str) -> None:
@@ -70,11 +84,15 @@ def preload_on_signal(first: Callable[[], None]) -> None:
                 parts.pop(0)()
         except Exception:  # noqa: BLE001 - such as a warning under PYTHONWARNINGS=error
             traceback.print_exc()  # a rank that needs the module gets the error
-        # here, because reading all names in a rank would copy the memory pages that hold them
-        inherited_modules.update(sys.modules)
         gc.collect()
-        gc.freeze()  # the ranks' garbage collectors then leave shared memory pages unchanged
+        _record_inherited()
 
-    inherited_modules.update(sys.modules)
-    gc.freeze()
+    _record_inherited()
     signal.signal(PRELOAD_SIGNAL, do_next)
+
+
+def _record_inherited() -> None:
+    # here, because reading all names in a rank would copy the memory pages that hold them
+    inherited_modules.update(sys.modules)
+    _newest_inherited[:] = [next(reversed(sys.modules.items()))]
+    gc.freeze()  # the ranks' garbage collectors then leave shared memory pages unchanged

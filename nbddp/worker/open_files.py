@@ -14,7 +14,7 @@ import threading
 from types import ModuleType
 from typing import Any
 
-from nbddp.worker.lazy_preload import inherited_modules
+from nbddp.worker.lazy_preload import imported_modules
 from nbddp.worker.watch.main_thread import is_installed
 
 # the classes in C that all files are derived from, unlike those of `io`
@@ -87,10 +87,7 @@ def _find(base: type | None) -> list[Any]:
 def _delete_names() -> None:
     """Set the names of the user's modules to None, as Python does when it exits."""
     threading.excepthook = lambda _: None  # Python stops daemon threads before this
-    loaded = list(sys.modules.items())  # other threads may import
-    imported = [module for name, module in loaded if name not in inherited_modules]
-    modules = [sys.modules["__main__"], *filter(_is_users, reversed(imported))]
-    for module in modules:
+    for module in [sys.modules["__main__"], *filter(_is_users, imported_modules())]:
         names = vars(module)
         for is_private in (True, False):
             for name in list(names):
