@@ -30,7 +30,8 @@ from nbddp.worker.wrapping import wrap
 
 # for collectives in a cell that asks the user for input, which may take long
 INPUT_TIMEOUT = timedelta(days=30)
-FORM_TIMEOUT = timedelta(seconds=60)  # for all ranks to arrive
+# for all ranks to arrive: a rank that is in C code arrives when it comes back from it
+FORM_TIMEOUT = timedelta(seconds=60)
 # at least this much for each rank, to connect to the others
 CONNECT_TIMEOUT_PER_RANK = timedelta(milliseconds=100)
 EXTRA_DESCRIPTORS = 10  # file descriptors of a group, in addition to one for each rank

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -119,7 +120,7 @@ class Regrouper:
             has_state: whether sharded models have got the state of one step on all ranks.
         """
         if has_state:
-            connected.steps.clear()  # uneven steps do not matter any more
+            connected = replace(connected, steps=[])  # uneven steps do not matter any more
         new_migration = partial(Migration, self._group.bound_objects, self._namespace, connected)
         migrations = [new_migration(source)]
         for group in connected.subgroups.with_objects if connected.subgroups else ():
