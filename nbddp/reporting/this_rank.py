@@ -45,6 +45,13 @@ def device() -> torch.device:
     return torch.device(accelerator.current().device_type, index)
 
 
+def communication_device(group: dist.ProcessGroup | None = None) -> torch.device:
+    """Return the device of the tensors that the process group can send; NCCL needs a GPU."""
+    if dist.is_initialized() and accelerator.is_device_backend(dist.get_backend(group)):
+        return device()
+    return torch.device("cpu")
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed torch, ``random`` and NumPy inside the body, and restore their states afterwards."""

@@ -29,10 +29,10 @@ from nbddp.extensions.course.grading import (
     stop_if,
 )
 from nbddp.extensions.course.own_classes import Sent, Traffic, recording_waits
-from nbddp.extensions.train.call_agreement import communication_device
 from nbddp.extensions.train.collectives import all_gather
 from nbddp.extensions.train.prepare import prepare
 from nbddp.reporting import this_rank
+from nbddp.reporting.this_rank import communication_device
 
 SECONDS_TO_PUSH = 20  # many times what it takes on a busy machine
 

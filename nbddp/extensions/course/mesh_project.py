@@ -19,9 +19,9 @@ from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attentio
 
 from nbddp.extensions.course.grading import judge, require, require_function, require_none
 from nbddp.extensions.course.own_classes import Traffic
-from nbddp.extensions.train.call_agreement import communication_device
 from nbddp.extensions.train.collectives import all_gather
 from nbddp.reporting import this_rank
+from nbddp.reporting.this_rank import communication_device
 
 LETTERS, WIDTH, HEADS, BLOCKS, LENGTH = 59, 64, 4, 2, 32
 RANKS, BATCH, STEPS, RATE, MAX_NORM = 4, 8, 4, 0.5, 0.1

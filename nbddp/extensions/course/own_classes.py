@@ -18,9 +18,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nbddp.extensions.course.grading import all_true, is_close, judge, require, require_class
-from nbddp.extensions.train.call_agreement import communication_device
 from nbddp.extensions.train.collectives import all_gather
 from nbddp.reporting import this_rank
+from nbddp.reporting.this_rank import communication_device
 
 WIDTH = 16
 LAYER_BYTES = 4 * WIDTH * WIDTH

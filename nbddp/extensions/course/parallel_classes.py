@@ -23,8 +23,8 @@ from nbddp.extensions.course.grading import (
     say,
     stop_if,
 )
-from nbddp.extensions.train.call_agreement import communication_device
 from nbddp.reporting import this_rank
+from nbddp.reporting.this_rank import communication_device
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from torch.nn.functional import cross_entropy, linear
 from torch.utils.data import Dataset
 
 from nbddp.extensions.course.grading import is_close, judge, require, require_function
-from nbddp.extensions.train.call_agreement import communication_device
 from nbddp.extensions.train.collectives import all_gather
 from nbddp.reporting import this_rank
+from nbddp.reporting.this_rank import communication_device
 
 SHARE = 32  # training samples of each rank
 BATCH_SIZE = 4  # on each rank

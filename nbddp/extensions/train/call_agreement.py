@@ -56,7 +56,7 @@ def check_same_call(call_name: str, value: T, group: Group = None) -> dict[int, 
         )
     content = repr((call_name, value)).encode()
     digest = int.from_bytes(blake2b(content, digest_size=7).digest(), "big")
-    own_digest = torch.tensor([digest], device=communication_device(group))
+    own_digest = torch.tensor([digest], device=this_rank.communication_device(group))
     digests = [torch.empty_like(own_digest) for _ in range(this_rank.world_size(group))]
     dist.all_gather(digests, own_digest, group)
     if len(set(torch.cat(digests).tolist())) == 1:
@@ -116,14 +116,7 @@ def broadcast_outcome(outcome: CallOutcome) -> CallOutcome:
 # ---- devices
 
 
-def communication_device(group: Group = None) -> torch.device:
-    """Return the device of the tensors that the process group can send; NCCL needs a GPU."""
-    if dist.is_initialized() and accelerator.is_device_backend(dist.get_backend(group)):
-        return this_rank.device()
-    return torch.device("cpu")
-
-
 def using_communication_device(group: Group = None) -> AbstractContextManager[Any]:
     """Set the current GPU, which torch uses to send objects; a script may not have set it."""
-    device = communication_device(group)
+    device = this_rank.communication_device(group)
     return nullcontext() if device.type == "cpu" else accelerator.current().module.device(device)

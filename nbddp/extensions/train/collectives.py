@@ -19,7 +19,6 @@ from nbddp.extensions.train.call_agreement import (
     broadcast_outcome,
     check_member,
     check_same_call,
-    communication_device,
     format_by_rank,
     gather_by_rank,
     not_collective,
@@ -338,9 +337,9 @@ def _to_tensor(leaf: Any, kind: str, group: Group) -> torch.Tensor:
     if not isinstance(leaf, torch.Tensor):
         dtype = torch.int64 if kind == "int" else torch.float64
         number = int(leaf) if kind == "int" else float(leaf)
-        return torch.tensor(number, dtype=dtype, device=communication_device(group))
+        return torch.tensor(number, dtype=dtype, device=this_rank.communication_device(group))
     dtype = torch.int64 if leaf.dtype is torch.bool else leaf.dtype
-    return leaf.detach().to(device=communication_device(group), dtype=dtype)
+    return leaf.detach().to(device=this_rank.communication_device(group), dtype=dtype)
 
 
 def _reduce_flat(

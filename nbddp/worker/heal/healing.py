@@ -20,8 +20,8 @@ from torch import UntypedStorage, nn
 from torch.optim import Optimizer
 
 from nbddp.errors import RequestError
-from nbddp.extensions.train.call_agreement import communication_device
 from nbddp.formatting import format_ranks
+from nbddp.reporting.this_rank import communication_device
 from nbddp.wire import payloads
 from nbddp.wire.request_messages import (
     LOST_PART,

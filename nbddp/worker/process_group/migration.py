@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nbddp import accelerator
-from nbddp.extensions.train.call_agreement import communication_device
 from nbddp.formatting import format_ranks, plural, with_article
+from nbddp.reporting.this_rank import communication_device
 from nbddp.worker.process_group import object_state
 from nbddp.worker.process_group.bound_objects import (
     BoundObjects,

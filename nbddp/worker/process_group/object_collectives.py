@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from nbddp.extensions.train.call_agreement import communication_device
+from nbddp.reporting.this_rank import communication_device
 
 LARGE_BYTES = 1 << 20  # bytes; larger tensors are sent alone
 BATCH_BYTES = 16 << 20  # bytes of small tensors that are sent together
