@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nbddp import accelerator
 from nbddp.errors import ArgumentError
-from nbddp.extensions.train.checkpoint.sharded import fsdp_classes, has_dtensors
 from nbddp.reporting import this_rank
 from nbddp.reporting.this_rank import warn_user
+from nbddp.sharding import fsdp_classes, has_dtensors
 
 _prepared: WeakSet[nn.Module] = WeakSet()
 

@@ -25,8 +25,8 @@ from torch.optim import Optimizer, optimizer
 
 from nbddp.errors import RequestError
 from nbddp.extensions.train.checkpoint.checkpoint import checkpoints
-from nbddp.extensions.train.checkpoint.sharded import has_dtensors
 from nbddp.formatting import format_bytes, plural
+from nbddp.sharding import has_dtensors
 from nbddp.worker.heal.shard_recovery import send_and_receive
 from nbddp.worker.heal.spread_state import (
     Objects,

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from nbddp.extensions.train.checkpoint.sharded import has_dtensors
+from nbddp.sharding import has_dtensors
 from nbddp.worker.process_group import object_state
 from nbddp.worker.process_group.bound_objects import BoundObjects
 from nbddp.worker.watch.namespace import paths_of, walk

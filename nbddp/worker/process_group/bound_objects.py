@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from nbddp.extensions.train.checkpoint.sharded import fsdp_classes
 from nbddp.reporting import state_providers
+from nbddp.sharding import fsdp_classes
 from nbddp.worker.watch.namespace import walk
 from nbddp.worker.wrapping import wrap
 

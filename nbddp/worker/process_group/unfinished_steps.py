@@ -20,8 +20,8 @@ import torch
 from torch.optim import Optimizer, optimizer
 
 from nbddp import accelerator
-from nbddp.extensions.train.checkpoint.sharded import has_dtensors
 from nbddp.formatting import format_ranks, plural
+from nbddp.sharding import has_dtensors
 from nbddp.worker.process_group.bound_objects import (
     BoundObjects,
     accumulations,

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nbddp.errors import CheckpointError
 from nbddp.extensions.train.checkpoint import atomic_files, sharded, state_dicts
 from nbddp.reporting import this_rank
+from nbddp.sharding import has_dtensors
 
 _STATEFUL = ("state_dict", "load_state_dict")
 
@@ -33,7 +34,7 @@ class Parts:
 
     def sharded_parts(self) -> dict[str, Any]:
         """Return the parts of which each rank has a shard."""
-        return {name: part for name, part in self.shared.items() if sharded.has_dtensors(part)}
+        return {name: part for name, part in self.shared.items() if has_dtensors(part)}
 
 
 def split_parts(everything: Mapping[str, Any]) -> Parts:

@@ -6,52 +6,21 @@ it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from nbddp.errors import CheckpointError
 from nbddp.extensions.train.checkpoint import atomic_files
 from nbddp.reporting import this_rank
+from nbddp.sharding import parameters_of
 
 UNSHARDED_FILE = "rest.pt"  # the parts that are not sharded, and the checksums of the shards
-
-
-def has_dtensors(part: object) -> bool:
-    """Return whether a model, an optimizer or a tensor is sharded over ranks, as by FSDP2.
-
-    >>> has_dtensors(nn.Linear(1, 1))
-    False
-    """
-    tensors = sys.modules.get("torch.distributed.tensor")  # without it there is no DTensor
-    return tensors is not None and any(
-        isinstance(parameter, tensors.DTensor) for parameter in _parameters(part)
-    )
-
-
-def fsdp_classes() -> tuple[type, ...]:
-    """Return the classes of FSDP, versions 1 and 2, if it is imported; the import takes 1 s."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    names = ("FullyShardedDataParallel", "FSDPModule")
-    return tuple(getattr(fsdp, name) for name in names if hasattr(fsdp, name))
-
-
-def _parameters(part: Any) -> Iterator[torch.Tensor]:
-    kind = type(part)  # isinstance() may run user code
-    if issubclass(kind, torch.Tensor):
-        yield part
-    elif issubclass(kind, nn.Module) and "_modules" in vars(part):  # else __init__ has not finished
-        yield from part.parameters()
-    elif issubclass(kind, torch.optim.Optimizer):
-        for group in part.param_groups:
-            yield from group["params"]
 
 
 def save(draft: Path, state: dict[str, Any]) -> None:
@@ -133,7 +102,7 @@ def _with_models(parts: dict[str, Any]) -> list[tuple[str, Any, nn.Module | None
 
 
 def _model_of(name: str, optimizer: Any, models: dict[str, nn.Module]) -> nn.Module:
-    held = {id(each) for each in _parameters(optimizer)}
+    held = {id(each) for each in parameters_of(optimizer)}
     for model in models.values():
         if held <= {id(each) for each in model.parameters()}:
             return model
