@@ -171,4 +171,6 @@ class NotebookHalves:
 
 
 def _has_options(cell: CellToRun, extension: Extension) -> bool:
-    return extension.options in cell.given or extension.cell_options in cell.given
+    """Return whether a cell has options that a half in the notebook reads."""
+    has_any = extension.options in cell.given or extension.cell_options in cell.given
+    return has_any and bool(extension.notebook)

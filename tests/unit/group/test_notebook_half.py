@@ -25,6 +25,10 @@ class OddOptions(Frozen):
     odd: bool = flag("--odd", "run it oddly")
 
 
+class RankOptions(Frozen):
+    quick: bool = flag("--quick", "an option that only ranks read")
+
+
 class OddArguments(Command, example="odd"):
     """Be odd."""
 
@@ -54,6 +58,7 @@ class Odd(NotebookHalf):
 
 
 PLAIN, WITH_OPTION = CellToRun(given={}), CellToRun(given={OddOptions: OddOptions(odd=True)})
+OF_RANKS = CellToRun(given={RankOptions: RankOptions(quick=True)})
 
 
 @pytest.fixture
@@ -71,7 +76,8 @@ def halves(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> NotebookHalves:
         events=(ValuePulled,),
         notebook="odd_half:Odd",
     )
-    monkeypatch.setattr(notebook_half, "installed", lambda: {"odd": manifest})
+    of_ranks = Extension(name="of_ranks", options=RankOptions)
+    monkeypatch.setattr(notebook_half, "installed", lambda: {"odd": manifest, "of_ranks": of_ranks})
     module: Any = ModuleType("odd_half")
     module.Odd = Odd
     monkeypatch.setitem(sys.modules, "odd_half", module)
@@ -81,7 +87,7 @@ def halves(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> NotebookHalves:
 def test_a_half_is_made_for_the_first_cell_with_its_option_and_stays(
     halves: NotebookHalves, told: list[str]
 ) -> None:
-    for cell in (PLAIN, WITH_OPTION, PLAIN):
+    for cell in (PLAIN, OF_RANKS, WITH_OPTION, PLAIN):
         halves.before_cell(cell)
     assert halves.command("odd")(OddArguments()) == "odd [True, False]"
     assert ["ValueError: odd" in text for text in told] == [True]
@@ -91,7 +97,11 @@ def test_a_cell_is_taken_over_only_by_an_extension_whose_options_it_has(
     halves: NotebookHalves,
 ) -> None:
     more = dict.fromkeys(("request", "spec", "values", "display", "run"), Mock())
-    for given, fresh, is_done in (({}, True, False), (WITH_OPTION.given, True, True)):
+    for given, fresh, is_done in (
+        ({}, True, False),
+        (OF_RANKS.given, True, False),
+        (WITH_OPTION.given, True, True),
+    ):
         assert halves.run_cell(UnstartedCell(given=given, fresh=fresh, **more)) == is_done
     assert not halves.run_cell(UnstartedCell(given=WITH_OPTION.given, fresh=False, **more))
 
