@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nbddp.private_files import is_private_folder
 from nbddp.record import run_folder
 from nbddp.record.log_reader import log_name, read_end
 from nbddp.record.run_events import (
+    CellEvent,
     Configured,
     NoProgress,
     RankFailed,
@@ -33,6 +34,8 @@ MAX_FACT_CHARS = 4000  # characters of a fact in memory
 MAX_FACT_ENTRIES = 1000  # of a list or a dict in memory, each with a part of these characters
 MIN_ENTRY_CHARS = 40
 FINAL_OUTPUT_CHARS = 2000  # characters of each log
+
+T = TypeVar("T", bound=CellEvent)
 
 
 def merge_equal_failures(
@@ -195,6 +198,11 @@ class EventLog:
         """Return the events in memory from this time on."""
         events = sorted([*self._own_events, *self._reported_events], key=lambda event: event.time)
         return tuple(event for event in events if event.time >= at)
+
+    def of_cell(self, event_class: type[T], cell: int) -> T | None:
+        """Return the start or end event of a cell; None if it is not in memory."""
+        events = (each for each in self.since(0.0) if isinstance(each, event_class))
+        return next((event for event in events if event.id == cell), None)
 
     def of_attempt(self, attempt: int) -> tuple[RunEvent, ...]:
         """Return the events in memory since the start of an attempt."""

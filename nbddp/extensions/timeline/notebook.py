@@ -6,7 +6,6 @@ import logging
 import time
 from dataclasses import replace
 from pickle import UnpicklingError
-from typing import TypeVar
 
 from nbddp.controller.rank_requests import resolve_ranks
 from nbddp.controller.session import Session
@@ -19,14 +18,12 @@ from nbddp.extensions.timeline.collective_timeline import (
     overlap_of,
 )
 from nbddp.group.push_pull import pull
-from nbddp.record.run_events import CellEnded, CellEvent, CellStarted, RankExited
+from nbddp.record.run_events import CellEnded, CellStarted, RankExited
 
 DDP_TIMING_EXPRESSION = (
     "__import__('nbddp.extensions.timeline.ddp_timing', fromlist=['read_ddp_timing'])"
     ".read_ddp_timing(globals())"
 )
-
-T = TypeVar("T", bound=CellEvent)
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +34,7 @@ def timeline_of(session: Session, last: int | None = None) -> Timeline:
     history = collectives.history()
     cell = session.life.cell
     is_over = cell is None or cell.number != history.cell
-    end_event = find_event(session, CellEnded, history.cell)
+    end_event = session.event_log.of_cell(CellEnded, history.cell)
     # no rank hung in a cell that succeeded
     went_well = end_event is not None and end_event.outcome == "ok"
     end_time = time.time() if end_event is None else end_event.time
@@ -49,18 +46,12 @@ def timeline_of(session: Session, last: int | None = None) -> Timeline:
         if isinstance(event, RankExited) and event.time <= end_time
     }
     timeline = build_timeline(history, collectives.straggler(), last=last, unmet=at_end, died=died)
-    start_event = find_event(session, CellStarted, history.cell)
+    start_event = session.event_log.of_cell(CellStarted, history.cell)
     number = start_event.number if start_event else history.cell
     timeline = replace(timeline, is_over=is_over, cell=number)
     if timeline.is_empty:
         return timeline
     return replace(timeline, overlaps=_collect_overlaps(session, history.began))
-
-
-def find_event(session: Session, event_class: type[T], cell: int) -> T | None:
-    """Return the start or end event of a cell; None if it was not recorded."""
-    events = (each for each in session.event_log.since(0.0) if isinstance(each, event_class))
-    return next((event for event in events if event.id == cell), None)
 
 
 def _collect_overlaps(session: Session, began: float) -> tuple[DdpOverlap, ...]:

@@ -12,7 +12,6 @@ from typing import Any
 from nbddp.controller.rank_requests import ask_each
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
-from nbddp.extensions.timeline.notebook import find_event
 from nbddp.extensions.trace.merge import MAX_EVENTS, Trace, write_merged
 from nbddp.extensions.trace.messages import SendTrace, TraceSent, TraceSteps
 from nbddp.private_files import make_private_folders
@@ -49,7 +48,7 @@ def collect_trace(session: Session, result: CellResult, asked: TraceSteps) -> Tr
 
 def _cell_start(session: Session, result: CellResult) -> int:
     """Return the start of the cell in nanoseconds, from which the times in the file count."""
-    event = find_event(session, CellStarted, result.number)
+    event = session.event_log.of_cell(CellStarted, result.number)
     began = (event and event.began) or time.time() - result.seconds
     return int(began * 1e6) * 1000
 
