@@ -137,9 +137,7 @@ def test_file_name_is_used_for_one_topic() -> None:
 
 
 STILL_IMPORTED = {  # a row may only go
-    "checks": {"train", "trainers"},
     "timeline": {"train"},
-    "trainers": {"checks"},
 }
 
 

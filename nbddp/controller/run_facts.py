@@ -68,13 +68,13 @@ def samples_per_step(reports: Iterable[CellEnded]) -> int | None:
 
     >>> train = LoaderFacts(sampler="dealt", shuffles=True, batch_size=32)
     >>> rank = RankFacts(objects={"train": train, "test": LoaderFacts(batch_size=100)})
-    >>> ended = CellEnded(cell=1, in_group=True, facts=rank.to_json())
+    >>> ended = CellEnded(cell=1, in_group=True, facts={"checks": rank.to_json()})
     >>> samples_per_step([ended, ended])
     64
     """
     totals = Counter[str]()
     for report in reports:
-        totals.update(_batch_sizes(RankFacts.from_json(report.facts)))
+        totals.update(_batch_sizes(RankFacts.from_reported(report.facts)))
     found = set(totals.values())
     return found.pop() if len(found) == 1 else None
 

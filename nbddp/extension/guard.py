@@ -37,8 +37,18 @@ class Guard:
         self._attempt = attempt
         self._records: dict[tuple[str, str], _Record] = {}
 
-    def call(self, extension: str, hook: Callable[..., T], *args: Any, default: T) -> T:
-        """Return what a hook returns; the default if it fails, or is off."""
+    def call(
+        self,
+        extension: str,
+        hook: Callable[..., T],
+        *args: Any,
+        default: T,
+        may_be_slow: bool = False,
+    ) -> T:
+        """Return what a hook returns; the default if it fails, or is off.
+
+        ``may_be_slow``: for an import, or if the user waits for it.
+        """
         key, attempt = (extension, hook.__name__), self._attempt()
         record = self._records.get(key)
         if record is None or record.attempt != attempt:
@@ -49,7 +59,7 @@ class Guard:
         try:
             result = hook(*args)
             seconds = time.monotonic() - began
-            if seconds <= SLOW:
+            if may_be_slow or seconds <= SLOW:
                 record.in_a_row = 0
                 return result
             what = f"it took {seconds:.1f} s"

@@ -165,7 +165,7 @@ class NotebookHalves:
     def _call(
         self, name: str, hook: Callable[[NotebookHalf], Callable[..., None]], *args: Any
     ) -> None:
-        half = self._guard.call(name, self.load, name, default=None)
+        half = self._guard.call(name, self.load, name, default=None, may_be_slow=True)
         if half is not None:
             self._guard.call(name, hook(half), *args, default=None)
 

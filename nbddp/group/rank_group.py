@@ -238,7 +238,7 @@ class RankGroup:
         if self.life.state is not GroupState.IDLE or not self.life.alive:
             return {}
         answers = ask_all(self.session, self.life.alive, CollectFacts())
-        return {rank: RankFacts.from_json(each.content) for rank, each in answers.items()}
+        return {rank: RankFacts.from_reported(each.content) for rank, each in answers.items()}
 
 
 def _default_colors() -> str:

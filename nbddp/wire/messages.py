@@ -281,7 +281,7 @@ class CellEnded(Frozen):
         failure: a :class:`Failure` as a dict; empty if the cell succeeded.
         result: MIME bundle of the last value.
         payload: reference to the pickled last value.
-        facts: :class:`~nbddp.extensions.checks.facts.RankFacts` of the cell's variables, as a dict.
+        facts: what the halves of extensions tell of the cell, by extension.
         values: changes of values since the last report. ``new`` maps paths such as ``trainer.rank``
             to texts that are equal if the values are; see :mod:`nbddp.wire.value_texts`. ``gone``
             lists deleted paths. ``late`` lists paths in ``new`` that an earlier cell may have set.

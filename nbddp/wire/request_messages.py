@@ -52,7 +52,7 @@ class Inspect(RankRequest):
 
 
 class CollectFacts(RankRequest):
-    """Describe all variables: a :class:`~nbddp.extensions.checks.facts.RankFacts`, as a dict."""
+    """Let the halves of extensions describe all variables; the answer has their facts by name."""
 
 
 class PickleNamespace(RankRequest):

@@ -24,7 +24,7 @@ from IPython.core.interactiveshell import ExecutionResult
 
 import nbddp
 from nbddp import accelerator
-from nbddp.extensions.checks.rank import collect_facts
+from nbddp.extension.rank_half import EndedCell
 from nbddp.extensions.trace.rank import end_profile
 from nbddp.reporting import log_and_track
 from nbddp.topology import cores_here
@@ -235,6 +235,7 @@ class Rank:
             self._payload_key,
             outbox.post,
             self._interrupter,
+            self._extensions,
             self._reported_values,
             HealHandler(
                 self._shell,
@@ -460,6 +461,7 @@ class Rank:
                 failure = failure_outside_cells(error)
             if note := payload.get("note"):
                 self._outbox.post(build_notice(note))
+        ended = EndedCell(names=self._shell.user_ns, source=command.source, failure=failure)
         self._outbox.post(
             msg.CellEnded(
                 cell=command.cell,
@@ -471,7 +473,7 @@ class Rank:
                 failure=asdict(truncate_failure(failure)) if failure else {},
                 result=self._shell.displayhook.bundle if failure is None else {},
                 payload=payload,
-                facts=collect_facts(self._shell.user_ns, command.source, failure=failure).to_json(),
+                facts=self._extensions.facts(ended),
                 values=self._reported_values.changes(),
                 armed=self._extensions.armed(),
             )

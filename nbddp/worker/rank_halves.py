@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,8 +10,9 @@ from typing import Any
 
 from nbddp.extension.guard import Guard
 from nbddp.extension.installed import installed, load
-from nbddp.extension.rank_half import RankCell, RankHalf
+from nbddp.extension.rank_half import EndedCell, RankCell, RankHalf
 from nbddp.wire.frozen import Frozen
+from nbddp.wire.messages import JsonDict
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,16 @@ class RankHalves:
         """Call each half; return their sentences for the user."""
         return self._texts(lambda half: half.after_cell)
 
+    def facts(self, cell: EndedCell) -> JsonDict:
+        """Return the facts of each half that has some, by extension."""
+        found: dict[str, JsonDict] = {
+            name: self._guard.call(
+                name, facts, half, cell, default={}, may_be_slow=cell.source is None
+            )
+            for name, half in self._halves.items()
+        }
+        return {name: each for name, each in found.items() if each}
+
     def armed(self) -> list[str]:
         """Return the faults that are armed on this rank."""
         return self._texts(lambda half: half.armed)
@@ -67,3 +79,9 @@ class RankHalves:
 def before_cell(half: RankHalf, kind: type[Frozen], cell: RankCell) -> None:
     """Call the hook of a half; another version of its extension may not know all options."""
     half.before_cell(replace(cell, options=kind(**cell.options)))
+
+
+def facts(half: RankHalf, cell: EndedCell) -> JsonDict:
+    """Call the hook of a half; facts that are not JSON are its error, not one of the message."""
+    found: JsonDict = json.loads(json.dumps(half.facts(cell)))
+    return found

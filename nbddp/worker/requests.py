@@ -18,7 +18,7 @@ from torch.distributed import Store
 from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import RequestError
-from nbddp.extensions.checks.rank import collect_facts
+from nbddp.extension.rank_half import EndedCell
 from nbddp.extensions.trace.messages import SendTrace, TraceSent
 from nbddp.extensions.trace.rank import CELL_GONE
 from nbddp.wire import payloads, request_messages
@@ -30,6 +30,7 @@ from nbddp.worker.cell.interrupt import CellInterrupter
 from nbddp.worker.cell.shell import RankShell
 from nbddp.worker.heal.healing import HealHandler
 from nbddp.worker.heal.reported_values import ReportedValues
+from nbddp.worker.rank_halves import RankHalves
 from nbddp.worker.tracebacks import error_text
 
 PULL_FILENAME = "<pulled>"  # file name of pulled expressions; the interrupter knows it
@@ -51,6 +52,7 @@ class RequestHandler:
         post: sends an answer.
         interrupter: interrupts a request that is cancelled. If the ranks form a group for it, their
             waits are ended too.
+        extensions: the halves of extensions on this rank.
         reported_values: reports the values that a push has changed.
         heal_handler: answers the requests of a heal.
     """
@@ -60,6 +62,7 @@ class RequestHandler:
     _payload_key: Callable[[str], str]
     _post: Callable[[Answer], None]
     _interrupter: CellInterrupter
+    _extensions: RankHalves
     _reported_values: ReportedValues
     _heal_handler: HealHandler
     # two threads use it: only add() and discard()
@@ -102,7 +105,7 @@ class RequestHandler:
             case request_messages.Inspect():
                 content = self._inspect(command)
             case request_messages.CollectFacts():
-                content = collect_facts(self._shell.user_ns).to_json()
+                content = self._extensions.facts(EndedCell(names=self._shell.user_ns))
             case Pull():
                 return self._pull(command)
             case SendTrace():

@@ -163,7 +163,7 @@ class Ranks(WorkerGroup):
         return self.run(source, quiet=True, wants_value=True, **request).values()
 
     def findings_of(self, result: CellResult, source: str) -> list[Finding]:
-        facts = {rank: RankFacts.from_json(each.facts) for rank, each in result.reports.items()}
+        facts = {rank: RankFacts.from_reported(each.facts) for rank, each in result.reports.items()}
         return check_cell(
             CellRequest(source=source),
             facts,

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from nbddp.extension.manifest import Extension
 
-EXTENSION = Extension(name="checks")
+EXTENSION = Extension(name="checks", rank="nbddp.extensions.checks.rank:Facts")

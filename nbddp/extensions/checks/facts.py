@@ -164,19 +164,25 @@ class RankFacts:
         """Return the facts as a JSON dict.
 
         >>> rank = RankFacts(objects={"adam": OptimizerFacts(rates=[0.1])}, cores=2)
-        >>> RankFacts.from_json(rank.to_json()) == rank
+        >>> RankFacts.from_reported({"checks": rank.to_json()}) == rank
         True
         """
         objects = {name: [type(each).__name__, asdict(each)] for name, each in self.objects.items()}
         return {each.name: getattr(self, each.name) for each in fields(self)} | {"objects": objects}
 
     @classmethod
-    def from_json(cls, json: Json) -> RankFacts:
-        """Create the facts from a JSON dict."""
-        objects = {
-            name: _KINDS[kind](**values) for name, (kind, values) in json.get("objects", {}).items()
+    def from_reported(cls, reported: Json) -> RankFacts:
+        """Create the facts from those that a rank has reported, by extension.
+
+        The objects also have the trainers that the extension ``trainers`` reports.
+        """
+        facts, trainers = reported.get("checks", {}), reported.get("trainers", {})
+        objects: dict[str, NamedObject] = {
+            name: TrainerFacts(**values) for name, values in trainers.items()
         }
-        return cls(**{**json, "objects": objects})
+        for name, (kind, values) in facts.get("objects", {}).items():
+            objects[name] = _KINDS[kind](**values)
+        return cls(**{**facts, "objects": objects})
 
 
 @dataclass(frozen=True, kw_only=True)

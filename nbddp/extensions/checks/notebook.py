@@ -83,7 +83,7 @@ def find_new(session: Session, handle: CellHandle) -> list[Finding]:
     result = handle.result
     if result is None or handle.request.script or len(handle.request.source) > checker.MAX_LENGTH:
         return []
-    ranks = {rank: RankFacts.from_json(each.facts) for rank, each in result.reports.items()}
+    ranks = {rank: RankFacts.from_reported(each.facts) for rank, each in result.reports.items()}
     has_things = any(each.objects for each in ranks.values())
     if not has_things and not checker.needs_check(handle.request.source):
         return []

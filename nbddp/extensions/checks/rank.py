@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import socket
-import sys
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,12 +24,12 @@ from torch.optim import Optimizer as TorchOptimizer
 from torch.utils import data
 
 from nbddp import accelerator
+from nbddp.extension.rank_half import EndedCell, RankHalf
 from nbddp.extensions.checks import facts
 from nbddp.extensions.checks.facts import NamedObject, RankFacts
-from nbddp.extensions.trainers.reporting import trainers_of_cell
 from nbddp.reporting import this_rank
 from nbddp.topology import cores_here
-from nbddp.wire.messages import Failure
+from nbddp.wire.messages import Failure, JsonDict
 from nbddp.worker.cell.failure import ddp_models, describe_parameters, parameters_without_gradient
 from nbddp.worker.process_group.object_state import parameters_of
 from nbddp.worker.watch.dataloader_waits import completed_epochs
@@ -60,6 +59,14 @@ _SAMPLERS = {
 UNSURE = "?"  # prefix of texts that do not identify data: equal texts may have different data
 
 Names = Mapping[str, Any]
+
+
+class Facts(RankHalf):
+    """Describes the variables of each cell that has ended."""
+
+    def facts(self, cell: EndedCell) -> JsonDict:
+        """Return the facts of this rank."""
+        return collect_facts(cell.names, cell.source, failure=cell.failure).to_json()
 
 
 def collect_facts(
@@ -105,7 +112,7 @@ def _collect(
     groups = [vars(each).get("process_group") for each in ddp_models(names.values())]
     return replace(
         empty,
-        objects=trainers_of_cell() | found,
+        objects=found,
         ddp_ranks=sorted({group.size() for group in groups if group is not None}),
         kinds={name: kind for name in wanted if (kind := _kind_of_value(names[name]))},
         aliases={name: whole for name in wanted if (whole := _import_name(names[name]))},
@@ -135,8 +142,7 @@ def _own_gpu() -> dict[str, Any]:
 
 def _batch_sizes(names: Names, wanted: Iterable[str]) -> dict[str, int]:
     """Return the batch sizes of ``nbddp.loader`` objects that shuffle; no rule needs more."""
-    module = sys.modules.get("nbddp.extensions.train.loader")  # else no loader exists
-    loaders = [name for name in wanted if module and type(names[name]) is module.Loader]
+    loaders = [name for name in wanted if _import_name(type(names[name])) == "nbddp.Loader"]
     sizes = {name: names[name].batch_size for name in loaders if names[name].shuffles}
     return {name: size for name, size in sizes.items() if size}
 

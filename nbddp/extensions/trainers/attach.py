@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nbddp.extensions.checks.facts import TrainerFacts
 from nbddp.extensions.trainers.reporting import add_trainer, enable, report
 from nbddp.import_hooks import change_when_imported
 
@@ -66,12 +65,12 @@ def _report_accelerator(module: Any) -> None:
     def add_accelerator(accelerator: Any, *_: Any, **__: Any) -> None:
         if not _is_called_by_trainer():
             wants_fsdp = os.environ.get("ACCELERATE_USE_FSDP") == "true"
-            facts = TrainerFacts(
+            add_trainer(
+                "Accelerator",
                 world_size=accelerator.num_processes,
                 is_bf16=accelerator.mixed_precision == "bf16",
                 unused="FSDP" if wants_fsdp and accelerator.device.type == "cpu" else "",
             )
-            add_trainer("Accelerator", facts)
 
     _call_after(module.Accelerator, "log", report_log)
     _call_after(module.Accelerator, "prepare", add_accelerator)
@@ -113,7 +112,7 @@ def _report_fabric(module: Any) -> None:
         report(metrics, step)
 
     def add_fabric(fabric: Any, *_: Any, **__: Any) -> None:
-        add_trainer("Fabric", TrainerFacts(world_size=fabric.world_size))
+        add_trainer("Fabric", world_size=fabric.world_size)
 
     _call_after(module.Fabric, "log_dict", report_metrics)
     _call_after(module.Fabric, "setup", add_fabric)

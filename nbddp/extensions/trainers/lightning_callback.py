@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from nbddp.extensions.checks.facts import TrainerFacts
 from nbddp.extensions.trainers.reporting import StepReporter, add_trainer, is_enabled, report
 from nbddp.extensions.trainers.training_data import data_facts
 
@@ -27,7 +26,7 @@ class NbddpCallback:
         """Show how far the training is."""
         is_bf16 = "bf16" in str(trainer.precision)
         data = data_facts(trainer.train_dataloader)
-        add_trainer("Trainer", TrainerFacts(world_size=trainer.world_size, is_bf16=is_bf16, **data))
+        add_trainer("Trainer", world_size=trainer.world_size, is_bf16=is_bf16, **data)
         total, first = trainer.estimated_stepping_batches, trainer.global_step
         size = getattr(trainer.train_dataloader, "batch_size", None) or 0
         self._loop = StepReporter(

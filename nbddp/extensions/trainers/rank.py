@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from nbddp.extension.rank_half import RankCell, RankHalf
+from nbddp.extension.rank_half import EndedCell, RankCell, RankHalf
 from nbddp.extensions.trainers.attach import attach_to_libraries
-from nbddp.extensions.trainers.reporting import begin_cell
+from nbddp.extensions.trainers.reporting import begin_cell, trainers_of_cell
+from nbddp.wire.messages import JsonDict
 
 
 class Trainers(RankHalf):
@@ -16,3 +17,8 @@ class Trainers(RankHalf):
     def before_cell(self, cell: RankCell) -> None:
         """Forget the trainers of the earlier cell."""
         begin_cell(is_enabled=not cell.options.no_trainer_metrics)
+
+    def facts(self, cell: EndedCell) -> JsonDict:
+        """Return the facts of the trainers of this cell, for the rules of ``checks``."""
+        del cell
+        return trainers_of_cell()

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-from nbddp.extensions.checks.facts import TrainerFacts
 from nbddp.reporting import log_and_track
 from nbddp.reporting.log_and_track import RESERVED, ProgressBar
+from nbddp.wire.messages import JsonDict
 
 _is_enabled = False
-_trainers: dict[str, TrainerFacts] = {}
+_trainers: dict[str, JsonDict] = {}
 
 
 def begin_cell(*, is_enabled: bool) -> None:
@@ -24,16 +24,22 @@ def begin_cell(*, is_enabled: bool) -> None:
     _trainers.clear()
 
 
-def trainers_of_cell() -> dict[str, TrainerFacts]:
-    """Return the trainers that have trained in this cell, by their class names."""
+def trainers_of_cell() -> dict[str, JsonDict]:
+    """Return the facts of the trainers that have trained in this cell, by their class names."""
     return dict(_trainers)
 
 
-def add_trainer(name: str, facts: TrainerFacts) -> None:
-    """Record that a trainer starts to train. Warn at once if it does not use the process group."""
-    _trainers[name] = facts
+def add_trainer(name: str, *, world_size: int, **more: Any) -> None:
+    """Record that a trainer starts to train. Warn at once if it does not use the process group.
+
+    Args:
+        name: the name of its class.
+        world_size: the number of ranks that it trains with.
+        more: other facts for the rules of the extension ``checks``, see ``TrainerFacts`` there.
+    """
+    _trainers[name] = {"world_size": world_size, **more}
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if facts.world_size == 1 < ranks:
+    if world_size == 1 < ranks:
         warnings.warn(
             f"{name} trains alone on each of the {ranks} ranks, on all the data (ND218)",
             stacklevel=2,

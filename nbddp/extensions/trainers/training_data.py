@@ -24,7 +24,7 @@ Columns = dict[str, list[Any]]
 
 
 def data_facts(loader: Any) -> dict[str, Any]:
-    """Return the fields of TrainerFacts that describe the data of a DataLoader.
+    """Return the facts of a trainer that describe the data of a DataLoader.
 
     Return none if the library does not give each rank a share of what the loader reads: the ranks
     may then have different data. No code of the user runs, except for the data set's length.

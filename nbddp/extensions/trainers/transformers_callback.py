@@ -12,7 +12,6 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
-from nbddp.extensions.checks.facts import TrainerFacts
 from nbddp.extensions.trainers.reporting import StepReporter, add_trainer, report
 from nbddp.extensions.trainers.training_data import data_facts
 from nbddp.reporting.log_and_track import length_of
@@ -35,14 +34,14 @@ class NbddpCallback(TrainerCallback):  # type: ignore[misc]
         """Show how far the training is."""
         name = re.sub(r"(TrainingArguments|Config)$", "Trainer", type(args).__name__)
         asked = "FSDP" if args.fsdp else "DeepSpeed" if args.deepspeed else ""
-        facts = TrainerFacts(
+        add_trainer(
+            name,
             world_size=args.world_size,
             gpus=args.n_gpu if args.n_gpu > 1 else 0,
             is_bf16=args.bf16,
             unused=asked if args.device.type == "cpu" else "",
             **data_facts(train_dataloader),
         )
-        add_trainer(name, facts)
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self._training = StepReporter(
             "train", state.max_steps, first=state.global_step, samples=samples

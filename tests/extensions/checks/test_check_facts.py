@@ -219,7 +219,7 @@ def test_the_batch_size_of_nbddp_training_loaders_is_reported() -> None:
     names = {"train": train, "test": test, "other": 3}
     rank = collect_facts(names, "for batch in train: test, other")
     assert (rank.batches, rank.objects) == ({"train": 4}, {})
-    assert RankFacts.from_json(rank.to_json()) == rank
+    assert RankFacts.from_reported({"checks": rank.to_json()}) == rank
     assert collect_facts(names, "other").batches == {}
 
 

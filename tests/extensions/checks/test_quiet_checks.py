@@ -20,7 +20,7 @@ def ended(
     handle = CellHandle(1, request, tuple(range(len(seeds))), lambda _parcel: None, attempt=attempt)
     for rank, seed in enumerate(seeds):
         loader = LoaderFacts(sampler="dealt", seed=seed, shuffles=True)
-        facts: Any = RankFacts(objects={"train": loader}).to_json()
+        facts: Any = {"checks": RankFacts(objects={"train": loader}).to_json()}
         handle.add_report(rank, CellEnded(cell=1, in_group=True, facts=facts))
     handle.finish()
     return handle

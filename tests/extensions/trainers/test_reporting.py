@@ -9,7 +9,6 @@ import pytest
 import torch
 from sinks import Recorder
 
-from nbddp.extensions.checks.facts import TrainerFacts
 from nbddp.extensions.trainers import attach, reporting
 from nbddp.extensions.trainers.lightning_callback import NbddpCallback
 from nbddp.extensions.trainers.reporting import StepReporter, report
@@ -88,7 +87,7 @@ def test_trainer_without_the_group_warns_when_it_starts(monkeypatch: pytest.Monk
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.warns(UserWarning, match=r"Accelerator trains alone on each of the 2 ranks.*ND218"):
         assert prepare(1, 2) == (1, 2)
-    facts = TrainerFacts(world_size=1, is_bf16=True)
+    facts = {"world_size": 1, "is_bf16": True, "unused": ""}
     assert reporting.trainers_of_cell() == {"Accelerator": facts}
     reporting.begin_cell(is_enabled=False)
     assert reporting.trainers_of_cell() == {}

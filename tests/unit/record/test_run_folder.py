@@ -300,7 +300,7 @@ def test_the_batch_size_is_known_if_all_loaders_agree_and_gives_samples_per_seco
         (("one", 32), ("other", 32)): 64,
         (): None,
     }.items():
-        facts = RankFacts(batches=dict(batches)).to_json()
+        facts = {"checks": RankFacts(batches=dict(batches)).to_json()}
         ended = msg.CellEnded(cell=1, in_group=True, facts=facts)
         assert samples_per_step([ended, ended]) == batch, batches
     facts = new_facts({"steps_per_second": 2.5, "samples_per_step": 64})

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from nbddp.extension.manifest import Extension
-from nbddp.extension.rank_half import RankCell, RankHalf
+from nbddp.extension.rank_half import EndedCell, RankCell, RankHalf
 from nbddp.wire.frozen import Frozen
+from nbddp.wire.messages import JsonDict
 from nbddp.wire.options.option import flag
 from nbddp.worker import rank_halves
 from nbddp.worker.rank_halves import RankHalves
@@ -27,6 +28,9 @@ class Odd(RankHalf):
 
     def after_cell(self) -> Sequence[str]:
         return [f"{len(self.noted)} cells"]
+
+    def facts(self, cell: EndedCell) -> JsonDict:
+        return {"names": [*cell.names] if cell.source else {*cell.names}}
 
     def armed(self) -> Sequence[str]:
         return ["odd@rank=1"]
@@ -61,8 +65,12 @@ def test_a_half_gets_its_options_and_its_errors_are_told_once(
         halves.before_cell(given, is_again=bool(given))
     assert noted == [(False, False), (True, True)]  # after three failures it is off
     assert (halves.after_cell(), halves.armed()) == (["2 cells"], ["odd@rank=1"])
-    assert [text.partition(" failed in its hook ")[0] for text in told] == [
-        *("the extension broken", "the extension odd")
+    assert halves.facts(EndedCell(names={"x": 1}, source="x = 1")) == {"odd": {"names": ["x"]}}
+    assert halves.facts(EndedCell(names={"x": 1})) == {}  # a set is not JSON
+    assert [text.partition(" (")[0] for text in told] == [
+        "the extension broken failed in its hook Broken",
+        "the extension odd failed in its hook before_cell",
+        "the extension odd failed in its hook facts",
     ]
 
 

@@ -15,7 +15,7 @@ def test_no_cancellation_is_lost_while_the_main_thread_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers: list[Any] = []
-    mocks = [MagicMock() for _ in range(3)]
+    mocks = [MagicMock() for _ in range(4)]
     handler = RequestHandler(MagicMock(), MagicMock(), str, answers.append, *mocks)
     monkeypatch.setattr(handler, "_handle", lambda command: command)
     count = 3000
