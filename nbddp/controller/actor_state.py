@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Set
 from typing import TYPE_CHECKING
 
+from nbddp.controller.cell_hooks import AllCellHooks
 from nbddp.controller.pending_futures import PendingFutures
 from nbddp.controller.rank_processes import RankProcesses
 from nbddp.controller.run_facts import known_facts
@@ -43,6 +44,7 @@ class ActorState:
         launcher: starts the ranks of the next start.
         spec: the spec of the last start.
         cell: the cell that runs, or the last one.
+        cell_hooks: what extensions know of cells.
         ranks: the processes of the last start; there are none before.
         ready: the ``Ready`` message of each rank.
         recovery: the recovery that this attempt began with, until its first step is reported.
@@ -72,6 +74,7 @@ class ActorState:
         self.newest_cell = 0
         self.replay_log = ReplayLog()
         self.router = NoticeRouter(lambda: self.cell)
+        self.cell_hooks = AllCellHooks(self.router.notify, lambda: self.life.attempt)
         self.event_log = EventLog(self.router.notify)
         self.rank_monitor = RankMonitor(
             lambda rank: self.ranks.is_stopped(rank), lambda rank: self.ranks.is_working(rank)
@@ -173,7 +176,10 @@ class ActorState:
         if self.event_log.seconds_since_written() < min_interval:
             return
         try:
-            facts = known_facts(self.ready, self.rank_monitor, self.cell)
+            facts = known_facts(self.ready, self.rank_monitor)
+            result = self.cell.result if self.cell is not None else None
+            if result is not None and self.rank_monitor.first_step is not None:
+                facts |= self.cell_hooks.run_facts(result)  # an evaluation has no steps
             self.event_log.add_facts(facts)
         except Exception:
             logger.exception("nbddp could not write the facts of the run")

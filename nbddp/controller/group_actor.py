@@ -19,7 +19,6 @@ from nbddp.controller.message_handler import MessageHandler
 from nbddp.controller.rank_processes import short_error
 from nbddp.controller.run_facts import WRITE_INTERVAL, start_git_query
 from nbddp.errors import RequestError, StartError
-from nbddp.extensions.checks.checker import hang_causes
 from nbddp.launch.local_launcher import Launcher
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import refusals
@@ -194,8 +193,7 @@ class GroupActor:
         state.rank_monitor.reset_for_cell(
             handle.ranks, now, cell=handle.number, purpose=request.purpose
         )
-        code = "" if request.script is not None or request.ranks is not None else request.source
-        causes = partial(hang_causes, code, first_line=request.first_line)
+        causes = partial(state.cell_hooks.hang_causes, request)
         state.rank_monitor.hangs.likely_causes = cache(causes)
         state.runtime.event_thread.call_later(CHECK_PERIOD, self._check_progress, handle)
         state.router.pending.move_to(handle.notice_queue)

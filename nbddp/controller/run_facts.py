@@ -6,24 +6,19 @@ import os
 import platform
 import subprocess
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nbddp.extensions.checks.facts import LoaderFacts, RankFacts
-from nbddp.record.cell import CellHandle
 from nbddp.record.rank_monitor import RankMonitor
-from nbddp.wire.messages import CellEnded, Ready
+from nbddp.wire.messages import Ready
 
 WRITE_INTERVAL = 10.0  # seconds between two writes while a cell runs
 
 
-def known_facts(
-    ready: Mapping[int, Ready], rank_monitor: RankMonitor, cell: CellHandle | None
-) -> dict[str, Any]:
+def known_facts(ready: Mapping[int, Ready], rank_monitor: RankMonitor) -> dict[str, Any]:
     """Return the known facts for ``run.json``. The file keeps the values of all others."""
     facts = rank_monitor.totals()
     if ready:
@@ -36,10 +31,6 @@ def known_facts(
             "threads": ranks[0].threads,
             "device_names": _device_names(ready, rank_monitor),
         }
-    has_steps = rank_monitor.first_step is not None
-    if cell is not None and cell.result is not None and has_steps:  # an evaluation has no steps
-        batch = samples_per_step(cell.result.reports.values())
-        facts |= {} if batch is None else {"samples_per_step": batch}
     return facts
 
 
@@ -61,29 +52,6 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def samples_per_step(reports: Iterable[CellEnded]) -> int | None:
-    """Return the global batch size of the loaders that shuffle; None if they differ or are missing.
-
-    >>> train = LoaderFacts(sampler="dealt", shuffles=True, batch_size=32)
-    >>> rank = RankFacts(objects={"train": train, "test": LoaderFacts(batch_size=100)})
-    >>> ended = CellEnded(cell=1, in_group=True, facts={"checks": rank.to_json()})
-    >>> samples_per_step([ended, ended])
-    64
-    """
-    totals = Counter[str]()
-    for report in reports:
-        totals.update(_batch_sizes(RankFacts.from_reported(report.facts)))
-    found = set(totals.values())
-    return found.pop() if len(found) == 1 else None
-
-
-def _batch_sizes(rank: RankFacts) -> dict[str, int]:
-    """Return the batch sizes of the loaders that shuffle, as training loaders do."""
-    loaders = {name: each for name, each in rank.objects.items() if isinstance(each, LoaderFacts)}
-    shuffled = {name: each.batch_size for name, each in loaders.items() if each.shuffles}
-    return {name: size for name, size in shuffled.items() if size > 0} | dict(rank.batches)
 
 
 GIT_TIMEOUT = 5.0  # seconds for each git command

@@ -43,6 +43,7 @@ class Extension(Frozen):
         events: the events of the notebook (``group/notebook_events.py``) that it hears of.
         notebook: the target of its :class:`~nbddp.group.notebook_half.NotebookHalf`.
         rank: the target of its :class:`~nbddp.extension.rank_half.RankHalf`.
+        cells: the target of its :class:`~nbddp.controller.cell_hooks.CellHooks`.
         scripts: the target of its :class:`~nbddp.group.script_ranks.ScriptHooks`.
         group_methods: its methods of :class:`~nbddp.WorkerGroup`, each with its target: a function
             whose first argument is the group.
@@ -57,5 +58,6 @@ class Extension(Frozen):
     events: tuple[type[Frozen], ...] = ()
     notebook: str = ""
     rank: str = ""
+    cells: str = ""
     scripts: str = ""
     group_methods: Mapping[str, str] = field(default_factory=dict)

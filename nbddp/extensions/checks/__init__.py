@@ -4,4 +4,8 @@ from __future__ import annotations
 
 from nbddp.extension.manifest import Extension
 
-EXTENSION = Extension(name="checks", rank="nbddp.extensions.checks.rank:Facts")
+EXTENSION = Extension(
+    name="checks",
+    rank="nbddp.extensions.checks.rank:Facts",
+    cells="nbddp.extensions.checks.cells:CheckedCells",
+)

@@ -24,6 +24,7 @@ from torch.utils.data import (
 )
 
 import nbddp
+from nbddp.extensions.checks.cells import samples_per_step
 from nbddp.extensions.checks.facts import LoaderFacts, OptimizerFacts, RankFacts, kinds_by_name
 from nbddp.extensions.checks.rank import (
     MAX_ITEMS,
@@ -32,7 +33,7 @@ from nbddp.extensions.checks.rank import (
     describe_data,
     loader_facts,
 )
-from nbddp.wire.messages import Failure
+from nbddp.wire.messages import CellEnded, Failure
 from nbddp.worker.cell.failure import describe_failure
 from nbddp.worker.watch.dataloader_waits import begin_cell, install_hooks
 
@@ -420,3 +421,15 @@ def test_a_parameter_that_is_ready_twice_is_named() -> None:
     assert because in ("parameter: layer.weight", "parameter: layer.bias")
     others = {"model": model, "other": DistributedDataParallel(Two())}
     assert failure_of(others, train).because == ""
+
+
+def test_the_batch_size_is_known_if_all_loaders_agree() -> None:
+    for batches, batch in {
+        (("train", 32),): 64,
+        (("train", 32), ("check", 10)): None,
+        (("one", 32), ("other", 32)): 64,
+        (): None,
+    }.items():
+        facts = {"checks": RankFacts(batches=dict(batches)).to_json()}
+        ended = CellEnded(cell=1, in_group=True, facts=facts)
+        assert samples_per_step([ended, ended]) == batch, batches

@@ -107,5 +107,5 @@ def test_the_commit_and_branch_of_a_clean_tree_are_recorded_by_a_thread_of_their
 
 def test_the_cores_and_threads_of_a_run_are_those_of_rank_0_not_of_the_kernel() -> None:
     far_away = {1: ready(1), 0: replace(ready(0), cores=96, threads=12)}
-    facts = known_facts(far_away, RankMonitor(is_stopped=lambda _rank: False), None)
+    facts = known_facts(far_away, RankMonitor(is_stopped=lambda _rank: False))
     assert (facts["cores"], facts["threads"]) == (96, 12)

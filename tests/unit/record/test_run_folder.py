@@ -18,9 +18,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from nbddp.controller.run_facts import samples_per_step
 from nbddp.errors import StartError
-from nbddp.extensions.checks.facts import RankFacts
 from nbddp.record.event_log import (
     MAX_FACT_CHARS,
     MAX_FACT_ENTRIES,
@@ -50,7 +48,6 @@ from nbddp.record.run_events import (
     reported_event,
 )
 from nbddp.record.run_folder import FORMAT, new_facts, read_facts, to_text
-from nbddp.wire import messages as msg
 
 Begin = Callable[..., EventLog]
 READY = RanksReady(attempt=1)
@@ -293,16 +290,7 @@ def test_later_settings_win_and_settings_of_rank_0_win_over_other_ranks() -> Non
     assert facts["config"] == {"lr": 0.3, "seed": 7}
 
 
-def test_the_batch_size_is_known_if_all_loaders_agree_and_gives_samples_per_second() -> None:
-    for batches, batch in {
-        (("train", 32),): 64,
-        (("train", 32), ("check", 10)): None,
-        (("one", 32), ("other", 32)): 64,
-        (): None,
-    }.items():
-        facts = {"checks": RankFacts(batches=dict(batches)).to_json()}
-        ended = msg.CellEnded(cell=1, in_group=True, facts=facts)
-        assert samples_per_step([ended, ended]) == batch, batches
+def test_the_batch_size_gives_samples_per_second() -> None:
     facts = new_facts({"steps_per_second": 2.5, "samples_per_step": 64})
     assert json.loads(to_text(facts))["samples_per_second"] == 160.0
 

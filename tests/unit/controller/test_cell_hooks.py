@@ -1,0 +1,46 @@
+"""What becomes of what extensions know of cells, and of their errors."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from nbddp.controller import cell_hooks
+from nbddp.controller.cell_hooks import AllCellHooks, CellHooks
+from nbddp.extension.manifest import Extension
+from nbddp.record.cell import CellRequest, CellResult
+
+
+class Odd(CellHooks):
+    """Knows why a cell hangs; its facts are JSON if the cell is an even one."""
+
+    def hang_causes(self, cell: CellRequest) -> Sequence[str]:
+        return [f"{cell.source} waits"]
+
+    def run_facts(self, cell: CellResult) -> Mapping[str, Any]:
+        return {"odd": {1} if cell.number % 2 else cell.number}
+
+
+def test_what_extensions_know_is_used_if_they_have_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manifests = {
+        name: Extension(name=name, cells=f"{name}_cells:Odd") for name in ("gone", "none", "odd")
+    }
+    monkeypatch.setattr(cell_hooks, "installed", lambda: manifests)
+    for name, kind in (("odd", Odd), ("none", CellHooks)):
+        module: Any = ModuleType(f"{name}_cells")
+        module.Odd = kind
+        monkeypatch.setitem(sys.modules, f"{name}_cells", module)
+    told: list[str] = []
+    hooks = AllCellHooks(told.append, lambda: 1)
+    assert hooks.hang_causes(CellRequest(source="x")) == ["x waits"]
+    found = [hooks.run_facts(Mock(spec=CellResult, number=number)) for number in (1, 2)]
+    assert found == [{}, {"odd": 2}]
+    assert [text.partition(":")[0] for text in told] == [
+        "the extension gone failed in its hook load (ModuleNotFoundError",
+        "the extension odd failed in its hook run_facts (TypeError",
+    ]
