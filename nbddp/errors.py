@@ -9,7 +9,6 @@
     ├── CellFailedError           a cell failed on at least one rank
     │   └── CellInterruptedError  ... because the user interrupted it
     ├── CommandInterruptedError   the user interrupted a magic
-    ├── FindingsError             strict checks have findings
     ├── CheckpointError           a checkpoint could not be written or read
     └── WireError                 a message is not one of nbddp's
         ├── SignatureError        its signature is wrong
@@ -100,18 +99,6 @@ class CommandInterruptedError(NbddpError):
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython shows instead of the controller's traceback."""
         return [str(self)]
-
-
-class FindingsError(NbddpError):
-    """Strict checks have findings; ``report`` lists them."""
-
-    def __init__(self, message: str, *, report: str) -> None:
-        super().__init__(message)
-        self.report = report
-
-    def _render_traceback_(self) -> list[str]:
-        """Return the lines that IPython shows instead of the controller's traceback."""
-        return self.report.splitlines()
 
 
 class CheckpointError(NbddpError):

@@ -82,7 +82,7 @@ def test_modules_are_imported_lazily(tmp_path: Path) -> None:
 
 
 # A name may only go
-LOADED_AT_ONCE = {"checks", "timeline", "trace"}
+LOADED_AT_ONCE = {"timeline", "trace"}
 
 
 @pytest.mark.process

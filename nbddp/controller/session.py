@@ -74,7 +74,6 @@ class Session:
         actor: owns the state of the group; only the session's thread may change it.
         last_healed: the result of the last heal.
         describe_name: says how to get a name that the ranks do not have from the notebook.
-        reported_findings: the findings below cells so far: attempt, rule and text of each.
     """
 
     def __init__(
@@ -96,7 +95,6 @@ class Session:
         self._runtime: Runtime | None = None
         self._end_requests: list[None] = []  # append() is atomic, also for signal handlers
         self.last_healed: Healed | None = None
-        self.reported_findings: set[tuple[int, str, str]] = set()
         self._push_store = PushStore()
         self._gpus = GpuMonitor()
 

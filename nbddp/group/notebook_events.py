@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbddp.wire.frozen import Frozen
 
 if TYPE_CHECKING:
-    from nbddp.record.cell import CellRequest
+    from nbddp.controller.session import Session
+    from nbddp.record.cell import CellHandle, CellRequest
+    from nbddp.ui.report.blocks import Block
 
 
 class NotebookEvent(Frozen):
@@ -26,6 +28,17 @@ class ValuePulled(NotebookEvent):
 
     expression: str
     rank: int | None
+
+
+class CellShown(NotebookEvent):
+    """The output of a cell that has ended was shown; ``add`` shows blocks below it.
+
+    Quiet cells have no such event.
+    """
+
+    session: Session
+    handle: CellHandle
+    add: Callable[[Sequence[Block]], None]
 
 
 class CellLeftOut(NotebookEvent):

@@ -26,6 +26,8 @@ class Notebook(Protocol):
     """What the core does for an extension in the notebook."""
 
     group: RankGroup  # the ranks of the cells, and those of the last script
+    last_request: CellRequest | None  # the last cell or script
+    last_succeeded: bool  # whether it succeeded
 
     @property
     def current_run(self) -> Path | None:

@@ -11,19 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from nbddp.controller.rank_requests import ask_all, check_ranks
+from nbddp.controller.rank_requests import check_ranks
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
-from nbddp.extensions.checks.facts import RankFacts
 from nbddp.extensions.timeline.collective_timeline import Timeline
 from nbddp.extensions.timeline.notebook import timeline_of
 from nbddp.group import push_pull
 from nbddp.group.script_ranks import ScriptRanks
-from nbddp.lifecycle.group_state import GroupState, Life
+from nbddp.lifecycle.group_state import Life
 from nbddp.record.heal.heal_report import Healed
 from nbddp.sigint import sigint_deferred, start_thread
 from nbddp.wire.group_spec import GroupSpec
-from nbddp.wire.request_messages import CollectFacts
 
 WRONG_PROCESS = (
     "this worker group belongs to process {}, which created it; a forked process can create its own"
@@ -232,13 +230,6 @@ class RankGroup:
     def timeline(self, last: int | None = None) -> Timeline:
         """Return which rank waited for which in the last cell, or in its last steps."""
         return timeline_of(self.scripts.last_session, last)
-
-    def collect_facts(self) -> dict[int, RankFacts]:
-        """Return the check facts of every rank; empty if the ranks are busy or gone."""
-        if self.life.state is not GroupState.IDLE or not self.life.alive:
-            return {}
-        answers = ask_all(self.session, self.life.alive, CollectFacts())
-        return {rank: RankFacts.from_reported(each.content) for rank, each in answers.items()}
 
 
 def _default_colors() -> str:

@@ -92,18 +92,6 @@ class DebugArguments(Command, example="debug"):
     )
 
 
-class CheckArguments(Command, example="check"):
-    """Look for mistakes in the last cell, or in a script."""
-
-    script: str | None = option(
-        "script", "a script (default: the last cell)", None, nargs="?", metavar="FILE"
-    )
-    strict: bool = flag("--strict", "raise an error if there are findings")
-    explain: str | None = option(
-        "--explain ND101", "show a rule, or the checklist", None, nargs="?", const=""
-    )
-
-
 class TimelineArguments(Command, example="timeline"):
     """Show which rank waited for which in the last cell, along the time."""
 

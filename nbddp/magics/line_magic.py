@@ -27,7 +27,7 @@ from nbddp.magics.command_arguments import (
     StopArguments,
     ViewArguments,
 )
-from nbddp.magics.commands.diagnose import check, set_trace_steps
+from nbddp.magics.commands.diagnose import set_trace_steps
 from nbddp.magics.magic_errors import reporting_errors
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.parser import command_parser, help_text, parse_line
@@ -206,7 +206,6 @@ HANDLERS: dict[str, Handler] = {
     "kill": _kill,
     "heal": _heal,
     "debug": lambda notebook, args: notebook.debug(args.rank, args.command),
-    "check": check,
     "timeline": lambda notebook, args: notebook.presenter.show(
         timeline_report(notebook.group.timeline(args.last))
     ),

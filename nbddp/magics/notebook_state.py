@@ -22,7 +22,7 @@ from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.extensions.trace.notebook import collect_trace
 from nbddp.extensions.trace.view import trace_report
 from nbddp.formatting import format_ranks, plural, unknown_rank
-from nbddp.group.notebook_events import CellLeftOut, NotebookEvent, PushAsked
+from nbddp.group.notebook_events import CellLeftOut, CellShown, NotebookEvent, PushAsked
 from nbddp.group.notebook_half import CellToRun, NotebookHalves
 from nbddp.group.push_pull import check_names
 from nbddp.group.rank_group import RankGroup
@@ -38,7 +38,7 @@ from nbddp.record.run_folder import folder_name
 from nbddp.record.verdict import Verdict
 from nbddp.sigint import Future, run_in_thread, sigint_deferred, wait_for_all
 from nbddp.ui.frontend import is_restarting
-from nbddp.ui.report.blocks import Report
+from nbddp.ui.report.blocks import Block, Report
 from nbddp.wire.group_spec import GroupSpec, StartOptions
 from nbddp.wire.options.option_values import ALL_RANKS
 
@@ -60,6 +60,7 @@ class NotebookState:
         self.group.session.describe_name = partial(describe_name, shell.user_ns)
         self.presenter = Presenter(shell)
         self.extensions = NotebookHalves(self)
+        self.presenter.remarks = self._remarks
         self.last_request: CellRequest | None = None
         self.last_succeeded = False
         self.next_trace: TraceSteps | None = None
@@ -352,6 +353,12 @@ class NotebookState:
     def tell(self, event: NotebookEvent) -> None:
         """Tell an event to all extensions that hear of its kind."""
         self.extensions.tell(event)
+
+    def _remarks(self, session: Session, handle: CellHandle) -> list[Block]:
+        """Return what extensions say below a cell."""
+        blocks: list[Block] = []
+        self.tell(CellShown(session=session, handle=handle, add=blocks.extend))
+        return blocks
 
     def notifier(self) -> Callable[[str], None]:
         """Return a function that shows a sentence in the running or next cell of these ranks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from functools import partial
@@ -15,13 +15,13 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import clear_output, publish_display_data
 
 from nbddp.controller.session import Session
-from nbddp.extensions.checks.notebook import find_new
 from nbddp.group.display import TextDisplay
+from nbddp.record.cell import CellHandle
 from nbddp.sigint import import_interruptibly
 from nbddp.ui.frontend import NotebookTarget, View, supports_color, supports_widgets
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import ConsoleInput, InputBackend, InputQueue, StdinPrompt
-from nbddp.ui.report.blocks import Report
+from nbddp.ui.report.blocks import Block, Report
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.status import status_report
 from nbddp.ui.text_view import ProgressLine, TextView
@@ -49,12 +49,14 @@ class Presenter:
 
     Attributes:
         last_view: the view of the last cell or attempt.
+        remarks: returns what extensions say below a cell of a session.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
         self.choice = ViewChoice.AUTO
         self._shell = shell
         self.last_view: View | None = None
+        self.remarks: Callable[[Session, CellHandle], Sequence[Block]] = lambda *_: ()
         self._last_panel: PanelView | None = None  # the last view, if it is a panel
         self._last_cell = 0  # the number of its cell
         self._next_slot: OutputSlot | None = None
@@ -145,7 +147,7 @@ class Presenter:
             NotebookTarget(has_color=supports_color(self._shell)),
             is_quiet=is_quiet,
             progress=None if is_quiet else progress,
-            check=None if is_quiet else partial(find_new, session),
+            remarks=None if is_quiet else partial(self.remarks, session),
             input_queue=self._input_queue(session),
         )
 
@@ -160,7 +162,7 @@ class Presenter:
             session,
             CommDispatcher.for_shell(self._shell),
             NotebookTarget(has_color=supports_color(self._shell)),
-            check=partial(find_new, session),
+            remarks=partial(self.remarks, session),
             input_queue=self._input_queue(session),
             slot=slot,
         )

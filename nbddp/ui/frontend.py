@@ -16,8 +16,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import publish_display_data
 
 from nbddp.charts.palette import terminal_color
-from nbddp.extensions.checks.registry import Finding
 from nbddp.record.cell import CellHandle, CellResult
+from nbddp.ui.report.blocks import Block
 from nbddp.ui.wording import format_rank_tag
 from nbddp.wire.messages import Display, JsonDict
 
@@ -31,7 +31,7 @@ COLAB_VARIABLE = "COLAB_RELEASE_TAG"  # set in every kernel on Colab
 KAGGLE_VARIABLE = "KAGGLE_KERNEL_RUN_TYPE"  # "Interactive" in the editor, "Batch" when saved
 
 
-Check = Callable[[CellHandle], Sequence[Finding]]  # returns the findings to show below a cell
+Remarks = Callable[[CellHandle], Sequence[Block]]  # returns what extensions say below a cell
 
 
 class View(Protocol):

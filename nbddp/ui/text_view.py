@@ -11,7 +11,6 @@ from io import StringIO
 
 from nbddp.charts.axes import format_number
 from nbddp.controller.session import Session
-from nbddp.extensions.checks.view import findings_text
 from nbddp.formatting import format_ranks, format_seconds
 from nbddp.record import notices
 from nbddp.record.cell import CellHandle, CellResult
@@ -22,6 +21,7 @@ from nbddp.ui import frontend, wording
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import InputBackend, InputQueue
 from nbddp.ui.log_lines import RepeatedWarnings, split_text_and_rich
+from nbddp.ui.report.render import text_lines
 from nbddp.wire.messages import Display
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class TextView:
         is_quiet: print only values and notices of nbddp.
         progress: prints lines of progress; None for no progress.
         input_queue: asks the user for the input of ranks; None if input is not possible.
-        check: returns the findings of the checks after the cell has ended; None for no checks.
+        remarks: returns what extensions say below a cell that has ended; None for no remarks.
     """
 
     has_record = False
@@ -65,12 +65,12 @@ class TextView:
         is_quiet: bool = False,
         progress: ProgressLine | None = None,
         input_queue: InputQueue | None = None,
-        check: frontend.Check | None = None,
+        remarks: frontend.Remarks | None = None,
     ) -> None:
         self._screen = screen
         self._errors = frontend.ErrorBoundary(screen)
         self._input_queue = input_queue or InputQueue(InputBackend(), lambda *_: None)
-        self._check = check
+        self._remarks = remarks
         self._progress = progress
         self._caught_up_at = 0.0  # when the screen will have shown everything
         self._is_quiet = is_quiet
@@ -106,8 +106,9 @@ class TextView:
         with self._errors.logging_errors():
             self._finish(handle.result)
         with self._errors.logging_errors():
-            if self._check is not None and (findings := findings_text(self._check(handle))):
-                self._screen.write_line(findings)
+            remarks = self._remarks(handle) if self._remarks is not None else ()
+            if text := "\n".join(text_lines(remarks)):
+                self._screen.write_line(f"nbddp: {text}")
         return handle.result
 
     def _follow(self, handle: CellHandle) -> None:

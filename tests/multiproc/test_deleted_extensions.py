@@ -17,8 +17,9 @@ from nbddp.extensions import COMMANDS
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
-# without trainers: `checks` still imports it
-ATTACHED = ("course", "export", "faults", "nodes", "publish", "runs", "sweeps")
+ATTACHED = (
+    *("checks", "course", "export", "faults", "nodes", "publish", "runs", "sweeps", "trainers"),
+)
 PROGRAM = """
 import sys
 from IPython.terminal.interactiveshell import TerminalInteractiveShell

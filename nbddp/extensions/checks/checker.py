@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from nbddp.errors import RequestError
 from nbddp.extensions.checks import (  # each registers its rules  # noqa: F401
@@ -18,8 +17,6 @@ from nbddp.extensions.checks import (  # each registers its rules  # noqa: F401
 from nbddp.extensions.checks.facts import GroupFacts
 from nbddp.extensions.checks.registry import RULES, TEXT, Finding, Rule
 from nbddp.extensions.checks.source import CellSource
-
-logger = logging.getLogger(__name__)
 
 MAX_LENGTH = 50_000  # characters; longer cells are checked only on request
 ALL_RULES = dict(sorted(RULES.items()))
@@ -79,17 +76,6 @@ def hang_causes(code: str, *, first_line: int = 1) -> list[str]:
     except SyntaxError:  # IPython accepts more than Python
         return []
     return [finding.headline for finding in found if finding.rule == "ND101"]
-
-
-def checked(check: Callable[[], list[Finding]]) -> list[Finding]:
-    """Return the findings of a check that the user did not ask for; none if it fails."""
-    try:
-        return check()
-    except SyntaxError:  # IPython accepts more than Python
-        return []
-    except Exception:  # an error in a rule must not hide a result or a hang
-        logger.exception("nbddp could not check the cell")
-        return []
 
 
 def check_facts(facts: GroupFacts) -> list[Finding]:

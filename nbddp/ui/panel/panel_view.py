@@ -67,7 +67,7 @@ class PanelView:
         screen: frontend.StreamTarget,
         *,
         input_queue: InputQueue,
-        check: frontend.Check,
+        remarks: frontend.Remarks,
         slot: OutputSlot | None = None,
     ) -> None:
         self.log_buffer = LogBuffer(max_merged=MAX_ROWS)
@@ -80,7 +80,7 @@ class PanelView:
         self._serving = ExitStack()
         self._served: ServedWidgets | None = None
         self._rerun: dict[str, Any] | None = None  # the waiting request that gets the output
-        self._input_queue, self._check = input_queue, check
+        self._input_queue, self._remarks = input_queue, remarks
         self.slot = slot or OutputSlot()
         self._earlier_attempts: list[EarlierAttempt] = []
         self._opens_at = 0.0
@@ -323,7 +323,7 @@ class PanelView:
             attempts=self._earlier_attempts,
             curves=curves,
             notes=[missed if snapshot.missed_rows else "", self._input_queue.leftover_hint],
-            findings=self._check(self._handle),
+            remarks=self._remarks(self._handle),
         )
 
     def _snapshot(self) -> Snapshot:

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from nbddp.charts.axes import AxisScale
-from nbddp.extensions.checks.registry import Finding
-from nbddp.extensions.checks.view import findings_below_cell
 from nbddp.formatting import format_ranks, format_seconds
 from nbddp.lifecycle.retries import RecoveryMethod, describe_recoveries
 from nbddp.record.cell import CellHandle, CellResult
@@ -53,7 +51,7 @@ class CellReport:
         attempts: the failed attempts before this one.
         curves: draws the sparklines of a rank in the table.
         notes: other notes for the user.
-        findings: the findings of the checks.
+        remarks: what extensions say about the cell.
     """
 
     snapshot: Snapshot
@@ -67,7 +65,7 @@ class CellReport:
     attempts: Sequence[EarlierAttempt] = ()
     curves: DrawCurve | None = None
     notes: Sequence[str] = ()
-    findings: Sequence[Finding] = ()
+    remarks: Sequence[Block] = ()
 
 
 def record_html(record: CellReport) -> str:
@@ -85,7 +83,7 @@ def record_html(record: CellReport) -> str:
         Details(replace(title, html=title_html(title, role="status")), state, is_open=is_open),
         status.straggler_block(snapshot),
         *_attempts(record.attempts),
-        *findings_below_cell(record.findings),
+        *record.remarks,
         *_numbers(record),
         *_log(record.lines, record.earlier),
         note(record.log_path if record.lines else ""),
@@ -101,7 +99,7 @@ def record_text(record: CellReport) -> str:
         *_log(record.lines, record.earlier),
         *([Text(verdict.summary())] if verdict else []),
         *_numbers(record),
-        *findings_below_cell(record.findings),
+        *record.remarks,
     ]
     return strip("\n".join(text_lines(blocks)))
 

@@ -26,11 +26,10 @@ from nbddp.extensions.checks.facts import (
     TrainerFacts,
     kinds_by_name,
 )
-from nbddp.extensions.checks.notebook import check_script
+from nbddp.extensions.checks.notebook import check_script, findings_below_cell, findings_report
 from nbddp.extensions.checks.registry import TEXT, Finding, Rule
 from nbddp.extensions.checks.source import CellSource
-from nbddp.extensions.checks.view import findings_below_cell, findings_report, findings_text
-from nbddp.ui.report.render import blocks_html, render_html, render_text
+from nbddp.ui.report.render import blocks_html, render_html, render_text, text_lines
 
 TRAINS = "for x, y in train:\n    model(x).sum().backward()\n"
 
@@ -235,15 +234,17 @@ def found(*rules: str) -> list[Finding]:
 
 def test_a_bounded_number_of_findings_is_shown_with_remedies(snapshot: SnapshotAssertion) -> None:
     many = found("ND101", "ND102", "ND103", "ND104")
+    one = "\n".join(text_lines(findings_below_cell(found("ND101"))))
+    text = "\n".join(text_lines(findings_below_cell(many)))
     html = blocks_html(findings_below_cell(many))
-    assert (findings_text([]), findings_below_cell([])) == ("", [])
+    assert findings_below_cell([]) == []
     assert render_text(findings_report([], "cell [3]")) == "no mistakes found in cell [3]"
-    assert findings_text(found("ND101")) == snapshot(name="one, as text")
-    assert findings_text(many) == snapshot(name="many, as text")
+    assert one == snapshot(name="one, as text")
+    assert text == snapshot(name="many, as text")
     assert readable(html) == snapshot(name="many, as html")
-    for text in (findings_text(many), html):
-        assert "ND103" in text
-        assert "ND104" not in text
+    for shown in (text, html):
+        assert "ND103" in shown
+        assert "ND104" not in shown
     assert "<b>" not in html
     asked = render_html(findings_report(many, "a.py"))
     assert "in a.py" in asked

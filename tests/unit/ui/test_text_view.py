@@ -23,6 +23,7 @@ from nbddp.record.notices import Notice, NoticeQueue, RichOutput
 from nbddp.record.notices import OutputText as Text
 from nbddp.ui import text_view
 from nbddp.ui.frontend import StreamTarget
+from nbddp.ui.report.blocks import note
 from nbddp.ui.text_view import ProgressLine, TextView, UnfinishedLines
 from nbddp.wire.messages import CellEnded, Display
 
@@ -113,8 +114,9 @@ def test_values_of_ranks_as_text(
 def test_results_come_after_all_output_and_quiet_hides_rank_output() -> None:
     outputs = [Text(0, "noise\nand more"), display(0, FIGURE), Word("rank 1 is gone")]
     loud, quiet = RecordingScreen(), RecordingScreen()
-    TextView(loud).show(finished(*outputs, Text(0, "partial"), results={0: plain("1")}))
-    assert loud.text.endswith("[rank 0] partial\nOut [rank 0] 1\n")
+    view = TextView(loud, remarks=lambda _: [note("a remark")])
+    view.show(finished(*outputs, Text(0, "partial"), results={0: plain("1")}))
+    assert loud.text.endswith("[rank 0] partial\nOut [rank 0] 1\nnbddp: a remark\n")
     TextView(quiet, is_quiet=True).show(finished(*outputs, results={0: plain("1")}))
     assert quiet.shown == ["nbddp: rank 1 is gone\nOut [rank 0] 1\n"]
     quiet = RecordingScreen()
@@ -159,7 +161,7 @@ def test_error_of_a_view_is_told_once_and_the_cell_is_followed_on(
     screen: RecordingScreen, caplog: pytest.LogCaptureFixture
 ) -> None:
     handle = finished(Text(0, "one\n"), Text(1, "two\n"))
-    view = TextView(screen, progress=BrokenProgress(), check=lambda _: 1 / 0)  # type: ignore[return-value]
+    view = TextView(screen, progress=BrokenProgress(), remarks=lambda _: 1 / 0)  # type: ignore[return-value]
     assert view.show(handle) is handle.result
     assert [line for line in screen.text.splitlines() if "nbddp" not in line] == [
         "[rank 0] one",
