@@ -1,4 +1,4 @@
-"""The installed extensions, which are the folders in ``nbddp/extensions/``."""
+"""The installed extensions: the folders in ``nbddp/extensions/``, and those of other packages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from nbddp.extension.manifest import Command, Extension
+from nbddp.extension.manifest import API, Command, Extension
 
-PACKAGE = "nbddp.extensions"
+PACKAGE = "nbddp.extensions"  # also the group of entry points
 logger = logging.getLogger(__name__)
 
 
@@ -29,20 +29,37 @@ def installed() -> dict[str, Extension]:
 
 
 def _manifests() -> list[Extension]:
-    found: list[Extension] = []
-    for folder in folders():
-        try:
-            found.append(import_module(f"{PACKAGE}.{folder}").EXTENSION)
-        except Exception:
-            logger.exception("nbddp works without the extension %s, which cannot be read", folder)
-    return found
+    from importlib.metadata import entry_points  # 40 ms, unless torch or IPython is loaded
+
+    found = [_read(folder, f"{PACKAGE}.{folder}:EXTENSION") for folder in folders()]
+    for entry in entry_points(group=PACKAGE):
+        other = _read(entry.name, entry.value)
+        if other is not None and other.api != API:
+            logger.warning(
+                "the extension %s is not loaded: it is for API %s, and this nbddp has API %s",
+                *(other.name, other.api, API),
+            )
+        else:
+            found.append(other)
+    return [each for each in found if each is not None]
+
+
+def _read(name: str, target: str) -> Extension | None:
+    try:
+        extension = load(target)
+        if not isinstance(extension, Extension):
+            raise TypeError(f"{target} is no Extension")
+    except Exception:
+        logger.exception("nbddp works without the extension %s, which cannot be read", name)
+        return None
+    return extension
 
 
 def without_conflicts(manifests: Iterable[Extension]) -> dict[str, Extension]:
     """Return the extensions that can be used; refuse the others, and log the reason."""
     found: dict[str, Extension] = {}
     owners: dict[str, str] = {}  # of a command, an option or a public name
-    waiting = sorted(manifests, key=lambda extension: extension.name)
+    waiting = sorted(manifests, key=lambda each: (each.api, each.name))  # own ones first
     while ready := [each for each in waiting if found.keys() >= {*each.needs}]:
         extension = ready[0]
         waiting.remove(extension)
@@ -66,6 +83,7 @@ def _claims(extension: Extension) -> set[str]:
     options = [option for kind in kinds for option in fields(kind)]
     flags = {word for option in options for word in option.metadata["names"].split()}
     return {
+        f"the name {extension.name}",
         *(f"the command {command_name(kind)}" for kind in extension.commands),
         *(f"the option {flag}" for flag in flags if flag.startswith("-")),
         *(f"the name nbddp.{name}" for name in extension.public),

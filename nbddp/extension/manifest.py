@@ -11,6 +11,8 @@ from typing import ClassVar
 
 from nbddp.wire.frozen import Frozen
 
+API = 1  # what a manifest and the halves can do; it may change with each version of nbddp
+
 
 class Command(Frozen):
     """A command of ``%ddp``: its docstring is the help, its fields are the options and arguments.
@@ -34,7 +36,8 @@ class Extension(Frozen):
     A target is ``module:name``, or a module alone. It is imported at its first use.
 
     Attributes:
-        name: the name of its folder.
+        name: the name of its folder, or of its entry point.
+        api: the API that it was written for; an extension in another package must name it.
         needs: the extensions that it imports. Without them it is not loaded.
         public: its names in ``nbddp``, each with its target.
         commands: its commands; a method of the same name in its notebook's half carries it out.
@@ -50,6 +53,7 @@ class Extension(Frozen):
     """
 
     name: str
+    api: int = 0
     needs: tuple[str, ...] = ()
     public: Mapping[str, str] = field(default_factory=dict)
     commands: tuple[type[Command], ...] = ()

@@ -5,10 +5,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from inspect import getsource
+from pathlib import Path
 from typing import Any
 
 import pytest
 from IPython.core.error import UsageError
+from packages_on_disk import install
 from refusals import refusal
 
 from nbddp import extensions
@@ -67,6 +69,25 @@ def test_an_extension_comes_after_those_that_it_needs_or_is_refused(
     a, c = Extension(name="a", needs=("b",)), Extension(name="c", needs=("a", "x"))
     assert [*without_conflicts([c, a, Extension(name="b")])] == ["b", "a"]
     assert caplog.messages == ["the extension c is not loaded: it needs x"]
+
+
+def test_an_extension_of_another_package_is_refused_if_it_has_another_api_or_a_taken_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "from nbddp.extension.manifest import Extension\nEXTENSION = Extension(name={!r}, {})"
+    for name, api in (("fig", "api=1"), ("kiwi", "api=2"), ("plum", ""), ("runs", "api=1")):
+        install(
+            folder, name, f"{name}_fruit:EXTENSION", {f"{name}_fruit.py": text.format(name, api)}
+        )
+    monkeypatch.syspath_prepend(str(folder))
+    found = without_conflicts(installing._manifests())
+    assert {*found} - {*installing.folders()} == {"fig"}
+    assert found["runs"].api == 0
+    assert [message.partition(",")[0] for message in sorted(caplog.messages)] == [
+        "the extension kiwi is not loaded: it is for API 2",
+        "the extension plum is not loaded: it is for API 0",
+        "the extension runs is not loaded: runs already has the name runs",
+    ]
 
 
 def test_the_list_of_types_has_the_public_names_of_all_manifests() -> None:
