@@ -136,11 +136,6 @@ def test_file_name_is_used_for_one_topic() -> None:
     assert {name for name, count in counts.items() if count > 1} == SHARED_NAMES
 
 
-STILL_IMPORTED = {  # a row may only go
-    "timeline": {"train"},
-}
-
-
 def test_extension_imports_only_the_extensions_that_it_needs() -> None:
     found: dict[str, set[str]] = {}
     for name, path in MODULES.items():
@@ -150,6 +145,4 @@ def test_extension_imports_only_the_extensions_that_it_needs() -> None:
             found.setdefault(extension, set()).update(each.split(".")[2] for each in imported)
     assert len(found) == 12
     needs = {name: {*extension.needs} for name, extension in installed().items()}
-    assert {name: imported - {name} for name, imported in found.items()} == {
-        name: needs[name] | STILL_IMPORTED.get(name, set()) for name in found
-    }
+    assert {name: imported - {name} for name, imported in found.items()} == needs

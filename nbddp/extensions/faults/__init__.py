@@ -41,7 +41,6 @@ class FaultArguments(Command, example="fault kill --rank 1 --step 30", before="d
 
 EXTENSION = Extension(
     name="faults",
-    needs=("train",),
     commands=(FaultArguments,),
     notebook="nbddp.extensions.faults.notebook:Faults",
     rank="nbddp.extensions.faults.rank:FaultsOnRank",

@@ -17,9 +17,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.extensions.faults.kinds import Fault
-from nbddp.extensions.train.checkpoint.checkpoint import checkpoints
-from nbddp.extensions.train.prepare import prepared
 from nbddp.reporting import this_rank
+from nbddp.reporting.training_objects import checkpoints, prepared_models
 
 EXIT_CODE = 3
 IMPOSSIBLE_BYTES = 1 << 56  # more than a process can address, so no memory is really allocated
@@ -133,7 +132,7 @@ class NanAction(FaultAction):
     def __init__(self, fault: Fault) -> None:
         self._parameters = [
             parameter
-            for model in prepared()
+            for model in prepared_models
             for parameter in model.parameters()
             if parameter.requires_grad
         ]
@@ -185,7 +184,9 @@ class SkipAction(FaultAction):
             raise FaultError(
                 f"fault: {fault} finds no process group on this rank, so no collective to skip"
             )
-        self._models = [each for each in prepared() if isinstance(each, DistributedDataParallel)]
+        self._models = [
+            model for model in prepared_models if isinstance(model, DistributedDataParallel)
+        ]
         self._group = dist.group.WORLD
         self._replaced: list[tuple[Any, str, Any]] = []
         self._handles: list[Any] = []
@@ -266,7 +267,7 @@ class CorruptAction(FaultAction):
     """Flip bytes of the newest checkpoint."""
 
     def __init__(self, fault: Fault) -> None:
-        newest = [path for each in checkpoints() if (path := each.newest())]
+        newest = [path for each in checkpoints if (path := each.newest())]
         if not newest:
             raise FaultError(f"fault: {fault} finds no checkpoint; save one before that step")
         self._path = max(newest, key=lambda path: path.stat().st_mtime_ns)

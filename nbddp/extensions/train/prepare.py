@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
-from weakref import WeakSet
 
 import torch.distributed as dist
 from torch import nn
@@ -14,9 +13,8 @@ from nbddp import accelerator
 from nbddp.errors import ArgumentError
 from nbddp.reporting import this_rank
 from nbddp.reporting.this_rank import warn_user
+from nbddp.reporting.training_objects import prepared_models
 from nbddp.sharding import fsdp_classes, has_dtensors
-
-_prepared: WeakSet[nn.Module] = WeakSet()
 
 
 def prepare(
@@ -59,28 +57,8 @@ def prepare(
     if not _is_ddp(model):
         options = {"find_unused_parameters": find_unused_parameters, **ddp_options}
         model = _wrap(model, sync_batch_norm=sync_batch_norm, options=options)
-    _prepared.add(model)
+    prepared_models.add(model)
     return model
-
-
-def is_prepared(model: nn.Module) -> bool:
-    """Return whether :func:`prepare` or :func:`register` has returned or got this model."""
-    return any(each is model for each in _prepared)
-
-
-def register(models: Iterable[nn.Module]) -> None:
-    """Add copies of prepared models, which a heal has made."""
-    _prepared.update(models)
-
-
-def prepared() -> list[nn.Module]:
-    """Return the prepared models that still exist.
-
-    >>> model = prepare(nn.Linear(1, 1))
-    >>> any(each is model for each in prepared())
-    True
-    """
-    return list(_prepared)
 
 
 def _is_ddp(model: nn.Module) -> bool:

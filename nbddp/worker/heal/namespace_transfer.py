@@ -40,8 +40,8 @@ from torch.optim import Optimizer, optimizer
 from torch.storage import TypedStorage
 from torch.utils.data import DataLoader
 
-from nbddp.extensions.train.prepare import is_prepared, register
 from nbddp.formatting import with_article
+from nbddp.reporting.training_objects import prepared_models
 from nbddp.wire.function_sources import Pickler
 from nbddp.wire.request_messages import KEEPS_RANK, MADE_BY_ALL
 from nbddp.worker.heal.hook_pickling import describe_global_hooks, reduce_with_hooks
@@ -169,7 +169,7 @@ class _NamespacePickler(Pickler):
 
         Functions use that rank's globals, and models have no process group.
         """
-        if isinstance(obj, nn.Module) and is_prepared(obj):
+        if isinstance(obj, nn.Module) and obj in prepared_models:
             self.prepared.append(obj)
         if isinstance(obj, nn.Module) and hasattr(type(obj), "_get_fsdp_state"):
             self.sharded.append(obj)
@@ -321,7 +321,8 @@ def load_namespace(
             namespace.update(before)
             raise UnpickleError(name, error) from error
     prepared, fsdp, hook = unpickler.load()
-    register(prepared)
+    for model in prepared:
+        prepared_models.add(model)
     number_hooks_from(hook)
     shard_again(fsdp)
     if "__builtins__" in before:  # cloudpickle sets it to a dict for each function

@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch.optim import Optimizer, optimizer
 
 from nbddp.errors import RequestError
-from nbddp.extensions.train.checkpoint.checkpoint import checkpoints
 from nbddp.formatting import format_bytes, plural
+from nbddp.reporting.training_objects import checkpoints
 from nbddp.sharding import has_dtensors
 from nbddp.worker.heal.shard_recovery import send_and_receive
 from nbddp.worker.heal.spread_state import (
@@ -387,5 +387,5 @@ def _transfer(group: Any, sent: Packed, received: Packed, after: int, before: in
 
 def newest_checkpoint() -> str:
     """Return the newest checkpoint as the end of a sentence; "" if there is none."""
-    paths = [path for each in checkpoints() if (path := each.newest()) is not None]
+    paths = [path for each in checkpoints if (path := each.newest()) is not None]
     return f"; the last one is {max(paths, key=lambda path: path.stat().st_mtime)}" if paths else ""

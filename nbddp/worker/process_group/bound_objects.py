@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -21,24 +20,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from nbddp.reporting import state_providers
+from nbddp.reporting.training_objects import WeakList
 from nbddp.sharding import fsdp_classes
 from nbddp.worker.watch.namespace import walk
 from nbddp.worker.wrapping import wrap
-
-
-class WeakList:
-    """The living objects of one kind, in order of creation."""
-
-    def __init__(self) -> None:
-        self._objects: WeakValueDictionary[int, Any] = WeakValueDictionary()
-
-    def add(self, obj: Any) -> None:
-        """Add an object, unless it is in the list."""
-        self._objects.setdefault(id(obj), obj)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate in order of creation."""
-        return iter(list(self._objects.values()))
 
 
 class BoundObjects:

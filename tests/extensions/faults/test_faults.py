@@ -58,7 +58,7 @@ def fired_at(fault: str, step: int) -> list[Any]:
 def keep(monkeypatch: pytest.MonkeyPatch, *newest: Path | None) -> None:
     """Let there be checkpoints with these newest files."""
     kept = [SimpleNamespace(newest=lambda path=path: path) for path in newest]
-    monkeypatch.setattr(fault_actions, "checkpoints", lambda: kept)
+    monkeypatch.setattr(fault_actions, "checkpoints", kept)
 
 
 @given(
@@ -106,7 +106,7 @@ def test_every_rank_refuses_an_invalid_fault(sink: Recorder, snapshot: SnapshotA
 def test_a_fault_without_a_target_says_so_once_and_is_disarmed(
     sink: Recorder, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
-    monkeypatch.setattr(fault_actions, "prepared", list)
+    monkeypatch.setattr(fault_actions, "prepared_models", [])
     keep(monkeypatch, None)
     texts = {}
     for kind in ("nan", "skip", "corrupt"):
@@ -297,7 +297,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> torch.nn.Sequential:
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
     model[0].requires_grad_(False)
     model.register_parameter("unused", torch.nn.Parameter(torch.ones(1)))
-    monkeypatch.setattr(fault_actions, "prepared", lambda: [model])
+    monkeypatch.setattr(fault_actions, "prepared_models", [model])
     return model
 
 
@@ -324,7 +324,7 @@ def test_a_nan_fault_changes_one_gradient_of_one_backward(
 @pytest.fixture
 def skips(monkeypatch: pytest.MonkeyPatch, group_of_one: None) -> SimpleNamespace:  # noqa: ARG001
     """A process group of one, which is rank 1 for the faults all the same; yields torch's own."""
-    monkeypatch.setattr(fault_actions, "prepared", list)
+    monkeypatch.setattr(fault_actions, "prepared_models", [])
     monkeypatch.setattr(this_rank, "rank", lambda: 1)
     monkeypatch.setattr(this_rank, "world_size", lambda: 2)
     names = [name for name in fault_actions.COLLECTIVES if hasattr(dist, name)]
@@ -388,7 +388,7 @@ def ddp(skips: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa
         return done
 
     model.register_comm_hook(None, average)
-    monkeypatch.setattr(fault_actions, "prepared", lambda: [model])
+    monkeypatch.setattr(fault_actions, "prepared_models", [model])
     return model
 
 

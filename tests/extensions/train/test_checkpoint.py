@@ -28,8 +28,9 @@ from torch.nn.parallel import DistributedDataParallel
 from nbddp.errors import CheckpointError
 from nbddp.extensions.faults.fault_actions import flip_bytes
 from nbddp.extensions.train.checkpoint import atomic_files
-from nbddp.extensions.train.checkpoint.checkpoint import Checkpoint, Resumed, checkpoints
+from nbddp.extensions.train.checkpoint.checkpoint import Checkpoint, Resumed
 from nbddp.extensions.train.precision import precision
+from nbddp.reporting.training_objects import checkpoints
 
 
 class Loader:
@@ -232,10 +233,10 @@ def test_saving_and_resuming_a_checkpoint_record_events(tmp_path: Path, recorder
 
 def test_checkpoints_lists_the_live_checkpoint_objects(tmp_path: Path) -> None:
     first, second = Checkpoint(tmp_path / "b"), Checkpoint(tmp_path / "a")
-    assert {first, second} <= {*checkpoints()}
+    assert {first, second} <= {*checkpoints}
     del first
     gc.collect()
-    assert [each for each in checkpoints() if each.folder.parent == tmp_path] == [second]
+    assert [each for each in checkpoints if each.folder.parent == tmp_path] == [second]
 
 
 # ---- whole or absent

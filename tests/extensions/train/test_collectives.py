@@ -16,7 +16,8 @@ from torch import nn
 
 from nbddp import ArgumentError
 from nbddp.extensions.train.collectives import all_reduce, main_rank_first, on_main
-from nbddp.extensions.train.prepare import prepare, prepared
+from nbddp.extensions.train.prepare import prepare
+from nbddp.reporting.training_objects import prepared_models
 
 Count = namedtuple("Count", ["correct", "seen"])
 
@@ -31,11 +32,11 @@ def test_prepare_with_one_rank_only_moves_a_model_unless_it_spans_devices() -> N
 
 def test_prepared_lists_models_only_while_they_are_referenced() -> None:
     model = prepare(nn.Linear(2, 2))
-    assert sum(each is model for each in prepared()) == 1
-    before = len(prepared())
+    assert model in prepared_models
+    before = len([*prepared_models])
     del model
     gc.collect()
-    assert len(prepared()) == before - 1
+    assert len([*prepared_models]) == before - 1
 
 
 @pytest.mark.parametrize("op", ["sum", "min", "max"])

@@ -6,7 +6,6 @@ import logging
 import operator
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
@@ -25,16 +24,9 @@ from nbddp.extensions.train.checkpoint.contents import CheckpointContents, load,
 from nbddp.extensions.train.collectives import run_on_all_ranks
 from nbddp.reporting import log_and_track, this_rank
 from nbddp.reporting.this_rank import warn_user
+from nbddp.reporting.training_objects import checkpoints
 
 logger = logging.getLogger("nbddp")
-
-# not a WeakSet, which fails if a signal handler creates a checkpoint while it is iterated
-_checkpoints: list[weakref.ref[Checkpoint]] = []
-
-
-def checkpoints() -> list[Checkpoint]:
-    """Return the checkpoints that still exist in this process."""
-    return [checkpoint for reference in [*_checkpoints] if (checkpoint := reference()) is not None]
 
 
 class Checkpoint:
@@ -90,7 +82,7 @@ class Checkpoint:
         self._finish_save: Callable[[], object] | None = None
         self._group: dist.ProcessGroup | None = None
         self._verified: set[tuple[str, int, int]] = set()
-        _checkpoints.append(weakref.ref(self, _checkpoints.remove))
+        checkpoints.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for another process, without a write that is in progress.
@@ -186,7 +178,7 @@ class Checkpoint:
 
     def _clean_folder(self) -> None:
         """Remove the drafts of a killed writer, after all writers of this process have finished."""
-        others = [each for each in checkpoints() if each.folder == self.folder]
+        others = [each for each in checkpoints if each.folder == self.folder]
         wait([each._in_background for each in others if each._in_background is not None])
         atomic_files.remove_leftovers(self.folder)
 

@@ -10,10 +10,10 @@ from drivers.inside import imported
 from drivers.ranks import Capture, MakeRanks, Ranks
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.extensions.train.prepare import prepared
+from nbddp.reporting import training_objects
 
 KIT = (
-    imported(prepared)
+    imported(training_objects)
     + """
 import torch, warnings
 from torch import nn
@@ -111,7 +111,7 @@ def test_prepare_wraps_a_model_once(kit: Ranks) -> None:
         "model.module is plain",
         *(f"prepare({each}) is {each}" for each in ("model", "by_hand", "compiled", "frozen")),
         "prepare(empty) is empty",
-        "by_hand in prepared() and frozen in prepared()",
+        "{by_hand, frozen} <= {*training_objects.prepared_models}",
         "options.find_unused_parameters and options.bucket_bytes_cap >> 20 == 1",
     ):
         assert kit.pull(claim) == [True] * 2, claim

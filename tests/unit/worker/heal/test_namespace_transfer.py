@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import nbddp
 from nbddp.extensions.faults import fault_actions
 from nbddp.extensions.faults.kinds import Fault
-from nbddp.extensions.train.prepare import is_prepared
+from nbddp.reporting.training_objects import prepared_models
 from nbddp.worker.heal.namespace_transfer import UnpickleError, load_namespace, pickle_namespace
 
 Names = dict[str, Any]
@@ -68,13 +68,13 @@ def test_a_copy_of_a_prepared_model_is_prepared() -> None:
     carried = pickle_namespace({"models": models})
     copies: Names = {}
     load_namespace(carried.data, copies, carried.storages)
-    assert [is_prepared(each) for each in copies["models"]] == [True, False]
+    assert [each in prepared_models for each in copies["models"]] == [True, False]
 
 
 def test_a_fault_is_not_copied_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a fault of the donor would be injected on the new rank, too."""
     model = nn.Linear(1, 1, bias=False)
-    monkeypatch.setattr(fault_actions, "prepared", lambda: [model])
+    monkeypatch.setattr(fault_actions, "prepared_models", [model])
     fault_actions.NanAction(Fault(kind="nan", rank=0, step=1)).fire()
     carried = pickle_namespace({"model": model})
     copies: Names = {}

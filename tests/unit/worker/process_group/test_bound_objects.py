@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
 
-from nbddp.worker.process_group.bound_objects import WeakList, sharded_modules
+from nbddp.reporting.training_objects import WeakList
+from nbddp.worker.process_group.bound_objects import sharded_modules
 from nbddp.worker.watch.namespace import MAX_PARTS, paths_of
 
 
