@@ -93,8 +93,8 @@ class ScriptRanks:
         """
         env, cells = {**spec.env}, self._cell_session
         for name, hooks in self._hooks():
-            more: Mapping[str, str] = self._guard.call(name, hooks.environment, cells, default={})
-            env |= more
+            none: dict[str, str] = {}
+            env |= self._guard.call(name, environment, hooks, cells, default=none)
         started_by = {"started_by": Path(script.name).name} if script else {}
         try:
             self.last_session.start(replace(spec, env=env, joins_group=False, more=started_by))
@@ -135,4 +135,9 @@ class ScriptRanks:
         for name, extension in installed().items():
             if extension.scripts:
                 kind = self._guard.call(name, load, extension.scripts, default=ScriptHooks)
-                yield name, kind()
+                yield name, self._guard.call(name, kind, default=ScriptHooks())
+
+
+def environment(hooks: ScriptHooks, cells: Session) -> dict[str, str]:
+    """Call the hook; return its variables as texts, whatever it returns."""
+    return {str(name): str(text) for name, text in hooks.environment(cells).items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +53,7 @@ class RankHalves:
 
     def after_cell(self) -> list[str]:
         """Call each half; return their sentences for the user."""
-        return self._texts(lambda half: half.after_cell)
+        return self._texts(after_cell)
 
     def facts(self, cell: EndedCell) -> JsonDict:
         """Return the facts of each half that has some, by extension."""
@@ -67,18 +67,28 @@ class RankHalves:
 
     def armed(self) -> list[str]:
         """Return the faults that are armed on this rank."""
-        return self._texts(lambda half: half.armed)
+        return self._texts(armed)
 
-    def _texts(self, hook: Callable[[RankHalf], Callable[[], Sequence[str]]]) -> list[str]:
+    def _texts(self, hook: Callable[[RankHalf], list[str]]) -> list[str]:
         texts: list[str] = []
         for name, half in self._halves.items():
-            texts += self._guard.call(name, hook(half), default=())
+            texts += self._guard.call(name, hook, half, default=[])
         return texts
 
 
 def before_cell(half: RankHalf, kind: type[Frozen], cell: RankCell) -> None:
     """Call the hook of a half; another version of its extension may not know all options."""
     half.before_cell(replace(cell, options=kind(**cell.options)))
+
+
+def after_cell(half: RankHalf) -> list[str]:
+    """Call the hook of a half, whose result may be no list of texts."""
+    return [str(text) for text in half.after_cell()]
+
+
+def armed(half: RankHalf) -> list[str]:
+    """Call the hook of a half, whose result may be no list of texts."""
+    return [str(text) for text in half.armed()]
 
 
 def facts(half: RankHalf, cell: EndedCell) -> JsonDict:

@@ -1,8 +1,6 @@
 """What extensions do for the ranks of a script."""
 
-import sys
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
 
@@ -17,25 +15,39 @@ from nbddp.wire.group_spec import GroupSpec
 
 
 class Odd(ScriptHooks):
-    """Adds a variable, and fails after each script."""
+    """Adds a variable that is no text, and fails after each script."""
 
-    def environment(self, cells: Session) -> Mapping[str, str]:
-        return {"ODD": str(cells.life.attempt)}
+    def environment(self, cells: Session) -> Mapping[str, Any]:
+        return {"ODD": cells.life.attempt}
 
     def after_script(self, script: Session, cells: Session) -> None:
         raise ValueError(f"{script is cells}")
+
+
+class Garbage(ScriptHooks):
+    """Adds no variables."""
+
+    def environment(self, *_: Session) -> Any:
+        return 3
+
+
+class Broken(ScriptHooks):
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        raise OSError("no file")
 
 
 def test_extensions_add_variables_and_their_errors_do_not_keep_the_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     manifests = {
-        name: Extension(name=name, scripts=f"{name}_scripts:Odd") for name in ("gone", "odd")
+        "gone": Extension(name="gone", scripts="gone_scripts:Gone"),
+        "odd": Extension(name="odd", scripts=f"{__name__}:Odd"),
+        "garbage": Extension(name="garbage", scripts=f"{__name__}:Garbage"),
+        "broken": Extension(name="broken", scripts=f"{__name__}:Broken"),
     }
     monkeypatch.setattr(script_ranks, "installed", lambda: manifests)
-    module: Any = ModuleType("odd_scripts")
-    module.Odd = Odd
-    monkeypatch.setitem(sys.modules, "odd_scripts", module)
     cells = Mock(**{"life.attempt": 3, "life.state.is_busy": False})
     ranks = ScriptRanks(cells)
     script = ranks.open()
@@ -48,5 +60,8 @@ def test_extensions_add_variables_and_their_errors_do_not_keep_the_ranks(
     assert [text.partition("; ")[0] for text in told] == [
         "the extension gone failed in its hook load (ModuleNotFoundError: No module named "
         "'gone_scripts')",
+        "the extension garbage failed in its hook environment (AttributeError: 'int' object has no "
+        "attribute 'items')",
+        "the extension broken failed in its hook Broken (OSError: no file)",
         "the extension odd failed in its hook after_script (ValueError: False)",
     ]

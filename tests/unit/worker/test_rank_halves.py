@@ -1,6 +1,7 @@
 """The halves of extensions on a rank: their options, and what becomes of their errors."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,16 @@ class Odd(RankHalf):
         return ["odd@rank=1"]
 
 
+class Garbage(RankHalf):
+    """Returns no texts."""
+
+    def after_cell(self) -> Any:
+        return [b"\xff", None]
+
+    def armed(self) -> Any:
+        return 3
+
+
 class Broken(RankHalf):
     """Cannot be made."""
 
@@ -55,21 +66,26 @@ def test_a_half_gets_its_options_and_its_errors_are_told_once(
 ) -> None:
     manifests = {
         "broken": Extension(name="broken"),
+        "garbage": Extension(name="garbage"),
         "odd": Extension(name="odd", options=OddOptions),
     }
     monkeypatch.setattr(rank_halves, "installed", lambda: manifests)
-    monkeypatch.setattr(rank_halves, "CLASSES", {"broken": Broken, "odd": Odd})
+    monkeypatch.setattr(rank_halves, "CLASSES", {"broken": Broken, "garbage": Garbage, "odd": Odd})
     told: list[str] = []
     halves = RankHalves(told.append, attempt=1)
     for given in ({}, {"odd": {"odd": True}}, {"odd": {"unknown": 1}}, {}):
         halves.before_cell(given, is_again=bool(given))
     assert noted == [(False, False), (True, True)]  # after three failures it is off
-    assert (halves.after_cell(), halves.armed()) == (["2 cells"], ["odd@rank=1"])
+    assert (halves.after_cell(), halves.armed()) == (
+        ["b'\\xff'", "None", "2 cells"],
+        ["odd@rank=1"],
+    )
     assert halves.facts(EndedCell(names={"x": 1}, source="x = 1")) == {"odd": {"names": ["x"]}}
     assert halves.facts(EndedCell(names={"x": 1})) == {}  # a set is not JSON
     assert [text.partition(" (")[0] for text in told] == [
         "the extension broken failed in its hook Broken",
         "the extension odd failed in its hook before_cell",
+        "the extension garbage failed in its hook armed",
         "the extension odd failed in its hook facts",
     ]
 
