@@ -37,8 +37,11 @@ class Notebook(Protocol):
     def last_run(self) -> Path | None:
         """The folder of the last script, if no cell ran since; otherwise of the current run."""
 
-    def run_on_ranks(self, source: str, ranks: tuple[int, ...] | None) -> None:
-        """Run code on ranks, all if None, and in a replay too; raise its failure."""
+    def run_on_ranks(self, source: str, ranks: tuple[int, ...] | None, command: str) -> None:
+        """Run the code of a command on ranks, all if None, and in a replay too.
+
+        Its failure raises. ``command`` has the options, too; a replay and an export name it.
+        """
 
     def print_line(self, text: str) -> None:
         """Print a line for the user, between two cells."""

@@ -337,9 +337,11 @@ class NotebookState:
         self._finish_cell(result, session, handle.request)
         self._raise_for_failure(result)
 
-    def run_on_ranks(self, source: str, ranks: tuple[int, ...] | None) -> None:
-        """Run code on ranks, all if None, and in a replay too; raise its failure."""
-        request = CellRequest(source=source, ranks=ranks, execution_count=self.prompt_number)
+    def run_on_ranks(self, source: str, ranks: tuple[int, ...] | None, command: str) -> None:
+        """Run the code of a command on ranks, all if None, and in a replay too."""
+        request = CellRequest(
+            source=source, ranks=ranks, execution_count=self.prompt_number, command=command
+        )
         self._run_and_raise(request, self.group.session, quiet=True)
 
     def print_line(self, text: str) -> None:

@@ -38,6 +38,7 @@ class CellRequest(CellSpec):
             for none.
         once: never repeat this cell in a recovery or a replay.
         purpose: why the cell runs.
+        command: the ``%ddp`` command, with its options, that made the code; "" for the user's code.
         recorded_input: the user's input in the run that succeeded, by rank, for a replay.
     """
 
@@ -45,6 +46,7 @@ class CellRequest(CellSpec):
     output_name: str = ""
     once: bool = False
     purpose: Purpose = Purpose.USER
+    command: str = ""
     recorded_input: tuple[tuple[int, InputReply], ...] = field(default=(), repr=False)
 
     @property

@@ -6,6 +6,7 @@ import ast
 import dis
 import re
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from types import CodeType
 
@@ -18,7 +19,6 @@ SET_IN_EACH_RANK = frozenset(
     {"rank", "local_rank", "world_size", "device", "torch", "dist", "nbddp"}
 )
 STORES = frozenset({"STORE_NAME", "STORE_GLOBAL"})  # bytecode that binds a name of a cell
-FAULT = re.compile(r"nbddp\.faults\.\w+\(.*\)  # (%ddp fault .*)")  # of the extension
 
 
 class ReplayLog:
@@ -179,20 +179,19 @@ def describe_entries(entries: Sequence[ReplayEntry]) -> str:
     'cells 2-3,5, the push of x, y'
     >>> describe_entries([CellRequest(source="") for _ in range(3)]), describe_entries([])
     ('3 cells', 'nothing')
-    >>> describe_entries([*cells, CellRequest(source="nbddp.faults.at(step=3)  # %ddp fault kill")])
+    >>> describe_entries([*cells, CellRequest(source="", command="fault kill --step 3")])
     'cells 2-3,5, 1 fault command'
     """
     cells = [entry for entry in entries if isinstance(entry, CellRequest)]
-    faults = [cell for cell in cells if FAULT.fullmatch(cell.source)]
-    numbers = [cell.execution_count for cell in cells if cell not in faults]
+    commands = Counter(cell.command.partition(" ")[0] for cell in cells if cell.command)
+    numbers = [cell.execution_count for cell in cells if not cell.command]
     names = [name for entry in entries if isinstance(entry, PushRecord) for name in entry.names]
     parts = []
     if len(numbers) > len(set(numbers)):  # one notebook cell ran as several cells
         parts.append(plural(len(numbers), "cell"))
     elif numbers:
         parts.append(f"cell{'s' if len(numbers) > 1 else ''} {format_number_ranges(numbers)}")
-    if faults:
-        parts.append(plural(len(faults), "fault command"))
+    parts += [plural(count, f"{name} command") for name, count in commands.items()]
     if names:
         parts.append(f"the push of {', '.join(dict.fromkeys(names))}")
     return ", ".join(parts) or "nothing"

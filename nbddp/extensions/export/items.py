@@ -12,7 +12,6 @@ from nbddp.errors import RequestError
 from nbddp.extensions.export.script import Item, Omitted, PulledValue, PushedValues
 from nbddp.record.cell import CellRequest, ReplayEntry
 from nbddp.record.push_store import PushRecord
-from nbddp.record.replay_log import FAULT
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
@@ -66,6 +65,6 @@ def _export_item(entry: ReplayEntry) -> Item:
             return PushedValues(values, entry.ranks)
         except RequestError as error:
             return Omitted(f"the push of {', '.join(entry.names)}", str(error))
-    if fault := FAULT.fullmatch(entry.source):
-        return Omitted(fault[1], "a fault")
+    if entry.command:
+        return Omitted(f"%ddp {entry.command}", f"a {entry.command.partition(' ')[0]}")
     return entry if entry.script is None else _omitted_script(entry)

@@ -33,5 +33,6 @@ class Faults(NotebookHalf):
             fault = Fault(kind=args.kind, rank=args.rank, step=args.step, factor=args.factor)
             at = f"step={fault.step}, rank={fault.rank}, kind={fault.kind!r}, factor={fault.factor}"
             ranks, call = (fault.rank,), f"at({at}, again=True)"
-        self.notebook.run_on_ranks(f"nbddp.faults.{call}  # %ddp fault {args.line}", ranks)
+        command = f"fault {args.line}"
+        self.notebook.run_on_ranks(f"nbddp.faults.{call}  # %ddp {command}", ranks, command)
         self.notebook.print_line(f"nbddp: {describe_armed(session.armed_now)}")

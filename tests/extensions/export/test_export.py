@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from refusals import refusal
@@ -16,6 +17,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
 from nbddp.extensions.export.ipython_syntax import translate_cell
+from nbddp.extensions.export.items import ExportLog
 from nbddp.extensions.export.main_guard import indent, split_by_guard, undefined_names
 from nbddp.extensions.export.script import (
     ExportedScript,
@@ -327,3 +329,9 @@ def test_the_sbatch_file_is_valid_shell(tmp_path: Path) -> None:
     path = tmp_path / "job"
     path.write_text(text)
     subprocess.run(["bash", "-n", path], check=True)
+
+
+def test_the_code_of_a_command_is_left_out_under_the_name_of_the_command() -> None:
+    entries = [cell("x = 1"), cell("nbddp.faults.clear()  # %ddp fault off", command="fault off")]
+    session = Mock(**{"life.attempt": 1, "replay_log.all_entries": entries})
+    assert ExportLog(session).items() == [entries[0], Omitted("%ddp fault off", "a fault")]
