@@ -147,6 +147,12 @@ class ActorState:
         stopped = self.ranks.is_stopped
         return tuple((rank, pid) for rank, pid in self.pids().items() if stopped(rank))
 
+    def importing_ranks(self, cell: int) -> tuple[tuple[int, str], ...]:
+        """Return the ranks that import a module in a cell, with its name."""
+        beats = self.rank_monitor.hangs.heartbeats.items()
+        statuses = [(rank, each.status) for rank, each in beats if each.status.cell == cell]
+        return tuple((rank, each.importing) for rank, each in statuses if each.importing)
+
     @property
     def armed_now(self) -> tuple[str, ...]:
         """The faults that are armed in living ranks."""

@@ -204,7 +204,8 @@ class Executor:
     def _on_deadline(self, event: ev.DeadlinePassed) -> None:
         state = self._state
         stopped, working = state.stopped_ranks(), state.ranks.working_ranks(state.life.alive)
-        state.step(replace(event, stopped=stopped, working=working))
+        importing = state.importing_ranks(event.cell)
+        state.step(replace(event, stopped=stopped, working=working, importing=importing))
 
     def on_link_lost(self, error: Exception) -> None:
         """Kill all ranks, because their messages cannot be read any more."""

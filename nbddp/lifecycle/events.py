@@ -175,7 +175,7 @@ class DeadlinePassed(AttemptEvent):
     """A deadline has passed. The event has the state of the ranks' processes at that moment.
 
     ``stopped`` are ranks that are stopped by SIGSTOP, with their process ids. ``working`` are ranks
-    that use the CPU.
+    that use the CPU. ``importing`` are ranks that import a module, with its name.
     """
 
     deadline: Deadline
@@ -183,6 +183,7 @@ class DeadlinePassed(AttemptEvent):
     generation: int = 0
     stopped: tuple[tuple[int, int], ...] = ()
     working: tuple[int, ...] = ()
+    importing: tuple[tuple[int, str], ...] = ()
 
 
 class NodeJoined(Event):

@@ -133,10 +133,15 @@ def interrupt_pending(
         killed_in: seconds until unresponsive ranks are killed, for idle and for computing ones.
     """
     if not unresponsive:
-        return (
-            f"{format_ranks(waiting)}: interrupted, and still busy (cleaning up, or in C code that "
-            "computes); interrupt again to kill at once"
-        )
+        busy = "still busy (cleaning up, or in C code that computes)"
+        imports = dict(event.importing)
+        texts: dict[str, list[int]] = {}
+        for rank in waiting:
+            name = imports.get(rank)
+            what = f"still importing {name}, which must end first" if name else busy
+            texts.setdefault(what, []).append(rank)
+        parts = [f"{format_ranks(ranks)}: interrupted, and {what}" for what, ranks in texts.items()]
+        return "; ".join([*parts, "interrupt again to kill at once"])
     stopped = dict(event.stopped)
     asleep = [rank for rank in unresponsive if rank in stopped]
     computing = [rank for rank in unresponsive if rank in event.working and rank not in stopped]

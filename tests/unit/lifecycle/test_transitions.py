@@ -244,6 +244,9 @@ REMARKS = {
         INTERRUPTING, [passed(Deadline.STUCK, **SIGSTOP)], *REMARK
     ),
     "stuck: all ranks clean up": Row(INTERRUPTING, [*ALL_ANSWERED, STUCK], *REMARK),
+    "stuck: one rank imports": Row(
+        INTERRUPTING, [*ALL_ANSWERED, passed(Deadline.STUCK, importing=((1, "yaml"),))], *REMARK
+    ),
     "stuck: all ranks compute": Row(
         INTERRUPTING, [passed(Deadline.STUCK, working=(0, 1))], *REMARK
     ),
