@@ -19,8 +19,10 @@ from torch import nn
 from nbddp.sharding import has_dtensors
 from nbddp.worker.process_group import object_state
 from nbddp.worker.process_group.bound_objects import BoundObjects
+from nbddp.worker.process_group.unfinished_steps import fsdp_groups_of
 from nbddp.worker.watch.namespace import paths_of, walk
 
+_FSDP_STATE = "_get_fsdp_state"  # of an FSDP2 module
 _LENGTH = struct.Struct("<q")
 Objects = dict[str, Any]  # by path
 Packed = list[torch.Tensor]  # states as bytes
@@ -32,13 +34,19 @@ def spread_objects(namespace: Mapping[str, Any], bound_objects: BoundObjects) ->
     found: Objects = {}
     inner: set[int] = set()
     for path, _, _, value in walk(namespace):
-        if issubclass(type(value), nn.Module) and id(value) not in inner and has_dtensors(value):
+        if issubclass(type(value), nn.Module) and id(value) not in inner and _is_spread(value):
             inner.update(map(id, value.modules()))
             found[path] = value
     optimizers = [*filter(has_dtensors, bound_objects.optimizers)]
     paths = paths_of(optimizers, namespace)
     found |= {paths[id(each)]: each for each in optimizers if id(each) in paths}
     return found
+
+
+def _is_spread(module: nn.Module) -> bool:
+    if "_modules" not in vars(module):  # its __init__ has not finished
+        return False
+    return has_dtensors(module) or any(hasattr(each, _FSDP_STATE) for each in module.modules())
 
 
 def dtensors_in(objects: Objects) -> Iterator[Any]:
@@ -136,8 +144,25 @@ class _Unpacker:
 
 def _state_of(obj: Any) -> Any:
     if isinstance(obj, nn.Module):
-        return {"parameters": [*obj.parameters()], "buffers": [*obj.buffers()]}
+        return {"parameters": _shards_of(obj), "buffers": [*obj.buffers()]}
     return object_state.state_of(obj)
+
+
+def _shards_of(module: nn.Module) -> list[Any]:
+    """Return the parameters of a model, also while FSDP2 has replaced its shards by whole ones.
+
+    FSDP2 shards the root again in its backward pass. So a generator, for example, is still whole
+    when the discriminator's optimizer steps.
+    """
+    parts: Iterator[Any] = module.modules()
+    states = [each._get_fsdp_state() for each in parts if hasattr(each, _FSDP_STATE)]
+    shards = {
+        id(getattr(part, "_unsharded_param", part)): part.sharded_param
+        for state in states
+        for group in fsdp_groups_of(state)
+        for part in group.fsdp_params
+    }
+    return [shards.get(id(each), each) for each in module.parameters()]
 
 
 def _localize(value: Any) -> Any:

@@ -8,12 +8,18 @@ from typing import Any
 from weakref import ref
 
 import pytest
+import torch
+import torch.distributed as dist
 from torch import nn, optim
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from nbddp import RequestError
 from nbddp.worker.heal import shard_copies, sharded_pickling
 from nbddp.worker.heal.shard_copies import Copy, ShardCopies
 from nbddp.worker.heal.shard_recovery import choose_sources
+from nbddp.worker.heal.spread_state import dtensors_in, pack, spread_objects
+from nbddp.worker.process_group.bound_objects import BoundObjects
 
 ROWS = [[[0]], [[1]], [[0]], [[1]]]
 
@@ -69,6 +75,24 @@ def test_copies_of_different_steps_restore_nothing(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(shard_copies, "gather_objects", lambda _: gathered)
     with pytest.raises(RequestError, match=r"no copies of the same step .*: run `%ddp restart"):
         copies.restore(objects, {1}, lambda _: None)
+
+
+def test_a_generator_that_is_whole_for_a_moment_is_copied_as_its_shards() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        generator: Any = fully_shard(nn.Linear(2, 2))
+        sharded = [*generator.parameters()]
+        namespace: Any = {"generator": generator}
+        objects = spread_objects(namespace, BoundObjects())
+        before = pack(objects)
+        # without a backward pass, the parameters of the root stay whole
+        generator(torch.ones(1, 2)).detach()
+        assert not any(isinstance(each, DTensor) for each in generator.parameters())
+        assert [*spread_objects(namespace, BoundObjects())] == ["generator"]
+        assert [*map(id, dtensors_in(objects))] == [*map(id, sharded)]
+        assert torch.equal(pack(objects), before)
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.process
