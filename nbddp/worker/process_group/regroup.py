@@ -29,6 +29,11 @@ _EXHAUSTED = (
     "connections, and there were too many of them"
 )
 
+_TURN = (
+    "the cell ended between the steps of one iteration: {} made a step, and {} did not; load a "
+    "checkpoint if they must have made the same steps"
+)
+
 
 class Regrouper:
     """Handles ``Regroup``. A failure is reported once, by the next cell that needs the group."""
@@ -97,17 +102,23 @@ class Regrouper:
         steps = {name: [*counts.of(each), id(each) in spread] for name, each in optimizers.items()}
         totals = {name: counts.total(each) for name, each in optimizers.items()}
         micro_steps = [each.micro_step for each in accumulations(objects.optimizers)]
-        report = [steps, totals, counts.has_begun_backward, micro_steps]
+        stepped, others = map(self._names_of, counts.unfinished_turn())
+        turn = _TURN.format(", ".join(stepped), ", ".join(others)) if stepped else ""
+        report = [steps, totals, counts.has_begun_backward, micro_steps, turn]
         subgroups = self._group.revive_subgroups(report, new_ranks) if lives_on else None
         reports = subgroups.reports if subgroups is not None else []
         for name, optimizer in optimizers.items() if reports else ():
             counts.set_total(optimizer, max(totals.get(name, 0) for _, totals, *_ in reports))
         # all ranks drop their gradients, or none does
-        is_uneven = any(has_begun or number != micro_steps for *_, has_begun, number in reports)
+        is_uneven = any(has_begun or number != micro_steps for *_, has_begun, number, _ in reports)
         drops = not lives_on or bool(new_ranks) or is_uneven
         not_reset = unfinished_steps.reset(objects, drops_gradients=drops) if lives_on else []
         all_steps = [steps for steps, *_ in reports]
-        return Connected(subgroups, new_ranks, all_steps, counts.is_inside_step, drops, not_reset)
+        uneven = unfinished_steps.describe_uneven(all_steps)
+        turns = {turn for rank, (*_, turn) in enumerate(reports) if rank not in new_ranks}
+        uneven += filter(None, turns if len(turns) == 1 else ())  # else some ranks are behind
+        is_inside_step = counts.is_inside_step or bool(stepped)
+        return Connected(subgroups, new_ranks, all_steps, uneven, is_inside_step, drops, not_reset)
 
     def move_models(
         self, connected: Connected, *, source: int = 0, has_state: bool = False
@@ -120,7 +131,7 @@ class Regrouper:
             has_state: whether sharded models have got the state of one step on all ranks.
         """
         if has_state:
-            connected = replace(connected, steps=[])  # uneven steps do not matter any more
+            connected = replace(connected, uneven=())  # uneven steps do not matter any more
         new_migration = partial(Migration, self._group.bound_objects, self._namespace, connected)
         migrations = [new_migration(source)]
         for group in connected.subgroups.with_objects if connected.subgroups else ():
@@ -141,8 +152,11 @@ class Regrouper:
             for optimizer in objects.optimizers
             if id(optimizer) in spread or of_ddp.isdisjoint(map(id, parameters_of(optimizer)))
         ]
-        names = paths_of(found, self._namespace)
-        return {names.get(id(each), with_article(type(each).__name__)): each for each in found}
+        return dict(zip(self._names_of(found), found, strict=True))
+
+    def _names_of(self, optimizers: Sequence[Optimizer]) -> list[str]:
+        names = paths_of(optimizers, self._namespace)
+        return [names.get(id(each), with_article(type(each).__name__)) for each in optimizers]
 
     def _migrate(self, migrations: Sequence[Migration], connected: Connected) -> None:
         """Move the models. If that failed once, do not try again with the next group.
@@ -158,7 +172,7 @@ class Regrouper:
         except Exception as error:
             self._may_migrate = self._group.is_broken or is_backend_error(error)
             raise
-        for line in [*unfinished_steps.describe_uneven(connected.steps), *lines]:
+        for line in [*connected.uneven, *lines]:
             self._notify_user(line)
 
 

@@ -53,7 +53,9 @@ class Connected:
         subgroups: the subgroups if all groups live on; None if there are new groups.
         new_ranks: in a heal, the ranks with a new process.
         steps: for each rank, the steps of its optimizers; empty if there are new groups.
-        is_inside_step: whether an optimizer of this rank has begun a step and not finished it.
+        uneven: lines about optimizers that have not made the same steps.
+        is_inside_step: whether this rank has stopped inside a step, or between the steps of several
+            optimizers in one iteration.
         drops_gradients: whether the gradients of this rank are those of an unfinished step.
         not_reset: models that are in the middle of a step, and why.
     """
@@ -61,6 +63,7 @@ class Connected:
     subgroups: Subgroups | None
     new_ranks: Sequence[int]
     steps: list[StepReport]
+    uneven: Sequence[str]
     is_inside_step: bool
     drops_gradients: bool
     not_reset: Sequence[tuple[Any, str]]

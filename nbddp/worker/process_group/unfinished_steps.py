@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence, Set
 from operator import attrgetter
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.optim import Optimizer, optimizer
@@ -63,6 +63,7 @@ class StepCounts:
         self._counts: WeakKeyDictionary[Optimizer, list[int]] = WeakKeyDictionary()
         self._earlier: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._has_failed = self.has_begun_backward = False
+        self._turns = Turns()
         wrap(torch.autograd, "_make_grads", self._begin_backward)
         optimizer.register_optimizer_step_pre_hook(self._begin)
         optimizer.register_optimizer_step_post_hook(self._end)
@@ -73,6 +74,7 @@ class StepCounts:
     def _end(self, obj: Optimizer, *_: Any) -> None:
         counts = self._counts.setdefault(obj, [1, 0])
         counts[1] = counts[0]  # also after an earlier step that has failed
+        self._turns.add(obj)
 
     @property
     def is_inside_step(self) -> bool:
@@ -86,8 +88,9 @@ class StepCounts:
         return make_gradients(*args, **options)
 
     def begin_cell(self) -> None:
-        """Forget a backward pass of an earlier cell, unless a cell has failed since then."""
-        self.has_begun_backward = self.has_begun_backward and self._has_failed
+        """Forget what an earlier cell has begun, unless a cell has failed since then."""
+        if not self._has_failed:
+            self.has_begun_backward, self._turns = False, Turns()
 
     def end_cell(self, error: BaseException | None) -> None:
         """Note whether a cell has failed."""
@@ -98,6 +101,11 @@ class StepCounts:
         self._earlier.update({obj: self.total(obj) for obj in self._counts})
         self._counts.clear()
         self._has_failed = self.has_begun_backward = False
+        self._turns = Turns()
+
+    def unfinished_turn(self) -> tuple[list[Optimizer], list[Optimizer]]:
+        """Return the optimizers that have stepped in an unfinished iteration, and the others."""
+        return self._turns.unfinished()
 
     def total(self, obj: Optimizer) -> int:
         """Return how many steps an optimizer has finished since it was made."""
@@ -110,6 +118,45 @@ class StepCounts:
     def of(self, obj: Optimizer) -> list[int]:
         """Return how many steps an optimizer has begun, and how many of them it has finished."""
         return self._counts.get(obj, [0, 0])
+
+
+class Turns:
+    """Recognizes a loop in which several optimizers make one step each, always in one order.
+
+    Where a loop steps one optimizer more often than another, nothing is known of its iterations.
+
+    >>> first, second = (torch.optim.SGD([torch.ones(1)]) for _ in range(2))
+    >>> turns = Turns()
+    >>> for each in (first, second, first, second, first):
+    ...     turns.add(each)
+    >>> turns.unfinished() == ([first], [second])
+    True
+    """
+
+    def __init__(self) -> None:
+        self._order: list[ref[Optimizer]] = []
+        self._count = 0
+        self._is_regular = True
+
+    def add(self, obj: Optimizer) -> None:
+        """Note a step."""
+        made, reference = self._count, ref(obj)
+        self._count += 1
+        if made == len(self._order) and reference not in self._order:  # the first iteration
+            self._order.append(reference)
+        elif self._order[made % len(self._order)] != reference:
+            self._is_regular = False
+
+    def unfinished(self) -> tuple[list[Optimizer], list[Optimizer]]:
+        """Return the optimizers that have made their step of an iteration, and those that have not.
+
+        Both are empty after a whole iteration, and before two equal ones.
+        """
+        living = [obj for each in self._order if (obj := each()) is not None]
+        size, count = len(self._order), self._count
+        if not self._is_regular or len(living) < size or count <= 2 * size or not count % size:
+            return [], []
+        return living[: count % size], living[count % size :]
 
 
 def describe_uneven(all_ranks: Sequence[StepReport]) -> list[str]:

@@ -61,3 +61,33 @@ def test_a_step_that_an_interrupt_ends_is_counted_as_begun() -> None:
     ]
     counts.clear()
     assert counts.of(whole) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "stepped", "others"),
+    [
+        ("ababa", "a", "b"),
+        ("abcabcab", "ab", "c"),
+        ("abab", "", ""),
+        ("aba", "", ""),  # one iteration is no pattern
+        ("aabaabaa", "", ""),  # the loop steps one of them more often
+        ("ababb", "", ""),
+        ("aaaaa", "", ""),
+        ("", "", ""),
+    ],
+)
+def test_an_iteration_is_unfinished_only_if_each_one_before_had_the_same_steps(
+    steps: str, stepped: str, others: str
+) -> None:
+    optimizers = {name: torch.optim.SGD([nn.Parameter(torch.ones(1))]) for name in "abc"}
+    counts = StepCounts()
+    optimizers["b"].step()
+    counts.begin_cell()
+    for name in steps:
+        optimizers[name].step()
+    wanted = [[optimizers[name] for name in names] for names in (stepped, others)]
+    counts.end_cell(KeyboardInterrupt())
+    counts.begin_cell()  # of a cell that needs no group
+    assert [*counts.unfinished_turn()] == wanted
+    counts.clear()
+    assert counts.unfinished_turn() == ([], [])
