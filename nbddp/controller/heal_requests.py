@@ -205,6 +205,7 @@ class HealRequests:
             rank=rank,
             reason=f"rank {rank}: {answer.error}" if answer.error else "",
             is_consequence=joined.is_consequence,
+            is_refused=joined.is_refused,
             not_loaded=tuple(joined.not_loaded),
         )
         self._state.step(event)

@@ -99,12 +99,14 @@ class GroupJoined(RankEvent):
     Attributes:
         reason: why it failed; empty if it joined.
         is_consequence: whether it failed only because another rank did.
+        is_refused: whether another heal would fail in the same way.
         not_loaded: variables that could not be loaded on this rank; then ``reason`` is not empty.
     """
 
     generation: int
     reason: str = ""
     is_consequence: bool = False
+    is_refused: bool = False
     not_loaded: tuple[str, ...] = ()
 
 
@@ -143,7 +145,10 @@ class RankStartFailed(RankEvent):
 
 
 class RankEndedCell(RankEvent):
-    """A rank has ended a cell."""
+    """A rank has ended a cell.
+
+    ``sequence``: number of collectives of the default group, and of optimizer steps in the cell.
+    """
 
     cell: int
     is_ok: bool

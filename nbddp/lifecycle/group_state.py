@@ -102,6 +102,7 @@ class HealLife:
             After the first one, the ranks in ``joining`` are asked to give up.
         must_repeat: whether the join failed because a name could not be loaded.
         has_failed: whether the heal fails, whatever the other ranks answer.
+        is_refused: whether another heal would fail in the same way.
     """
 
     replacements: tuple[int, ...]
@@ -114,6 +115,7 @@ class HealLife:
     failures: tuple[tuple[bool, str], ...] = ()
     must_repeat: bool = False
     has_failed: bool = False
+    is_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,7 @@ class Life:
     next_start: StartAsked | None = None
     grace: float = StartOptions.grace
     pending_notices: tuple[str, ...] = ()  # about nodes, for the next cell
+    is_heal_refused: bool = False  # and another heal would be refused, too
     is_rejoin: bool = False  # of an earlier notebook's ranks: a late rank does not fail the others
 
     @property

@@ -41,7 +41,7 @@ def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
         checks=event.donor is None,
     )
     healing, request = _request_namespace(
-        replace(life, state=GroupState.HEALING, ranks=ranks), heal
+        replace(life, state=GroupState.HEALING, ranks=ranks, is_heal_refused=False), heal
     )
     return healing, [
         ev.StartReplacements(ranks=event.ranks),  # first: it creates what carries out the others
@@ -107,6 +107,7 @@ def on_group_joined(life: Life, event: ev.GroupJoined) -> Step:
         failures=(*heal.failures, *failures),
         not_loaded=(*heal.not_loaded, *event.not_loaded),
         must_repeat=heal.must_repeat or bool(event.not_loaded),
+        is_refused=heal.is_refused or event.is_refused,
     )
     return _finish_when_all_answered(life, heal)
 
@@ -139,7 +140,8 @@ def _finish_when_all_answered(life: Life, heal: HealLife) -> Step:
         )
         return _request_namespace(life, repeated)
     if heal.failures:  # prefer the first cause to its consequences
-        return abandon_heal(life, heal, min(heal.failures, key=lambda each: each[0])[1])
+        reason = min(heal.failures, key=lambda each: each[0])[1]
+        return abandon_heal(life, heal, reason, is_refused=heal.is_refused)
     return replace(life, state=GroupState.IDLE, heal=None, has_group=True), [ev.HealFinished()]
 
 
@@ -162,8 +164,8 @@ def on_deadline(life: Life, heal: HealLife, event: ev.DeadlinePassed) -> Step:
 def abandon_heal(life: Life, heal: HealLife, reason: str, *, is_refused: bool = False) -> Step:
     """Kill the replacements, and report that the heal failed.
 
-    The dead ranks are dead from their first cause again. ``is_refused``: the donor refused the
-    heal, as it would the next time.
+    The dead ranks are dead from their first cause again. ``is_refused``: a rank refused the heal,
+    as it would the next time.
     """
     alive = tuple(rank for rank in heal.replacements if life.is_alive(rank))
     exitcodes = dict(zip(heal.replacements, heal.exitcodes, strict=True))
@@ -172,7 +174,14 @@ def abandon_heal(life: Life, heal: HealLife, reason: str, *, is_refused: bool = 
         for r in life.ranks
     )
     kill: list[ev.Action] = [ev.Kill(ranks=alive)] if alive else []
-    broken = replace(life, state=GroupState.BROKEN, ranks=ranks, heal=None, has_group=False)
+    broken = replace(
+        life,
+        state=GroupState.BROKEN,
+        ranks=ranks,
+        heal=None,
+        has_group=False,
+        is_heal_refused=is_refused,
+    )
     # last: the user may heal again at once
     return broken, [*kill, ev.HealFailed(reason=reason, is_refused=is_refused)]
 

@@ -75,22 +75,22 @@ def exited_before_answer(life: Life, rank: int, exitcode: int | None) -> str:
     return f"{text}; {way_out(life)}" if life.state is GroupState.BROKEN else text
 
 
-def way_out(life: Life, *, can_heal: bool = True) -> str:
+def way_out(life: Life) -> str:
     """Say what the user can do after ranks have died."""
     alive = format_number_ranges(life.alive)
     others = f", `%%ddp --ranks {alive}` uses the others" if alive else ""
     those = "it" if len(life.gone) == 1 else "the dead ranks"
-    heal = f"`%ddp heal` replaces {those}, " if life.alive and can_heal else ""
+    can_heal = life.alive and not life.is_heal_refused
+    heal = f"`%ddp heal` replaces {those}, " if can_heal else ""
     return f"{heal}`%ddp restart` restarts all ranks{others}"
 
 
 def with_way_out(text: str, life: Life) -> str:
     """Add the way out to the message of a failed heal."""
-    can_heal = text.startswith(NOT_HEALED)
-    has_failed = can_heal or text.startswith(CANNOT_HEAL)
+    has_failed = text.startswith((NOT_HEALED, CANNOT_HEAL))
     if not has_failed or not life.gone or "`%ddp restart" in text:
         return text
-    return f"{text}; {way_out(life, can_heal=can_heal)}"
+    return f"{text}; {way_out(life)}"
 
 
 def describe_node(life: Life, event: ev.NodeEvent) -> str:

@@ -222,6 +222,8 @@ def _on_run_asked(life: Life, event: ev.RunAsked) -> Step:
         replace(rank, state=RankState.RUNNING) if rank.rank in concerned else rank
         for rank in life.ranks
     )
+    # the cell may delete what the heal was refused for
+    life = replace(life, is_heal_refused=False)
     running = replace(life, state=GroupState.RUNNING, cell=cell, ranks=ranks, pending_notices=())
     notices = [ev.Notify(text=text) for text in life.pending_notices]
     return running, [*actions, ev.SendCell(cell=event.cell, ranks=event.ranks), *notices]
@@ -304,7 +306,7 @@ def _rank_left_cell(
 def _finish(life: Life, cell: CellLife) -> Step:
     if life.state is GroupState.STOPPING:
         return life, []  # reported when the processes have exited
-    is_torn = cell.has_failed and len(cell.sequences) > 1  # ranks stopped at different collectives
+    is_torn = cell.has_failed and len(cell.sequences) > 1  # ranks stopped at different places
     over = replace(
         life,
         state=GroupState.BROKEN if life.gone else GroupState.IDLE,

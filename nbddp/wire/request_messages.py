@@ -120,6 +120,7 @@ class JoinedGroup(Frozen):
 
     Attributes:
         is_consequence: whether it could not join only because another rank did not.
+        is_refused: whether another heal would fail in the same way.
         not_loaded: by name, why this replacement could not load a variable.
         places: paths at which this replacement put its own rank number.
         own_values: paths at which it put its own value.
@@ -127,6 +128,7 @@ class JoinedGroup(Frozen):
     """
 
     is_consequence: bool = False
+    is_refused: bool = False
     not_loaded: dict[str, str] = field(default_factory=dict)
     places: list[str] = field(default_factory=list)
     own_values: list[str] = field(default_factory=list)

@@ -141,7 +141,8 @@ class HealHandler:
             joined = self._join(command)
         except Exception as error:  # noqa: BLE001 - the answer reports it; the rank lives on
             reason = f"{type(error).__name__}: {error_text(error)}".partition("\n")[0]
-            joined = JoinedGroup(is_consequence=is_backend_error(error))
+            is_refused = isinstance(error, RequestError)
+            joined = JoinedGroup(is_consequence=is_backend_error(error), is_refused=is_refused)
             if isinstance(error, UnpickleError):
                 reason = str(error)
                 joined = replace(joined, not_loaded={error.name: reason})
@@ -160,7 +161,10 @@ class HealHandler:
     def _transfer_namespace(self, command: JoinGroup, steps: Sequence[StepReport]) -> JoinedGroup:
         """Send or receive the memory of tensors first: unpickled objects may read it at once."""
         if command.shards and not steps:
-            raise RuntimeError(f"the process groups are new ones, and {LOST_PART}")
+            raise RequestError(
+                f"the process groups are new ones, and {LOST_PART}: run `%ddp restart --replay` "
+                "and load a checkpoint"
+            )
         rank, device = dist.get_rank(), self._group.device
         if rank == command.donor:
             self._send(command.replacements)

@@ -164,11 +164,22 @@ def test_a_failed_heal_leaves_the_surviving_ranks_unchanged() -> None:
 
 def test_a_failed_heal_keeps_the_cause_of_death_and_says_whether_to_try_again() -> None:
     healing = after(IDLE, replace(died(1), exitcode=-6), HEAL)
-    for events in ([INTERRUPT], [NO_NAMES], [unable(1)], [died(1)], [ready(1), NO_NAMES]):
+    refused = [ready(1), GIVEN, met(0), replace(NO_ROOM, is_refused=True)]
+    whys: list[list[Any]] = [
+        [INTERRUPT],
+        [NO_NAMES],
+        [unable(1)],
+        [died(1)],
+        [ready(1), NO_NAMES],
+        refused,
+    ]
+    for events in whys:
         failed, actions = advance(after(healing, *events[:-1]), events[-1])
         assert failed.ranks[1].exitcode == -6
         assert isinstance(actions[-1], ev.HealFailed)
-        assert actions[-1].is_refused == (events[-1] is NO_NAMES)
+        assert actions[-1].is_refused == (events[-1] in (NO_NAMES, refused[-1]))
+        assert failed.is_heal_refused == actions[-1].is_refused
+        assert not after(failed, run(0)).is_heal_refused
 
 
 def test_the_donor_is_the_lowest_living_rank_unless_the_user_chooses_one() -> None:

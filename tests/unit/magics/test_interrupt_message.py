@@ -1,9 +1,11 @@
 """An interrupted magic describes the state of the ranks in one line."""
 
+from dataclasses import replace
+
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
-from nbddp.lifecycle.refusals import with_way_out
+from nbddp.lifecycle.refusals import rank_not_running, with_way_out
 from nbddp.magics.magic_errors import interrupt_error
 
 
@@ -42,10 +44,12 @@ def test_the_message_of_a_failed_heal_has_the_next_step(snapshot: SnapshotAssert
     vain = "the group was not healed: rank 1 was killed"
     assert with_way_out(vain, ONE_GONE) == snapshot
     refused = "the group cannot be healed: rank 0: its model is sharded"
-    assert with_way_out(refused, ONE_GONE) == (
-        f"{refused}; `%ddp restart` restarts all ranks, `%%ddp --ranks 0,2` uses the others"
-    )
+    no_heal = replace(ONE_GONE, is_heal_refused=True)
+    others = "`%ddp restart` restarts all ranks, `%%ddp --ranks 0,2` uses the others"
+    assert with_way_out(refused, no_heal) == f"{refused}; {others}"
+    # nor does a later message propose the heal that was refused
+    assert rank_not_running(no_heal, 1).endswith(f"; {others}")
     has_own = f"{refused}; `%ddp restart --replay` runs the cells again"
-    assert with_way_out(has_own, ONE_GONE) == has_own
+    assert with_way_out(has_own, no_heal) == has_own
     assert with_way_out(vain, OFF) == vain
     assert with_way_out("rank 0 lives", ONE_GONE) == "rank 0 lives"
