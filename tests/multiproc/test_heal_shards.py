@@ -41,12 +41,13 @@ def test_a_new_rank_gets_groups_meshes_and_the_shards_of_a_replica(
 ) -> None:
     group = make_group(4)
     group.run(HYBRID + "before = use()", quiet=True)
-    for number, dead in enumerate([1, 0], start=1):
+    # at last, all ranks of a group of the mesh
+    for number, dead in enumerate([(1,), (0,), (2, 3)], start=1):
         group.run("numbers = [*map(id, kept)]", quiet=True)
-        kill(group, dead)
-        healed = group.heal()
-        assert (healed.ranks, healed.left) == ((dead,), {})
-        survivors = [rank for rank in range(4) if rank != dead]
+        kill(group, *dead)
+        survivors = [rank for rank in range(4) if rank not in dead]
+        healed = group.heal(donor=survivors[0])
+        assert (healed.ranks, healed.left) == (dead, {})
         names = "[dist.group.WORLD, every, mesh, net, ddp]"
         assert all(group.evaluate(f"[*map(id, {names})] == numbers", ranks=survivors))
         group.run("assert use() == before, (use(), before)")
@@ -55,11 +56,14 @@ def test_a_new_rank_gets_groups_meshes_and_the_shards_of_a_replica(
         assert (
             "copies of shards: every 100 steps" in capsys.readouterr().out
         )  # at once after a heal
-    group.run("step(net, optimizer, 3)\nassert all(map(torch.equal, whole(net), whole(wanted)))")
+    trained = "assert all(map(torch.equal, whole(net), whole(wanted)))"
+    group.run(trained)
     assert group.evaluate("len(steps), len(gradients)") == [(3, 3)] * 4
-    kill(group, 2, 0)  # all ranks of a group of the mesh
-    with pytest.raises(RequestError, match=r"cannot be copied .* rank [02] has no process group"):
-        group.heal(donor=1)
+    group.wait_for_copies()
+    kill(group, 2, 0)  # all that had their shards
+    group.heal(donor=1)
+    group.run(f"assert use() == before\n{trained}")
+    assert "the models are back at step 4 of 4" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])

@@ -67,8 +67,8 @@ class ProcessGroup:
         self.reviver = revival.GroupReviver(
             self._unblocker, connections.recording_group, self.bound_objects.has_any_in
         )
-        self._group_members: set[frozenset[int]] = set()
-        self._all_groups: dict[str, tuple[list[int], str]] = {}
+        # by name, the ranks and the description of each group, also without this rank
+        self._groups: dict[str, tuple[list[int], str]] = {}
         wrap(dist.distributed_c10d, "_new_process_group_helper", self._create_group)
         self._topology = topology
         self._timeout = timeout
@@ -89,6 +89,9 @@ class ProcessGroup:
         size: int,
         rank: int,
         ranks: Sequence[int],
+        backend: str,
+        store: dist.Store,
+        name: str,
         *args: Any,
         **options: Any,
     ) -> Any:
@@ -96,10 +99,10 @@ class ProcessGroup:
 
         The ranks may not include this one. An empty sequence means all ranks.
         """
-        if not str(options.get("group_desc")).startswith(MESH):
-            self._group_members.add(frozenset(ranks))
+        if ranks:
+            self._groups[name] = [*ranks], str(options.get("group_desc"))
         with self._unblocker.forming(), self._connections.recording_group():
-            result = create(size, rank, ranks, *args, **options)
+            result = create(size, rank, ranks, backend, store, name, *args, **options)
         if isinstance(result[0], dist.ProcessGroup):  # else this rank is not in the group
             self._releaser.keep_alive(result[0])
         return result
@@ -183,10 +186,10 @@ class ProcessGroup:
         """
         if not name:
             return dist.group.WORLD
-        rank, (ranks, description) = self._topology.rank, self._all_groups.get(name, ([], ""))
+        rank, (ranks, description) = self._topology.rank, self._groups.get(name, ([], ""))
         candidates = [
             candidate
-            for candidate, (others, text) in self._all_groups.items()
+            for candidate, (others, text) in self._groups.items()
             if rank in others and text == description and len(others) == len(ranks)
         ]
         if rank not in ranks and description.startswith(MESH) and candidates:
@@ -203,20 +206,17 @@ class ProcessGroup:
     def revive_subgroups(self, report: Any, new_ranks: Sequence[int] = ()) -> revival.Subgroups:
         """Connect the groups that all of their ranks have, and destroy the others."""
         store, timeout = self._group_store, self._connect_timeout
-        subgroups = self.reviver.revive_others(store, timeout, report, new_ranks)
+        # none of the ranks of these groups has them any more
+        lost = {name: each for name, each in self._groups.items() if {*each[0]} <= {*new_ranks}}
+        subgroups = self.reviver.revive_others(store, timeout, report, new_ranks, lost)
         self._check_not_broken()
-        self._all_groups = subgroups.ranks
-        self._group_members = {
-            frozenset(ranks)
-            for ranks, text in self._all_groups.values()
-            if not text.startswith(MESH)
-        }
+        self._groups = subgroups.ranks
         return subgroups
 
     def _form_new(self, store: dist.Store, name: int) -> None:
         """Form a new default group. Its name is a number, as torch makes it."""
         self.reviver.forget()
-        self._group_members.clear()
+        self._groups.clear()
         _number_groups_from(name)
         dist.init_process_group(
             self.backend,
@@ -287,7 +287,8 @@ class ProcessGroup:
         A group of a mesh does not count: the other rank gets its own group of the mesh.
         """
         rank = self._topology.rank
-        parts = (each for each in self._group_members if (rank in each) != (other in each))
+        groups = (ranks for ranks, text in self._groups.values() if not text.startswith(MESH))
+        parts = (ranks for ranks in groups if (rank in ranks) != (other in ranks))
         return min((sorted(part) for part in parts if len(part) > 1), default=[])
 
     def is_intact(self) -> bool:

@@ -7,7 +7,7 @@ DTensors, sharded models, compiled functions (tried with torch 2.9, 2.13 and 2.1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -117,7 +117,12 @@ class GroupReviver:
             self._revive(dist.group.WORLD, store, timeout)
 
     def revive_others(
-        self, store: dist.Store, timeout: timedelta, report: Any, new_ranks: Sequence[int] = ()
+        self,
+        store: dist.Store,
+        timeout: timedelta,
+        report: Any,
+        new_ranks: Sequence[int],
+        lost: Mapping[str, tuple[list[int], str]],
     ) -> Subgroups:
         """Give a new backend to each group that all its ranks have, and destroy the others.
 
@@ -129,10 +134,12 @@ class GroupReviver:
             timeout: the least time for the ranks of a group to connect.
             report: a JSON value for the other ranks.
             new_ranks: ranks with a new process.
+            lost: groups in which all ranks have a new process, with their ranks and description.
         """
         world = _world()
         groups = {name: pg for pg, name in list(world.pg_names.items()) if pg != world.default_pg}
-        facts = {name: self._facts(group) for name, group in groups.items()}
+        facts = {name: (*each, 0.0, False) for name, each in lost.items()}
+        facts |= {name: self._facts(group) for name, group in groups.items()}
         gathered = gather_objects([facts, report])
         merged = {name: fact for facts, _ in reversed(gathered) for name, fact in facts.items()}
         subgroups = Subgroups(
@@ -146,7 +153,7 @@ class GroupReviver:
             for name in names:
                 ranks, text, seconds, _ = facts.get(name) or merged[name]
                 members = [gathered[rank][0].get(name) for rank in ranks if rank not in new_ranks]
-                is_whole = bool(members) and all(each and each[0] == ranks for each in members)
+                is_whole = bool(ranks) and all(each and each[0] == ranks for each in members)
                 group = groups.get(name)
                 if not is_whole and group is not None:
                     world.pg_group_ranks.setdefault(group, {})
