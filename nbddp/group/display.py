@@ -5,11 +5,20 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 from nbddp.controller.session import Session
+from nbddp.group.method_names import name_methods
 from nbddp.ui.frontend import StreamTarget, View
 from nbddp.ui.input_requests import ConsoleInput, InputQueue
 from nbddp.ui.report.blocks import Report
 from nbddp.ui.report.render import render_text
 from nbddp.ui.text_view import TextView
+
+
+class ScriptTarget(StreamTarget):
+    """Prints, and names the methods of a worker group in nbddp's own lines."""
+
+    def write(self, text: str) -> None:
+        """Print a text."""
+        super().write(name_methods(text) if "nbddp: " in text else text)
 
 
 class TextDisplay:
@@ -19,6 +28,7 @@ class TextDisplay:
         quiet: show only the values of the last line of a cell, and nothing about trials.
     """
 
+    target: type[StreamTarget] = ScriptTarget  # where lines are printed
     has_table = False  # whether a table shows the trials; otherwise each trial gets a line
     shows_notices = False  # whether the view of a cell shows notices
 
@@ -30,7 +40,7 @@ class TextDisplay:
     def view(self, session: Session) -> View:
         """Return the view of the next attempt."""
         input_queue = InputQueue(ConsoleInput(), session.answer)
-        return TextView(StreamTarget(), is_quiet=self.quiet, input_queue=input_queue)
+        return TextView(self.target(), is_quiet=self.quiet, input_queue=input_queue)
 
     def show_notice(self, text: str) -> None:
         """Show how nbddp handles a failure, in the view of the failed attempt if possible."""
@@ -62,4 +72,4 @@ class TextDisplay:
             self.print_line(text)
 
     def _write(self, text: str) -> None:
-        StreamTarget().write_line(text)
+        self.target().write_line(text)

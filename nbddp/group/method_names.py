@@ -1,4 +1,4 @@
-"""Errors of a worker group in a script: they name its methods instead of magics."""
+"""Messages of a worker group in a script: they name its methods instead of magics."""
 
 from __future__ import annotations
 
@@ -13,22 +13,37 @@ from nbddp.extension.installed import installed, load
 
 T = TypeVar("T")
 
-_METHODS = (
+
+def _name_ranks(found: re.Match[str]) -> str:
+    ends = [part.partition("-") for part in found[1].split(",")]
+    ranks = [f"*range({low}, {int(high) + 1})" if high else low for low, _, high in ends]
+    return f"`group.run(..., ranks=[{', '.join(ranks)}])`"
+
+
+_METHODS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"`%ddp start` or a `%%ddp` cell", "`group.start()`"),
     (r"`%ddp (start|restart|stop|interrupt|heal)`", r"`group.\1()`"),
     (r"`%ddp kill (\d+)`", r"`group.kill(\1)`"),
     (r"`%ddp heal --rerun`", "`group.heal(rerun=True)`"),
     (r"`%ddp heal --from R`", "`group.heal(donor=R)`"),
     (r"`%ddp run`", "`group.run_script()`"),
-    (r"`%%ddp --ranks ([\d,]+)`", r"`group.run(..., ranks=[\1])`"),
+    (r"`%%ddp --ranks ([\d,-]+)`", _name_ranks),
+    (r"`%%ddp --shard-copies (\d+)`", r"`group.run(..., shard_copies=\1)`"),
+    # no method runs the earlier cells again
+    (r" Next time use `%ddp restart --replay`: it runs such cells by itself\.", ""),
+    (
+        r"`%ddp restart --replay` (?:restarts all ranks and )?(?:runs|replays) [^.;,]*",
+        "`group.restart()` restarts all ranks",
+    ),
+    (r"`%ddp restart --replay`", "`group.restart()`"),
 )
 
 
 def name_methods(text: str) -> str:
     """Replace the magics in a text by the methods that do the same, where there is one.
 
-    >>> name_methods("rank 1 is gone; `%ddp heal` replaces it, `%ddp restart --replay` ...")
-    'rank 1 is gone; `group.heal()` replaces it, `%ddp restart --replay` ...'
+    >>> name_methods("`%ddp heal` replaces it, `%%ddp --ranks 0,2-3` uses the others")
+    '`group.heal()` replaces it, `group.run(..., ranks=[0, *range(2, 4)])` uses the others'
     """
     for magic, method in _METHODS:
         text = re.sub(magic, method, text)

@@ -18,7 +18,7 @@ from nbddp.controller.session import Session
 from nbddp.group.display import TextDisplay
 from nbddp.record.cell import CellHandle
 from nbddp.sigint import import_interruptibly
-from nbddp.ui.frontend import NotebookTarget, View, supports_color, supports_widgets
+from nbddp.ui.frontend import NotebookTarget, StreamTarget, View, supports_color, supports_widgets
 from nbddp.ui.html_pieces import MAX_CHARTS
 from nbddp.ui.input_requests import ConsoleInput, InputBackend, InputQueue, StdinPrompt
 from nbddp.ui.report.blocks import Block, Report
@@ -238,6 +238,8 @@ class NotebookDisplay(TextDisplay):
         has_pictures: whether a text view shows charts. Trials show all charts in one picture at the
             end instead.
     """
+
+    target = StreamTarget
 
     def __init__(self, presenter: Presenter, *, quiet: bool, has_pictures: bool = True) -> None:
         super().__init__(quiet=quiet)

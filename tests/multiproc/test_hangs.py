@@ -133,7 +133,7 @@ def test_rank_stopped_by_a_signal_is_named_and_can_be_killed(group: Ranks, capsy
     assert re.match("rank 1 was killed by you", str(group.failure_of("dist.barrier()")))
     told = [line for line in capsys.readouterr().out.splitlines() if "SIGSTOP" in line]
     assert len(told) == 1
-    assert re.search("rank 1: .*`%ddp kill 1`", told[0])
+    assert re.search(r"rank 1: .*`group.kill\(1\)`", told[0])
 
 
 def test_pull_from_a_dying_rank_returns(group: Ranks) -> None:
