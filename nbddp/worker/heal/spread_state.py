@@ -52,7 +52,7 @@ def _is_spread(module: nn.Module) -> bool:
 def dtensors_in(objects: Objects) -> Iterator[Any]:
     """Yield the DTensors of sharded models and optimizers."""
     for state in map(_state_of, objects.values()):
-        yield from (each for each in _tensors_in(state) if hasattr(each, "placements"))
+        yield from object_state.tensors_in(state, _is_dtensor)
 
 
 def parts_of(objects: Objects, rank: int) -> Parts:
@@ -98,48 +98,27 @@ def unpack(objects: Objects, packed: torch.Tensor) -> None:
         KeyError: there is no such object.
     """
     [length] = _LENGTH.unpack(packed[: _LENGTH.size].numpy().tobytes())
-    begin = _LENGTH.size + length
-    unpacker = _Unpacker(packed[begin:])
-    with torch.no_grad():
-        for path, described in json.loads(packed[_LENGTH.size : begin].numpy().tobytes())[1]:
-            state = unpacker.fill(described, _state_of(objects[path]))
-            if not isinstance(objects[path], nn.Module):
-                object_state.load_state(objects[path], state)
+    position = _LENGTH.size + length
+    description = json.loads(packed[_LENGTH.size : position].numpy().tobytes())
 
-
-class _Unpacker:
-    """Copies bytes into tensors, one after the other."""
-
-    def __init__(self, data: torch.Tensor) -> None:
-        self._data = data
-        self._position = 0
-
-    def fill(self, described: list[Any], held: Any) -> Any:
-        match described:
-            case ["tensor", dtype, sizes, _]:
-                return self._fill_tensor(getattr(torch, dtype), sizes, held)
-            case ["dict", items]:
-                held = held if type(held) is dict else {}
-                return {key: self.fill(each, held.get(key)) for key, each in items}
-            case ["list" | "tuple" as kind, items]:
-                held = [*held] if type(held) in (list, tuple) else []
-                held += [None] * (len(items) - len(held))
-                made = [self.fill(each, mine) for each, mine in zip(items, held, strict=False)]
-                return tuple(made) if kind == "tuple" else made
-            case ["plain", value]:
-                return value
-        return held
-
-    def _fill_tensor(self, dtype: torch.dtype, sizes: list[int], held: Any) -> torch.Tensor:
+    def fill_tensor(description: list[Any], held: Any) -> torch.Tensor:
+        nonlocal position
+        dtype, sizes = getattr(torch, description[1]), description[2]
         count = torch.Size(sizes).numel() * dtype.itemsize
-        part = self._data[self._position : self._position + count].clone()  # is aligned
-        self._position += count
+        part = packed[position : position + count].clone()  # is aligned
+        position += count
         value = part.view(dtype).view(sizes)
         local: Any = _localize(held)
         if not isinstance(local, torch.Tensor) or [*local.shape] != sizes or local.dtype != dtype:
             return value
         local.copy_(value)
         return cast("torch.Tensor", held)
+
+    with torch.no_grad():
+        for path, described in description[1]:
+            state = object_state.fill(described, _state_of(objects[path]), fill_tensor)
+            if not isinstance(objects[path], nn.Module):
+                object_state.load_state(objects[path], state)
 
 
 def _state_of(obj: Any) -> Any:
@@ -171,12 +150,8 @@ def _localize(value: Any) -> Any:
         return {key: _localize(each) for key, each in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(_localize, value))
-    return value.to_local() if hasattr(value, "placements") else value
+    return value.to_local() if _is_dtensor(value) else value
 
 
-def _tensors_in(value: Any) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif type(value) in (dict, list, tuple):
-        for part in value.values() if type(value) is dict else value:
-            yield from _tensors_in(part)
+def _is_dtensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and hasattr(value, "placements")

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -22,6 +22,7 @@ from nbddp.reporting import state_providers
 from nbddp.worker.process_group.object_collectives import fingerprints
 
 PLAIN = (type(None), bool, int, float, str)
+MakeTensor = Callable[[list[Any], Any], torch.Tensor]
 
 
 def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -98,49 +99,62 @@ def _is_sendable(value: Any) -> bool:
 
 
 def state_from_description(obj: Any, description: str, device: torch.device) -> Any:
-    """Return a state with another rank's numbers, and new tensors of its types and shapes.
+    """Return a state with another rank's numbers, and tensors of its types and shapes.
 
-    Values that are equal to those of the other rank stay, with their tensors. Values that are
-    neither numbers nor tensors stay too.
+    Tensors that fit stay, and so do values that are neither numbers nor tensors.
 
     Args:
         obj: the object.
         description: result of :func:`describe_state` on the other rank.
-        device: device of tensors that are not on the CPU.
+        device: device of new tensors that are not on the CPU.
 
     Raises:
         TypeError: this rank lacks a value that cannot be sent.
     """
-    return _value_from_description(json.loads(description), state_of(obj), device)
+
+    def make_tensor(description: list[Any], held: Any) -> torch.Tensor:
+        if describe(held) == description:
+            return cast("torch.Tensor", held)
+        _, dtype, sizes, is_on_cpu = description
+        location = "cpu" if is_on_cpu else device
+        return torch.zeros(sizes, dtype=getattr(torch, dtype), device=location)
+
+    return fill(json.loads(description), state_of(obj), make_tensor)
 
 
-def _value_from_description(description: list[Any], target: Any, device: torch.device) -> Any:
-    if describe(target) == description:
-        return target
+def fill(description: list[Any], held: Any, make_tensor: MakeTensor) -> Any:
+    """Return a state with the numbers of a description.
+
+    Args:
+        description: result of :func:`describe`.
+        held: the state of before; values that are neither numbers nor tensors stay.
+        make_tensor: called with the description of each tensor, and the value that it replaces.
+
+    Raises:
+        TypeError: there is no such value as one that is neither a number nor a tensor.
+    """
     match description:
+        case ["tensor", *_]:
+            return make_tensor(description, held)
         case ["plain", value]:
             return value
         case ["dict", items]:
-            held = target if type(target) is dict else {}
-            return {
-                key: _value_from_description(part, held.get(key), device) for key, part in items
-            }
+            parts = held if type(held) is dict else {}
+            return {key: fill(each, parts.get(key), make_tensor) for key, each in items}
         case ["list" | "tuple" as kind, items]:
-            target = target if type(target) in (list, tuple) else ()
-            pairs = zip_longest(items, target[: len(items)])
-            made = [_value_from_description(each, mine, device) for each, mine in pairs]
+            before = held[: len(items)] if type(held) in (list, tuple) else ()
+            made = [fill(*pair, make_tensor) for pair in zip_longest(items, before)]
             return tuple(made) if kind == "tuple" else made
-        case ["tensor", dtype, sizes, is_on_cpu]:
-            location = "cpu" if is_on_cpu else device
-            return torch.zeros(sizes, dtype=getattr(torch, dtype), device=location)
+    if describe(held) == description:
+        return held
     what = with_article(description[1])
     raise TypeError(f"the ranks' states differ, and {what} in them cannot be sent")
 
 
-def tensors_in(state: Any) -> Iterator[torch.Tensor]:
+def tensors_in(state: Any, is_wanted: Callable[[Any], bool] = _is_sendable) -> Iterator[Any]:
     """Yield the tensors of a state, in the same order on all ranks."""
-    if _is_sendable(state):
+    if is_wanted(state):
         yield state
     elif type(state) in (dict, list, tuple):
         for part in state.values() if type(state) is dict else state:
-            yield from tensors_in(part)
+            yield from tensors_in(part, is_wanted)
