@@ -128,7 +128,8 @@ class MessageHandler:
                 is_ok=report.is_ok,
                 # interrupted ranks may have stopped at different steps: they form a new group
                 in_group=report.in_group and not report.is_interrupted,
-                sequence=report.sequence,
+                # a rank that has failed before a step is behind, although no rank waits for it
+                sequence=report.sequence + report.steps,
             )
             state.step(ended)
 

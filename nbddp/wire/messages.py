@@ -274,6 +274,7 @@ class CellEnded(Frozen):
         cell: number of the cell.
         in_group: whether the rank is in an intact default process group.
         sequence: number of collectives of the default process group.
+        steps: number of optimizer steps in the cell.
         groups: number of collectives of each other group, by its ranks, as "[0, 2]". The key
             "new_group" counts the groups that the rank has begun to form.
         is_interrupted: whether the cell ended because of an interrupt.
@@ -292,6 +293,7 @@ class CellEnded(Frozen):
     cell: int
     in_group: bool
     sequence: int = 0
+    steps: int = 0
     groups: JsonDict = field(default_factory=dict)
     is_interrupted: bool = False
     is_quit: bool = False

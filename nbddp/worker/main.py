@@ -467,6 +467,7 @@ class Rank:
                 cell=command.cell,
                 in_group=self._group.is_intact(),
                 sequence=count_started(),
+                steps=self._group.step_counts.made,
                 groups=self._group.groups(),
                 is_interrupted=self._interrupter.was_interrupted or self._was_quit,
                 is_quit=self._was_quit,

@@ -289,16 +289,45 @@ def test_ranks_that_made_uneven_steps_are_named(group: Ranks, capsys: Capture) -
     assert "optimizer: rank 1 is 1 step behind; load a checkpoint" in capsys.readouterr().out
 
 
-def test_models_are_equal_after_one_rank_has_failed_in_a_step(
+def test_optimizers_are_named_if_all_ranks_stop_between_their_steps(
     group: Ranks, capsys: Capture
 ) -> None:
     group.run(
+        f"{SHARDED}meshes = {{'dp': init_device_mesh('cpu', (2,))}}\n"
+        "(net, first), (other, second) = build('dp'), build('dp')\n"
+        "def train(stop):\n"
+        "    for number in range(3):\n"
+        "        step(net, first, number)\n"
+        "        if number == stop: raise ValueError('on purpose')\n"
+        "        step(other, second, number)\n"
+        "    if rank == 1: raise ValueError('on purpose')\n"
+        "    dist.barrier()"
+    )
+    line = "of one iteration: first made a step, and second did not; load a checkpoint if they must"
+    for stop in (2, 3):  # the second time, all iterations are whole
+        group.failure_of(f"train({stop} if rank == 1 else 3)")
+        group.run("dist.barrier()")
+        assert (line in capsys.readouterr().out) == (stop == 2)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        ("handle = optimizer.register_step_pre_hook(fail)", "handle.remove()"),
+        ("if rank == 1: optimizer.step = fail", "optimizer.step = step"),
+    ],
+    ids=["in a step", "before a step"],
+)
+def test_models_are_equal_after_one_rank_has_failed(
+    group: Ranks, capsys: Capture, begin: str, end: str
+) -> None:
+    group.run(
         f"{LOOP}def fail(*_):\n    if rank == 1: raise ValueError('on purpose')\n"
-        "handle = optimizer.register_step_pre_hook(fail)"
+        f"step = optimizer.step\n{begin}"
     )
     with pytest.raises(CellFailedError, match="on purpose"):
         group.run("train(1)")  # no rank waits for rank 1
-    group.run("handle.remove()\nweight = model.module.weight.tolist()")
+    group.run(f"{end}\nweight = model.module.weight.tolist()")
     assert "set to the values of rank 0" in capsys.readouterr().out
     first, second = group.pull("weight")
     assert first == second

@@ -55,6 +55,7 @@ class StepCounts:
     """Counts the steps of each optimizer, begun and finished, since the last :meth:`clear`.
 
     Attributes:
+        made: steps that all optimizers together have finished in the running cell.
         has_begun_backward: whether the running cell, or an earlier one that has failed, has begun a
             backward pass.
     """
@@ -64,6 +65,7 @@ class StepCounts:
         self._earlier: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._has_failed = self.has_begun_backward = False
         self._turns = Turns()
+        self.made = 0
         wrap(torch.autograd, "_make_grads", self._begin_backward)
         optimizer.register_optimizer_step_pre_hook(self._begin)
         optimizer.register_optimizer_step_post_hook(self._end)
@@ -74,6 +76,9 @@ class StepCounts:
     def _end(self, obj: Optimizer, *_: Any) -> None:
         counts = self._counts.setdefault(obj, [1, 0])
         counts[1] = counts[0]  # also after an earlier step that has failed
+        self.made += 1
+        if self._turns.is_over:
+            self._turns = Turns()
         self._turns.add(obj)
 
     @property
@@ -88,13 +93,16 @@ class StepCounts:
         return make_gradients(*args, **options)
 
     def begin_cell(self) -> None:
-        """Forget what an earlier cell has begun, unless a cell has failed since then."""
-        if not self._has_failed:
-            self.has_begun_backward, self._turns = False, Turns()
+        """Forget a backward pass of an earlier cell, unless a cell has failed since then."""
+        self.has_begun_backward = self.has_begun_backward and self._has_failed
+        self.made = 0
 
     def end_cell(self, error: BaseException | None) -> None:
         """Note whether a cell has failed."""
         self._has_failed = self._has_failed or error is not None
+        if error is None:
+            self._turns = Turns()
+        self._turns.is_over = True  # a later cell begins other iterations
 
     def clear(self) -> None:
         """Start at zero again, but keep the totals."""
@@ -105,7 +113,8 @@ class StepCounts:
 
     def unfinished_turn(self) -> tuple[list[Optimizer], list[Optimizer]]:
         """Return the optimizers that have stepped in an unfinished iteration, and the others."""
-        return self._turns.unfinished()
+        # an optimizer may step another one in its own step
+        return ([], []) if self.is_inside_step else self._turns.unfinished()
 
     def total(self, obj: Optimizer) -> int:
         """Return how many steps an optimizer has finished since it was made."""
@@ -125,6 +134,9 @@ class Turns:
 
     Where a loop steps one optimizer more often than another, nothing is known of its iterations.
 
+    Attributes:
+        is_over: whether the cell has ended.
+
     >>> first, second = (torch.optim.SGD([torch.ones(1)]) for _ in range(2))
     >>> turns = Turns()
     >>> for each in (first, second, first, second, first):
@@ -137,6 +149,7 @@ class Turns:
         self._order: list[ref[Optimizer]] = []
         self._count = 0
         self._is_regular = True
+        self.is_over = False
 
     def add(self, obj: Optimizer) -> None:
         """Note a step."""

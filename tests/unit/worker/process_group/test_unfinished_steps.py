@@ -81,13 +81,14 @@ def test_an_iteration_is_unfinished_only_if_each_one_before_had_the_same_steps(
 ) -> None:
     optimizers = {name: torch.optim.SGD([nn.Parameter(torch.ones(1))]) for name in "abc"}
     counts = StepCounts()
-    optimizers["b"].step()
-    counts.begin_cell()
+    for name in "ababa":
+        optimizers[name].step()
+    counts.end_cell(None)
+    assert counts.unfinished_turn() == ([], [])
     for name in steps:
         optimizers[name].step()
     wanted = [[optimizers[name] for name in names] for names in (stepped, others)]
     counts.end_cell(KeyboardInterrupt())
-    counts.begin_cell()  # of a cell that needs no group
     assert [*counts.unfinished_turn()] == wanted
-    counts.clear()
+    optimizers["a"].step()
     assert counts.unfinished_turn() == ([], [])
