@@ -39,6 +39,7 @@ from nbddp.record.verdict import Verdict
 from nbddp.sigint import Future, run_in_thread, sigint_deferred, wait_for_all
 from nbddp.ui.frontend import is_restarting
 from nbddp.ui.report.blocks import Block, Report
+from nbddp.ui.report.render import text_lines
 from nbddp.wire.group_spec import GroupSpec, StartOptions
 from nbddp.wire.options.option_values import ALL_RANKS
 
@@ -358,9 +359,14 @@ class NotebookState:
 
     def _remarks(self, session: Session, handle: CellHandle) -> list[Block]:
         """Return what extensions say below a cell."""
-        blocks: list[Block] = []
-        self.tell(CellShown(session=session, handle=handle, add=blocks.extend))
-        return blocks
+        shown: list[Block] = []
+
+        def add(blocks: Sequence[Block]) -> None:
+            list(text_lines(blocks))  # an error in a block is one of the hook that adds it
+            shown.extend(blocks)
+
+        self.tell(CellShown(session=session, handle=handle, add=add))
+        return shown
 
     def notifier(self) -> Callable[[str], None]:
         """Return a function that shows a sentence in the running or next cell of these ranks."""

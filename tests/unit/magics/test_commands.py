@@ -23,6 +23,7 @@ from nbddp.extensions.publish import PublishOptions
 from nbddp.extensions.publish.tracker import Target
 from nbddp.extensions.timeline.collective_timeline import Timeline
 from nbddp.extensions.trace.messages import TraceSteps
+from nbddp.group.notebook_half import NotebookHalf
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
 from nbddp.lifecycle.retries import Retries
@@ -34,6 +35,7 @@ from nbddp.magics.presenter import Presenter
 from nbddp.record.cell import CellRequest, CellResult
 from nbddp.sigint import run_in_thread
 from nbddp.ui.log_lines import LogBuffer
+from nbddp.ui.report.blocks import note
 from nbddp.ui.report.render import render_html
 from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.rank_start import RankStart
@@ -344,6 +346,23 @@ def test_a_listener_opens_with_given_options(typed: Typed, monkeypatch: pytest.M
     for option in options.split("--")[1:]:  # each of them alone opens one
         typed.line(f"nodes --{option}")
     assert opened.call_count == 6
+
+
+class Garbage(NotebookHalf):
+    """Adds a remark below a cell, and then what is no block."""
+
+    def on_event(self, event: Any) -> None:
+        event.add([note("a remark")])
+        event.add(["garbage"])
+
+
+def test_what_is_no_block_is_an_error_of_its_extension_and_not_of_the_view(
+    typed: Typed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook = typed.notebook
+    notebook.extensions._halves["checks"] = Garbage(notebook)
+    assert notebook.presenter.remarks(notebook.group.session, Mock()) == [note("a remark")]
+    assert "the extension checks failed in its hook on_event" in capsys.readouterr().out
 
 
 def test_the_port_of_a_store_is_known_after_the_notebook_has_dropped_the_store() -> None:
