@@ -61,7 +61,7 @@ class AllCellHooks:
                 kind = self._guard.call(
                     name, load, extension.cells, default=CellHooks, may_be_slow=True
                 )
-                yield name, kind()
+                yield name, self._guard.call(name, kind, default=CellHooks())
 
 
 def hang_causes(hooks: CellHooks, cell: CellRequest) -> list[str]:

@@ -24,14 +24,22 @@ class Odd(CellHooks):
         return {"odd": {1} if cell.number % 2 else cell.number}
 
 
+class Broken(CellHooks):
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        raise OSError("no file")
+
+
 def test_what_extensions_know_is_used_if_they_have_no_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     manifests = {
-        name: Extension(name=name, cells=f"{name}_cells:Odd") for name in ("gone", "none", "odd")
+        name: Extension(name=name, cells=f"{name}_cells:Odd")
+        for name in ("broken", "gone", "none", "odd")
     }
     monkeypatch.setattr(cell_hooks, "installed", lambda: manifests)
-    for name, kind in (("odd", Odd), ("none", CellHooks)):
+    for name, kind in (("broken", Broken), ("odd", Odd), ("none", CellHooks)):
         module: Any = ModuleType(f"{name}_cells")
         module.Odd = kind
         monkeypatch.setitem(sys.modules, f"{name}_cells", module)
@@ -41,6 +49,7 @@ def test_what_extensions_know_is_used_if_they_have_no_error(
     found = [hooks.run_facts(Mock(spec=CellResult, number=number)) for number in (1, 2)]
     assert found == [{}, {"odd": 2}]
     assert [text.partition(":")[0] for text in told] == [
+        "the extension broken failed in its hook Broken (OSError",
         "the extension gone failed in its hook load (ModuleNotFoundError",
         "the extension odd failed in its hook run_facts (TypeError",
     ]
