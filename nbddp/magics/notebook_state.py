@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from nbddp.extensions.trace.merge import Trace
 from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.extensions.trace.notebook import collect_trace
 from nbddp.extensions.trace.view import trace_report
-from nbddp.formatting import format_ranks, plural, unknown_rank
+from nbddp.formatting import plural, unknown_rank
 from nbddp.group.notebook_events import CellLeftOut, CellShown, NotebookEvent, PushAsked
 from nbddp.group.notebook_half import CellToRun, NotebookHalves
 from nbddp.group.push_pull import check_names
@@ -31,7 +30,7 @@ from nbddp.lifecycle.refusals import with_way_out
 from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.notebook_names import describe_name
 from nbddp.magics.presenter import NotebookDisplay, Presenter
-from nbddp.magics.run_arguments import GroupArguments, RunArguments
+from nbddp.magics.run_arguments import GroupArguments, RunArguments, check_unchanged
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.heal.heal_report import Healed
 from nbddp.record.run_folder import folder_name
@@ -40,7 +39,7 @@ from nbddp.sigint import Future, run_in_thread, sigint_deferred, wait_for_all
 from nbddp.ui.frontend import is_restarting
 from nbddp.ui.report.blocks import Block, Report
 from nbddp.ui.report.render import text_lines
-from nbddp.wire.group_spec import GroupSpec, StartOptions
+from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.options.option_values import ALL_RANKS
 
 NOTHING_TO_REPLAY = "nothing to replay: no cell had succeeded since the ranks started"
@@ -448,33 +447,3 @@ def _try_action(act: Callable[[], str]) -> str:
         return str(error)
     except KeyboardInterrupt:
         return "interrupted"
-
-
-def check_unchanged(asked: GroupSpec, current: GroupSpec, *, gone: Sequence[int] = ()) -> None:
-    """Refuse options that take effect only when ranks start, and name ranks that have died.
-
-    Raises:
-        RequestError: an option differs; the message says which, and how to restart.
-    """
-    names = [item.name for item in fields(StartOptions) if item.name != "name"]
-    changed = [name for name in names if getattr(asked, name) != getattr(current, name)]
-    if changed:
-        values = {name: getattr(current, name) for name in changed}
-        options = ", ".join(
-            f"with {name} {_format_value(value)}" if value else f"without --{name}"
-            for name, value in values.items()
-        )
-        flags = " ".join(f"--{name} {_format_value(getattr(asked, name))}" for name in changed)
-        first = f"{format_ranks(gone)} of the group died; " if gone else ""
-        raise RequestError(
-            f"{first}the ranks run {options}; `%ddp restart {flags}` restarts them with "
-            "the new options (their variables are lost), and so does --fresh in the cell"
-        )
-
-
-def _format_value(value: Any) -> str:
-    if isinstance(value, dict):
-        return " --env ".join(shlex.quote(f"{key}={text}") for key, text in value.items())
-    if isinstance(value, tuple):
-        return ",".join(str(item) for item in value)
-    return shlex.quote(str(value))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import SUPPRESS
-from collections.abc import Mapping
-from dataclasses import field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import field, fields, replace
 from typing import Any
 
+from nbddp.errors import RequestError
+from nbddp.formatting import format_ranks
 from nbddp.lifecycle.retries import Retries
 from nbddp.wire.frozen import Frozen
-from nbddp.wire.group_spec import GroupSpec
+from nbddp.wire.group_spec import GroupSpec, StartOptions
 from nbddp.wire.options import option_values as values
 from nbddp.wire.options.cell_spec import CellOptions, RunOptions
 from nbddp.wire.options.option import flag, option
@@ -115,3 +118,33 @@ class CellArguments(RunArguments, CellOptions):
         excludes={"no_wait": "use `%ddp timeline` later"},
     )
     auto: bool = flag("--auto", SUPPRESS)  # `%ddp auto on` writes it
+
+
+def check_unchanged(asked: GroupSpec, current: GroupSpec, *, gone: Sequence[int] = ()) -> None:
+    """Refuse options that take effect only when ranks start, and name ranks that have died.
+
+    Raises:
+        RequestError: an option differs; the message says which, and how to restart.
+    """
+    names = [item.name for item in fields(StartOptions) if item.name != "name"]
+    changed = [name for name in names if getattr(asked, name) != getattr(current, name)]
+    if changed:
+        values = {name: getattr(current, name) for name in changed}
+        options = ", ".join(
+            f"with {name} {_format_value(value)}" if value else f"without --{name}"
+            for name, value in values.items()
+        )
+        flags = " ".join(f"--{name} {_format_value(getattr(asked, name))}" for name in changed)
+        first = f"{format_ranks(gone)} of the group died; " if gone else ""
+        raise RequestError(
+            f"{first}the ranks run {options}; `%ddp restart {flags}` restarts them with "
+            "the new options (their variables are lost), and so does --fresh in the cell"
+        )
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return " --env ".join(shlex.quote(f"{key}={text}") for key, text in value.items())
+    if isinstance(value, tuple):
+        return ",".join(str(item) for item in value)
+    return shlex.quote(str(value))

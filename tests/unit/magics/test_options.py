@@ -17,9 +17,8 @@ from nbddp.errors import RequestError
 from nbddp.extension.installed import command_name, installed, load, owner_of_command
 from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.magics.line_magic import HANDLERS
-from nbddp.magics.notebook_state import check_unchanged
 from nbddp.magics.parser import CELL, COMMANDS, command_parser, help_text, parse_line
-from nbddp.magics.run_arguments import CellArguments
+from nbddp.magics.run_arguments import CellArguments, check_unchanged
 from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.options.option_values import (
     MAX_SECONDS,
