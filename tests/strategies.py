@@ -5,7 +5,6 @@ from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
 
-from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.wire.collective import Collective
 from nbddp.wire.messages import Message, MessageFromRank, MessageToRank
 from nbddp.wire.rank_start import Script
@@ -38,7 +37,6 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     tuple[str, ...]: st.lists(st.text(), max_size=4).map(tuple),
     Script | None: st.none()
     | st.builds(Script, name=st.text(), path=st.text(), arguments=st.just(["a"]), folder=st.text()),
-    TraceSteps | None: st.none() | st.builds(TraceSteps, first=st.integers(), last=st.integers()),
     str: st.text(max_size=30),
     Collective | None: st.none()
     | st.builds(Collective, st.text(), st.integers(), st.text(), st.text()),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the types of their public names; a manifest says how to loa
     from nbddp.extensions.runs.api import runs as runs
     from nbddp.extensions.sweeps import group_methods
     from nbddp.extensions.timeline.collective_timeline import Timeline as Timeline
+    from nbddp.extensions.trace import group_methods as trace_methods
     from nbddp.extensions.trace.merge import Trace as Trace
     from nbddp.extensions.train.checkpoint.checkpoint import Checkpoint as Checkpoint
     from nbddp.extensions.train.checkpoint.checkpoint import Resumed as Resumed
@@ -41,6 +42,7 @@ if TYPE_CHECKING:  # the types of their public names; a manifest says how to loa
 
         scale = group_methods.scale
         sweep = group_methods.sweep
+        trace = trace_methods.trace
 
 
 # each command of the folders, so that the core can name the folder that a command needs
@@ -53,4 +55,5 @@ COMMANDS = {
     "publish": "publish",
     "runs": "runs",
     "show": "runs",
+    "trace": "trace",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -63,7 +63,7 @@ class CellToRun(Frozen):
     """A cell or script before it runs.
 
     Attributes:
-        given: the options of extensions in its line, by their class.
+        given: the options of extensions, by their class.
     """
 
     given: Mapping[type[Frozen], Any]
@@ -93,6 +93,17 @@ class UnstartedCell(CellToRun):
     run: Callable[[Session, CellRequest], CellResult]
 
 
+class CellWithResult(CellToRun):
+    """A cell or script that has ended, and was shown.
+
+    Attributes:
+        session: the session of its ranks, of which some may have died.
+    """
+
+    session: Session
+    result: CellResult
+
+
 class NotebookHalf:
     """The half of an extension in the notebook; it overrides the hooks that it needs.
 
@@ -103,8 +114,13 @@ class NotebookHalf:
     def __init__(self, notebook: Notebook) -> None:
         self.notebook = notebook
 
-    def before_cell(self, cell: CellToRun) -> None:
-        """Prepare for a cell or script; its ranks run."""
+    def before_cell(self, cell: CellToRun) -> Frozen | None:
+        """Prepare for a cell or script; its ranks run.
+
+        Return options that replace those of the line, or None.
+        """
+        del cell
+        return None
 
     def run_cell(self, cell: UnstartedCell) -> bool:
         """Run a cell that has its options in another way; return whether that was done.
@@ -113,6 +129,14 @@ class NotebookHalf:
         """
         del cell
         return False
+
+    def after_cell(self, cell: CellWithResult) -> Sequence[Report]:
+        """Return reports to show below a cell or script that had options of the extension.
+
+        For a cell in the background, it is called on its thread, and `%ddp wait` shows them again.
+        """
+        del cell
+        return ()
 
     def on_event(self, event: NotebookEvent) -> None:
         """Hear of an event, on the thread that caused it."""
@@ -147,11 +171,36 @@ class NotebookHalves:
         method: Callable[[Any], Any] = getattr(self.load(owner), name)
         return method
 
-    def before_cell(self, cell: CellToRun) -> None:
-        """Call the hook of each extension that is in use, or whose options the cell has."""
-        for extension in installed().values():
-            if extension.name in self._halves or _has_options(cell, extension):
-                self._call(extension.name, lambda half: half.before_cell, cell)
+    def before_cell(self, cell: CellToRun) -> Mapping[type[Frozen], Any]:
+        """Call the hook of each extension that is in use, or whose options the cell has.
+
+        Return the options that the cell then has.
+        """
+        given = dict(cell.given)
+        for name, extension in installed().items():
+            is_used = name in self._halves or _has_options(cell, extension)
+            if is_used and (half := self._loaded(name)) is not None:
+                options = self._guard.call(name, half.before_cell, cell, default=None)
+                if options is not None:
+                    given[type(options)] = options
+        return given
+
+    def after_cell(
+        self, request: CellRequest, session: Session, result: CellResult
+    ) -> list[Report]:
+        """Show the reports of the extensions whose options the cell had, and return them.
+
+        The user waits for these reports, so there is no limit of time.
+        """
+        reports: list[Report] = []
+        cell = CellWithResult(given=request.given, session=session, result=result)
+        for name, extension in installed().items():
+            if _has_options(cell, extension) and (half := self._loaded(name)) is not None:
+                arguments = half, cell, self._notebook.show
+                reports += self._guard.call(
+                    name, after_cell, *arguments, default=(), may_be_slow=True
+                )
+        return reports
 
     def run_cell(self, cell: UnstartedCell) -> bool:
         """Let the extensions whose options the cell has run it in another way."""
@@ -164,15 +213,25 @@ class NotebookHalves:
     def tell(self, event: NotebookEvent) -> None:
         """Call the hook of each extension that hears of such events."""
         for extension in installed().values():
-            if type(event) in extension.events:
-                self._call(extension.name, lambda half: half.on_event, event)
+            name = extension.name
+            if type(event) in extension.events and (half := self._loaded(name)) is not None:
+                self._guard.call(name, half.on_event, event, default=None)
 
-    def _call(
-        self, name: str, hook: Callable[[NotebookHalf], Callable[..., None]], *args: Any
-    ) -> None:
-        half = self._guard.call(name, self.load, name, default=None, may_be_slow=True)
-        if half is not None:
-            self._guard.call(name, hook(half), *args, default=None)
+    def _loaded(self, name: str) -> NotebookHalf | None:
+        """Return the half of an extension; None if it has none, or if that cannot be made."""
+        if not installed()[name].notebook:
+            return None
+        return self._guard.call(name, self.load, name, default=None, may_be_slow=True)
+
+
+def after_cell(
+    half: NotebookHalf, cell: CellWithResult, show: Callable[[Report], None]
+) -> Sequence[Report]:
+    """Call the hook of a half, and show its reports; an error in a report belongs to the hook."""
+    reports = half.after_cell(cell)
+    for report in reports:
+        show(report)
+    return reports
 
 
 def _has_options(cell: CellToRun, extension: Extension) -> bool:

@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any, Self
 from nbddp.controller.rank_requests import check_ranks
 from nbddp.errors import ArgumentError
 from nbddp.extensions.timeline.collective_timeline import Timeline
-from nbddp.extensions.trace.merge import Trace
-from nbddp.extensions.trace.messages import TraceSteps
-from nbddp.extensions.trace.notebook import collect_trace
 from nbddp.group.display import TextDisplay
 from nbddp.group.find_script import find_script
 from nbddp.group.method_names import with_method_names
@@ -278,40 +275,6 @@ class WorkerGroup(GroupMethods):
     def timeline(self, last: int | None = None) -> Timeline:
         """Return which rank waited for which in the last cell, or in its last steps."""
         return self._group.timeline(last)
-
-    def trace(
-        self,
-        source: str,
-        first: int,
-        last: int,
-        *,
-        memory: bool = False,
-        ranks: Sequence[int] | None = None,
-        quiet: bool = False,
-    ) -> Trace:
-        """Run source as :meth:`run` does, and trace some of its steps with torch's profiler.
-
-        Args:
-            source: Python, or anything that IPython accepts.
-            first: the first step to trace, as reported by ``nbddp.log(step=...)``.
-            last: the last step to trace.
-            memory: also trace the memory of tensors.
-            ranks: the ranks that run it; None for all.
-            quiet: print only the values of the last line.
-
-        Returns:
-            The trace of each rank; ``path`` is one file for Perfetto with all ranks.
-
-        Raises:
-            ArgumentError: the steps or a rank do not exist.
-            NbddpError: as in :meth:`run`.
-        """
-        if not 0 <= first <= last:
-            raise ArgumentError(f"expected steps from first to last, got {first} to {last}")
-        steps = TraceSteps(first=first, last=last, with_memory=memory)
-        request = self._request(source, ranks, trace=steps)
-        result = self._run(request, Retries(), quiet=quiet)
-        return collect_trace(self._group.session, result, steps)
 
     def push(self, values: Mapping[str, Any], *, ranks: Sequence[int] | None = None) -> None:
         """Put values into the namespaces of the ranks.

@@ -6,7 +6,6 @@ from argparse import REMAINDER
 from collections.abc import Sequence
 
 from nbddp.extension.manifest import Command
-from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.magics.presenter import SHOWN_STEPS, ViewChoice
 from nbddp.magics.run_arguments import GroupArguments, RunArguments
 from nbddp.wire.frozen import Frozen
@@ -15,7 +14,6 @@ from nbddp.wire.options.option_values import (
     count,
     numbers,
     positive_int,
-    step_range,
 )
 
 
@@ -100,20 +98,6 @@ class TimelineArguments(Command, example="timeline"):
         "the last N steps, or collectives (default: {default})",
         SHOWN_STEPS,
         positive_int,
-    )
-
-
-class TraceArguments(Command, example="trace"):
-    """Trace steps of the next cell or script with torch's profiler."""
-
-    steps: TraceSteps | None = option(
-        "--steps A:B", "first and last step, or a single step", None, step_range
-    )
-    memory: bool = flag("--memory", "with torch's memory events", needs=("steps",))
-    off: bool = flag(
-        "--off",
-        "cancel the trace",
-        excludes=dict.fromkeys(("steps", "memory"), "--off cancels the trace"),
     )
 
 

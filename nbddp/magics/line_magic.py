@@ -27,7 +27,6 @@ from nbddp.magics.command_arguments import (
     StopArguments,
     ViewArguments,
 )
-from nbddp.magics.commands.diagnose import set_trace_steps
 from nbddp.magics.magic_errors import reporting_errors
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.parser import command_parser, help_text, parse_line
@@ -208,9 +207,6 @@ HANDLERS: dict[str, Handler] = {
     "debug": lambda notebook, args: notebook.debug(args.rank, args.command),
     "timeline": lambda notebook, args: notebook.presenter.show(
         timeline_report(notebook.group.timeline(args.last))
-    ),
-    "trace": lambda notebook, args: notebook.presenter.print_line(
-        f"nbddp: {set_trace_steps(notebook, args)}"
     ),
     "logs": _logs,
     "push": _push,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import asdict, replace
@@ -16,10 +16,6 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError, NbddpError, RequestError, StartError
 from nbddp.extension.installed import installed
-from nbddp.extensions.trace.merge import Trace
-from nbddp.extensions.trace.messages import TraceSteps
-from nbddp.extensions.trace.notebook import collect_trace
-from nbddp.extensions.trace.view import trace_report
 from nbddp.formatting import plural, unknown_rank
 from nbddp.group.notebook_events import CellLeftOut, CellShown, NotebookEvent, PushAsked
 from nbddp.group.notebook_half import CellToRun, NotebookHalves
@@ -39,13 +35,14 @@ from nbddp.sigint import Future, run_in_thread, sigint_deferred, wait_for_all
 from nbddp.ui.frontend import is_restarting
 from nbddp.ui.report.blocks import Block, Report
 from nbddp.ui.report.render import text_lines
+from nbddp.wire.frozen import Frozen
 from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.options.option_values import ALL_RANKS
 
 NOTHING_TO_REPLAY = "nothing to replay: no cell had succeeded since the ranks started"
 
 
-Outcome = tuple[CellResult, Trace | None]
+Outcome = tuple[CellResult, Sequence[Report]]
 
 
 class NotebookState:
@@ -63,7 +60,6 @@ class NotebookState:
         self.presenter.remarks = self._remarks
         self.last_request: CellRequest | None = None
         self.last_succeeded = False
-        self.next_trace: TraceSteps | None = None
         self._background: Future[Outcome] | None = None
         self._last_failure: Verdict | None = None
         self._failed_attempt: tuple[Session, int] | None = None  # the session and its attempt
@@ -197,12 +193,10 @@ class NotebookState:
 
         def follow(handle: CellHandle | None = None) -> Outcome:
             result = recovery.run(request, retries, handle)
-            if handle is None:
-                self.next_trace = None
-            traced = self._finish_cell(result, session, request)
+            reports = self._finish_cell(result, session, request)
             if handle is not None:
                 self._print_failure(result)
-            return result, traced
+            return result, reports
 
         if not args.no_wait:
             result, _ = follow()
@@ -210,7 +204,6 @@ class NotebookState:
             return result
         with sigint_deferred():  # an interrupt here would leave a cell without its follower
             handle = recovery.submit(request, retries)
-            self.next_trace = None
             # in this context, the output of the thread stays in this notebook cell
             work = partial(copy_context().run, follow, handle)
             self._background = run_in_thread("nbddp-view", work)
@@ -240,23 +233,20 @@ class NotebookState:
         options = args.for_ranks()
         if args.break_ranks == ALL_RANKS:
             options["break_ranks"] = tuple(session.life.all_ranks)
-        options |= {"trace": args.trace or self.next_trace, "options": options_for_ranks(args)}
-        request = replace(request, **options)
+        given = self.extensions.before_cell(CellToRun(given=args.extensions))
+        request = replace(request, **options, given=given, options=options_for_ranks(given))
         self.last_request, self.last_succeeded = request, False
-        self.extensions.before_cell(CellToRun(given=args.extensions))
         return request
 
     def _finish_cell(
         self, result: CellResult, session: Session, request: CellRequest
-    ) -> Trace | None:
-        """After a cell, show its trace if requested; after a failure, show the retry buttons."""
-        traced, self.last_succeeded = None, result.is_ok
+    ) -> Sequence[Report]:
+        """After a cell, show and return reports; after a failure, show the retry buttons."""
+        self.last_succeeded = result.is_ok
         if request.once or not result.is_ok:
             reason = "it is marked --once" if request.once else "it failed"
             self.extensions.tell(CellLeftOut(request=request, reason=reason))
-        if request.trace is not None:
-            traced = collect_trace(session, result, request.trace)
-            self.presenter.show(trace_report(traced))
+        reports = self.extensions.after_cell(request, session, result)
 
         verdict, life = result.verdict, session.life
         if verdict is not None and not verdict.first.is_quit:
@@ -269,7 +259,7 @@ class NotebookState:
                 restart=partial(_try_action, self._restart),
                 heal=partial(_try_action, lambda: str(self.heal())) if can_heal else None,
             )
-        return traced
+        return reports
 
     def _restart(self) -> str:
         self.ensure_started(self.group.spec, fresh=True)
@@ -310,7 +300,7 @@ class NotebookState:
     def wait(self) -> None:
         """Wait for the running cell, and raise its failure.
 
-        The trace of a background cell is shown here.
+        The reports below a background cell are shown here again.
         """
         background = self._background
         if background is None:
@@ -319,9 +309,9 @@ class NotebookState:
         with self.group.scripts.active_session.forward_interrupts():
             wait_for_all([background])
         self._background = None
-        result, traced = background.result()
-        if traced is not None:  # the cell may be far above, or no longer shown
-            self.presenter.show(trace_report(traced))
+        result, reports = background.result()
+        for report in reports:  # the cell may be far above, or no longer shown
+            self.presenter.show(report)
         # a terminal has no cells: it has shown the report where this error appears
         self._raise_for_failure(result, is_shown=not hasattr(self.shell, "kernel"))
 
@@ -429,13 +419,11 @@ class NotebookState:
         return {name: self.shell.user_ns[name] for name in names}
 
 
-def options_for_ranks(args: RunArguments) -> dict[str, dict[str, Any]]:
+def options_for_ranks(given: Mapping[type[Frozen], Any]) -> dict[str, dict[str, Any]]:
     """Return the options of extensions that ranks obey, by extension and name."""
     with_rank = {kind.options: name for name, kind in installed().items() if kind.rank}
     return {
-        with_rank[kind]: asdict(options)
-        for kind, options in args.extensions.items()
-        if kind in with_rank
+        with_rank[kind]: asdict(options) for kind, options in given.items() if kind in with_rank
     }
 
 

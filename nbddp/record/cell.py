@@ -15,6 +15,7 @@ from nbddp.record.notices import ControllerMessage, InputRequest, Notice, Notice
 from nbddp.record.push_store import PushRecord
 from nbddp.record.verdict import ProcessExit, RankFailure, Verdict, failure_of, find_first_cause
 from nbddp.sigint import SIGNAL_CHECK_INTERVAL
+from nbddp.wire.frozen import Frozen
 from nbddp.wire.messages import DEBUGGER, CellEnded, InputReply, JsonDict, RunCell
 from nbddp.wire.options.cell_spec import CellSpec
 
@@ -40,6 +41,7 @@ class CellRequest(CellSpec):
         purpose: why the cell runs.
         command: the ``%ddp`` command, with its options, that made the code; "" for the user's code.
         recorded_input: the user's input in the run that succeeded, by rank, for a replay.
+        given: the options of extensions, by their class.
     """
 
     ranks: tuple[int, ...] | None = None
@@ -48,6 +50,7 @@ class CellRequest(CellSpec):
     purpose: Purpose = Purpose.USER
     command: str = ""
     recorded_input: tuple[tuple[int, InputReply], ...] = field(default=(), repr=False)
+    given: Mapping[type[Frozen], Any] = field(default_factory=dict, hash=False, repr=False)
 
     @property
     def is_again(self) -> bool:
@@ -233,9 +236,7 @@ class CellHandle:
     def replay_entry(self) -> CellRequest:
         """Return the request for a replay: the same ranks stop and get the same answers."""
         ranks = self.request.break_ranks or tuple(sorted(self._in_debugger))
-        return replace(
-            self.request, recorded_input=tuple(self._recorded_input), break_ranks=ranks, trace=None
-        )
+        return replace(self.request, recorded_input=tuple(self._recorded_input), break_ranks=ranks)
 
     def add_report(self, rank: int, report: CellEnded) -> None:
         """Add the final message of a rank."""

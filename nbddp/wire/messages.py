@@ -13,7 +13,6 @@ from typing import Any, get_args
 
 from nbddp.errors import WireError
 from nbddp.extensions.timeline.messages import CollectiveArrivals
-from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.formatting import plural
 from nbddp.wire.collective import Collective
 from nbddp.wire.frozen import Frozen
@@ -22,7 +21,7 @@ from nbddp.wire.rank_start import Script
 from nbddp.wire.request_messages import Answer, Request
 
 JsonDict = dict[str, Any]
-_JSON_KINDS: Mapping[str, type[Any]] = {"script": Script, "trace": TraceSteps}
+_JSON_KINDS: Mapping[str, type[Any]] = {"script": Script}
 
 
 class RunCell(CellSpec):

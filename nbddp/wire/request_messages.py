@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
-from nbddp.extensions.trace.messages import SendTrace
 from nbddp.wire.frozen import Frozen
 
 # reasons in a heal report for which all ranks must make the object again
@@ -93,6 +92,18 @@ class JoinGroup(RankRequest):
     own_values: dict[str, Any] = field(default_factory=dict)
 
 
+class ExtensionMessage(RankRequest):
+    """A message of an extension, which its half at the other end handles.
+
+    Attributes:
+        extension: its name.
+        content: JSON values.
+    """
+
+    extension: str
+    content: dict[str, Any]
+
+
 class PickledNames(Frozen):
     """The variables that a donor has pickled for the replacements.
 
@@ -151,4 +162,6 @@ class Answer(Frozen):
     content: dict[str, Any] = field(default_factory=dict)
 
 
-Request = Push | Pull | Complete | Inspect | PickleNamespace | JoinGroup | CollectFacts | SendTrace
+Request = (
+    Push | Pull | Complete | Inspect | PickleNamespace | JoinGroup | CollectFacts | ExtensionMessage
+)

@@ -25,7 +25,6 @@ from IPython.core.interactiveshell import ExecutionResult
 import nbddp
 from nbddp import accelerator
 from nbddp.extension.rank_half import EndedCell
-from nbddp.extensions.trace.rank import end_profile
 from nbddp.reporting import log_and_track
 from nbddp.topology import cores_here
 from nbddp.wire import messages as msg
@@ -379,13 +378,13 @@ class Rank:
         can_run = self._prepare_cell(command)
         failure = self._regrouper.pop_failure(command)  # also if this cell cannot start
         if not can_run:
-            interrupt = KeyboardInterrupt.__name__
-            failure = msg.Failure(name=interrupt, text="", traceback="", at=time.time())
+            failure = msg.Failure(name="KeyboardInterrupt", text="", traceback="", at=time.time())
         if failure is not None:
             self._interrupter.end_cell()
             self._sampler.end_cell()
             self._end_cell(command, failure)
             return
+        self._extensions.before_cell(command)
         pid = os.getpid()
         result = self._shell.run(command)
         if os.getpid() != pid:  # a forked child; only the rank itself may serve
@@ -397,10 +396,14 @@ class Rank:
         # else a late signal would call the cell's own handler
         self._interrupter.install_signal_handler()
         self._sampler.end_cell()
-        for notice in self._extensions.after_cell():
-            self._outbox.post(build_notice(notice))
         at = time.time()
-        end_profile(self._shell.profiler, self._outbox, is_ok=bool(result.success))
+        if command.options:
+            # Their hooks may stop all threads for seconds, as torch's profiler does. First say that
+            # the cell ends, as after an interrupt, so that the rank does not count as stuck.
+            self._outbox.post(msg.InterruptAcknowledged(cell=command.cell))
+            self._outbox.flush()
+        for notice in self._extensions.after_cell(result.error_before_exec or result.error_in_exec):
+            self._outbox.post(build_notice(notice))
         self._log.capture_output()
         failure = self._describe_end(result, at)
         # The error refers to its frames and so to this one; drop it to free their objects.
@@ -443,7 +446,6 @@ class Rank:
         self._group.begin_cell(command, may_request_input=may_request)
         self._metric_sink.begin_cell(is_recorded=not command.is_replay)
         log_and_track.begin_cell()
-        self._extensions.before_cell(command.options, is_again=command.is_again)
         self._outbox.begin_cell()
         copies = f"a{self._start.attempt}/copies/{command.cell}"
         self._shard_copies.begin_cell(copies, command.shard_copies)

@@ -19,12 +19,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import RequestError
 from nbddp.extension.rank_half import EndedCell
-from nbddp.extensions.trace.messages import SendTrace, TraceSent
-from nbddp.extensions.trace.rank import CELL_GONE
 from nbddp.wire import payloads, request_messages
 from nbddp.wire.function_sources import Pickler, loads_with_sources
 from nbddp.wire.messages import JsonDict
-from nbddp.wire.request_messages import Answer, JoinedGroup, JoinGroup, Pull, Push, Request
+from nbddp.wire.request_messages import (
+    Answer,
+    ExtensionMessage,
+    JoinedGroup,
+    JoinGroup,
+    Pull,
+    Push,
+    Request,
+)
 from nbddp.worker.cell.display import MAX_MESSAGE, TOO_LONG, truncate
 from nbddp.worker.cell.interrupt import CellInterrupter
 from nbddp.worker.cell.shell import RankShell
@@ -108,8 +114,8 @@ class RequestHandler:
                 content = self._extensions.facts(EndedCell(names=self._shell.user_ns))
             case Pull():
                 return self._pull(command)
-            case SendTrace():
-                return self._send_trace(command)
+            case ExtensionMessage():
+                return self._answer_for_extension(command)
             case request_messages.PickleNamespace():
                 content = asdict(self._heal_handler.pickle_namespace(command))
             case JoinGroup():
@@ -140,14 +146,13 @@ class RequestHandler:
         payload = store_pickled(self._store, payload_key, value, name=name, check=check)
         return Answer(request=command.request, payload=payload)
 
-    def _send_trace(self, command: SendTrace) -> Answer:
-        profiler = self._shell.profiler
-        if profiler is None or profiler.cell != command.cell:
-            return Answer(request=command.request, content=asdict(TraceSent(reason=CELL_GONE)))
-        traced, files = profiler.export(command)
-        payload_key = self._payload_key(f"request{command.request}")
-        payload = store_pickled(self._store, payload_key, files, name="the trace") if files else {}
-        return Answer(request=command.request, content=asdict(traced), payload=payload)
+    def _answer_for_extension(self, command: ExtensionMessage) -> Answer:
+        name, payload = command.extension, JsonDict()
+        answer = self._extensions.answer(name, command.content)
+        if answer.value is not None:
+            key, what = self._payload_key(f"request{command.request}"), f"the answer of {name}"
+            payload = store_pickled(self._store, key, answer.value, name=what)
+        return Answer(request=command.request, content={name: answer.content}, payload=payload)
 
     def _complete(self, command: request_messages.Complete) -> JsonDict:
         line_start = command.code.rfind("\n", 0, command.cursor) + 1

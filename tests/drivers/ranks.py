@@ -15,8 +15,9 @@ from nbddp.extensions.checks.registry import Finding
 from nbddp.extensions.nodes.node_pool import NodePool, NodesSpec
 from nbddp.extensions.nodes.notebook import open_nodes
 from nbddp.extensions.timeline.collective_matcher import Straggler
+from nbddp.extensions.trace import TraceSteps
+from nbddp.extensions.trace.group_methods import options_for_ranks
 from nbddp.extensions.trace.merge import Trace
-from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.extensions.trace.notebook import collect_trace
 from nbddp.group.display import TextDisplay
 from nbddp.group.find_script import find_script
@@ -226,6 +227,9 @@ class Ranks(WorkerGroup):
 
     def begin_pull(self, rank: int, expression: str) -> None:
         self.session.send_request(rank, self.session.numbered(Pull(expression=expression)))
+
+    def begin_traced(self, source: str, asked: TraceSteps) -> CellHandle:
+        return self.begin(source, options=options_for_ranks(asked))
 
     def collect_trace(self, result: CellResult, asked: TraceSteps) -> Trace:
         return collect_trace(self.session, result, asked)

@@ -18,7 +18,8 @@ from nbddp.extensions import COMMANDS
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 ATTACHED = (
-    *("checks", "course", "export", "faults", "nodes", "publish", "runs", "sweeps", "train"),
+    *("checks", "course", "export", "faults", "nodes", "publish", "runs", "sweeps", "trace"),
+    "train",
     "trainers",
 )
 PROGRAM = """

@@ -18,7 +18,7 @@ class FaultsOnRank(RankHalf):
         """Start a cell."""
         arming.begin_cell(is_again=cell.is_again)
 
-    def after_cell(self) -> Sequence[str]:
+    def after_cell(self, error: BaseException | None) -> Sequence[str]:  # noqa: ARG002
         """Disarm faults that still wait for a target."""
         return arming.end_cell()
 

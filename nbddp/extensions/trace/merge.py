@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbddp.extensions.trace.messages import TraceSent, TraceSteps
+from nbddp.extensions.trace import TraceSteps
+from nbddp.extensions.trace.messages import TraceSent
 from nbddp.record.run_folder import replace_file
 
 MAX_EVENTS = 400_000  # of all ranks, in the merged file: the page needs about 100 bytes for each

@@ -1,4 +1,4 @@
-"""Messages about traces by torch's profiler: the steps to trace, and a summary of the trace."""
+"""The request for the trace of a rank, and the answer."""
 
 from __future__ import annotations
 
@@ -9,31 +9,10 @@ from typing import Any
 from nbddp.wire.frozen import Frozen
 
 
-class TraceSteps(Frozen):
-    """The steps of a cell to trace: from ``first`` to ``last``, both included.
-
-    >>> str(TraceSteps(first=10, last=15)), str(TraceSteps(first=3, last=3))
-    ('steps 10 to 15', 'step 3')
-    """
-
-    first: int
-    last: int
-    with_memory: bool = False
-
-    def __str__(self) -> str:
-        return format_steps(self.first, self.last)
-
-
-def format_steps(first: int, last: int) -> str:
-    """Format a range of steps."""
-    return f"step {first}" if first == last else f"steps {first} to {last}"
-
-
 class SendTrace(Frozen):
     """Write the trace of this cell to a file, and answer with a :class:`TraceSent`.
 
     Attributes:
-        request: number of the request.
         cell: number of the cell.
         rank: the rank, for the names of its files.
         folder: where to write; empty on another machine, which sends its files instead.
@@ -42,7 +21,6 @@ class SendTrace(Frozen):
         node: name of the rank's machine; empty if all ranks are on one.
     """
 
-    request: int = 0
     cell: int
     rank: int
     folder: str

@@ -1,27 +1,72 @@
-"""Fetch the traces of a cell from the ranks, and merge them in the folder of the run."""
+"""``%ddp trace``, ``--trace``: fetch the traces of a cell, and merge them in the run's folder."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from nbddp.controller.rank_requests import ask_each
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
+from nbddp.extensions.trace import TraceArguments, TraceOptions, TraceSteps
 from nbddp.extensions.trace.merge import MAX_EVENTS, Trace, write_merged
-from nbddp.extensions.trace.messages import SendTrace, TraceSent, TraceSteps
+from nbddp.extensions.trace.messages import SendTrace, TraceSent
+from nbddp.extensions.trace.view import trace_report
+from nbddp.group.notebook_half import CellToRun, CellWithResult, Notebook, NotebookHalf
 from nbddp.private_files import make_private_folders
 from nbddp.record.cell import CellResult
 from nbddp.record.run_events import CellStarted
 from nbddp.record.run_folder import replace_file
-from nbddp.wire.request_messages import Answer
+from nbddp.ui.report.blocks import Report
+from nbddp.wire.request_messages import Answer, ExtensionMessage
 
 RANK_DIED = "it died"
 RANKS_STOPPED = "the ranks have ended, and their traces are lost"
+NO_TRACE = "no trace is requested: `%ddp trace --steps 10:15` traces these steps of the next cell"
+
+
+class Tracing(NotebookHalf):
+    """Traces cells and scripts, and shows their traces."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        super().__init__(notebook)
+        self._next: TraceSteps | None = None  # what the next cell traces
+
+    def trace(self, args: TraceArguments) -> None:
+        """Set or cancel the steps to trace."""
+        self.notebook.print_line(f"nbddp: {self._set_steps(args)}")
+
+    def _set_steps(self, args: TraceArguments) -> str:
+        if args.off:
+            before, self._next = self._next, None
+            return NO_TRACE if before is None else "the next cell is not traced"
+        if args.steps is not None:
+            self._next = replace(args.steps, with_memory=args.memory)
+            return _describe_steps(self._next)
+        if self._next is None:
+            return NO_TRACE
+        return f"{_describe_steps(self._next)}; `%ddp trace --off` cancels it"
+
+    def before_cell(self, cell: CellToRun) -> TraceOptions | None:
+        """Return the steps to trace, if there are some: those of the line, or of the command."""
+        steps = cell.options(TraceOptions).trace or self._next
+        if not self.notebook.group.scripts.active_session.life.state.is_busy:
+            self._next = None  # while another cell runs, this one is refused
+        return TraceOptions(trace=steps) if steps else None
+
+    def after_cell(self, cell: CellWithResult) -> Sequence[Report]:
+        """Collect the traces of a cell, and report them."""
+        steps = cell.options(TraceOptions).trace
+        return [trace_report(collect_trace(cell.session, cell.result, steps))] if steps else ()
+
+
+def _describe_steps(steps: TraceSteps) -> str:
+    memory = ", with memory" if steps.with_memory else ""
+    return f"the next cell is traced: {steps}{memory}"
 
 
 def collect_trace(session: Session, result: CellResult, asked: TraceSteps) -> Trace:
@@ -59,9 +104,9 @@ def _collect(
     """Ask all ranks at once for their traces, and merge them."""
     nodes, zero = session.launcher.nodes(), _cell_start(session, result)
 
-    def request_for(rank: int) -> SendTrace:
+    def request_for(rank: int) -> ExtensionMessage:
         ahead, _ = session.launcher.clock_offset(rank)
-        return SendTrace(
+        command = SendTrace(
             cell=result.number,
             rank=rank,
             folder="" if rank in nodes else str(trace_folder.resolve()),
@@ -69,6 +114,7 @@ def _collect(
             max_events=MAX_EVENTS // len(result.ranks),
             node=nodes.get(rank, ""),
         )
+        return ExtensionMessage(extension="trace", content=asdict(command))
 
     outcomes = ask_each(session, {rank: request_for(rank) for rank in ranks})
     missing, traced = dict(trace.missing), dict[int, TraceSent]()
@@ -76,7 +122,7 @@ def _collect(
         if not isinstance(outcome, Answer):
             missing[rank] = str(outcome)
             continue
-        sent = TraceSent(**outcome.content)
+        sent = TraceSent(**outcome.content["trace"])
         try:
             if not sent.reason:
                 _write_files(session, trace_folder, rank, outcome)

@@ -14,7 +14,8 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,12 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerAction, profile
 
-from nbddp.extensions.trace.messages import SendTrace, TraceSent, TraceSteps, format_steps
+from nbddp.extension.rank_half import RankAnswer, RankCell, RankHalf
+from nbddp.extensions.trace import TraceSteps, format_steps
+from nbddp.extensions.trace.messages import SendTrace, TraceSent
 from nbddp.private_files import open_private_folder, path_through
 from nbddp.reporting import log_and_track
 from nbddp.sigint import sigint_deferred
-from nbddp.wire.messages import InterruptAcknowledged, RunCell
-from nbddp.worker.output.outbox import Outbox
 from nbddp.worker.wrapping import wrap
 
 Interval = tuple[float, float]
@@ -43,6 +44,39 @@ NO_STEPS = (
 )
 OWN_PROFILER = "the cell runs its own profiler, and torch can run only one at a time"
 CELL_GONE = "the cell had not begun on this rank, or the rank has a new process since then"
+
+
+class TraceOnRank(RankHalf):
+    """Traces the cells that ask for it. A trace stays until the next cell."""
+
+    def __init__(self) -> None:
+        self._profiler: CellProfiler | None = None
+
+    def before_cell(self, cell: RankCell) -> None:
+        """Start to trace the requested steps, but not in a replay."""
+        self._profiler = None
+        if cell.options.trace is None or cell.is_replay:
+            return
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else its log appears in the cell's output
+        importlib.import_module(
+            "torch._inductor.config"
+        )  # else the profiler imports it at its start
+        self._profiler = CellProfiler(cell.options.trace, cell.number)
+        self._profiler.begin_cell()
+
+    def after_cell(self, error: BaseException | None) -> Sequence[str]:
+        """End the trace. torch may need several seconds for it."""
+        if self._profiler is not None:
+            self._profiler.end_cell(is_ok=error is None)
+        return ()
+
+    def answer(self, content: Mapping[str, Any]) -> RankAnswer:
+        """Write the trace of the last cell, and describe it."""
+        command = SendTrace(**content)
+        if self._profiler is None or self._profiler.cell != command.cell:
+            return RankAnswer(content=asdict(TraceSent(reason=CELL_GONE)))
+        traced, files = self._profiler.export(command)
+        return RankAnswer(content=asdict(traced), value=files or None)
 
 
 class CellProfiler:
@@ -303,30 +337,6 @@ def _covered_time(intervals: Iterable[Interval]) -> float:
         length += max(0.0, last - max(begin, end))
         end = max(end, last)
     return length
-
-
-def begin_profile(command: RunCell) -> CellProfiler | None:
-    """Start to trace some steps of a cell, if they are requested."""
-    if not command.trace:
-        return None
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else its log appears in the cell's output
-    importlib.import_module("torch._inductor.config")  # else the profiler imports it at its start
-    profiler = CellProfiler(command.trace, command.cell)
-    profiler.begin_cell()
-    return profiler
-
-
-def end_profile(profiler: CellProfiler | None, outbox: Outbox, *, is_ok: bool) -> None:
-    """End the trace of a cell, if there is one.
-
-    torch may need several seconds for this, and no other thread of the rank runs meanwhile. So
-    first tell the controller that the cell is ending, as after an interrupt: it must not take the
-    rank for stuck.
-    """
-    if profiler is not None:
-        outbox.post(InterruptAcknowledged(cell=profiler.cell))
-        outbox.flush()
-        profiler.end_cell(is_ok=is_ok)
 
 
 def _torch_error(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 
+from nbddp.extensions.trace import format_steps
 from nbddp.extensions.trace.merge import (
     OUTSIDE_OPERATORS,
     Trace,
@@ -12,7 +13,6 @@ from nbddp.extensions.trace.merge import (
     is_different,
     trace_rows,
 )
-from nbddp.extensions.trace.messages import format_steps
 from nbddp.formatting import format_bytes, format_ranks, plural, ranks_by_text
 from nbddp.ui.html_pieces import escape
 from nbddp.ui.report.blocks import Block, Markup, Report, Table, Text, note

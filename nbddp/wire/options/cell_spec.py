@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import field, fields
 from typing import Any
 
-from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.options.option import option
-from nbddp.wire.options.option_values import count, numbers_or_all, step_range
+from nbddp.wire.options.option_values import count, numbers_or_all
 from nbddp.wire.rank_start import Script
 
 
@@ -20,13 +19,6 @@ class RunOptions(Frozen):
         "ranks that breakpoint() stops, or all (default: the first to reach one)",
         (),
         numbers_or_all,
-        before="no_wait",
-    )
-    trace: TraceSteps | None = option(
-        "--trace A:B",
-        "trace these steps with torch's profiler (see `%%ddp trace`)",
-        None,
-        step_range,
         before="no_wait",
     )
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nbddp.accelerator import GPU_NAME
-from nbddp.extensions.trace.messages import TraceSteps
 
 MAX_SECONDS = 365 * 86400
 ALL_RANKS = (-1,)  # stands for all ranks
@@ -59,7 +58,7 @@ seconds = option_type(
 )
 
 
-def _pair(text: str, separator: str) -> tuple[int, int]:
+def pair(text: str, separator: str) -> tuple[int, int]:
     """Read two numbers, or one number as both."""
     first, found, last = text.partition(separator)
     return _whole_number(first), _whole_number(last if found else first)
@@ -68,7 +67,7 @@ def _pair(text: str, separator: str) -> tuple[int, int]:
 def _numbers(text: str) -> tuple[int, ...]:
     found: list[int] = []
     for part in text.split(","):
-        low, high = _pair(part, "-")
+        low, high = pair(part, "-")
         if not low <= high <= MAX_NUMBER:
             raise ValueError
         found += range(low, high + 1)
@@ -97,20 +96,10 @@ def _gpus(text: str) -> tuple[int | str, ...]:
 gpus = option_type("GPUs like 0,2 or 0-3, or names like GPU-8f2a or MIG-3b1c", _gpus)
 
 
-def _steps(text: str) -> TraceSteps:
-    first, last = _pair(text, ":")
-    return TraceSteps(first=first, last=last)
-
-
-step_range = option_type(
-    "a step like 10, or steps from the first to the last like 10:15",
-    _steps,
-    lambda steps: steps.first <= steps.last < MAX_STEP,
-)
 node_range = option_type(
     "a number of nodes, or MIN:MAX with MIN up to MAX",
-    lambda text: _pair(text, ":"),
-    lambda pair: 1 <= pair[0] <= pair[1],
+    lambda text: pair(text, ":"),
+    lambda least_most: 1 <= least_most[0] <= least_most[1],
 )
 
 name = option_type("a name like losses", str, str.isidentifier)

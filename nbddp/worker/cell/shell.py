@@ -19,7 +19,6 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from traitlets import Type, default
 from traitlets.config import Config
 
-from nbddp.extensions.trace.rank import CellProfiler, begin_profile
 from nbddp.import_hooks import change_when_imported
 from nbddp.wire.messages import Display, RunCell
 from nbddp.wire.rank_start import Script
@@ -57,7 +56,6 @@ class RankShell(InteractiveShell):
     display_pub: RankDisplayPublisher
     debugger_cls = RankPdb  # for ``%debug STATEMENT`` and ipdb
     is_rank = True  # `%load_ext nbddp` refuses to load in a rank
-    profiler: CellProfiler | None = None  # of the last cell, if it was traced
     signal_handlers_active: Callable[[], AbstractContextManager[None]] = nullcontext
     _loop: asyncio.AbstractEventLoop | None = None  # one for all cells: their tasks continue
     _task: asyncio.Task[Any] | None = None
@@ -87,7 +85,6 @@ class RankShell(InteractiveShell):
         self.display_pub.begin_cell(command.cell)
         self.displayhook.bundle = {}
         self._nested_errors.clear()
-        self.profiler = begin_profile(command)
         with suppress(OSError):  # no memory
             self._reserve = self._reserve or mmap.mmap(-1, RESERVE_BYTES)
         if command.script:

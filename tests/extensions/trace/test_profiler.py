@@ -16,8 +16,9 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
+from nbddp.extensions.trace import TraceSteps
 from nbddp.extensions.trace import rank as profiler
-from nbddp.extensions.trace.messages import SendTrace, TraceSent, TraceSteps
+from nbddp.extensions.trace.messages import SendTrace, TraceSent
 from nbddp.extensions.trace.rank import (
     MAX_SECONDS,
     OWN_PROFILER,
@@ -82,7 +83,7 @@ class Rank:
 
 
 def command_to_give(folder: Path | str) -> SendTrace:
-    return SendTrace(request=1, cell=3, rank=0, folder=str(folder), start_ns=0, max_events=100)
+    return SendTrace(cell=3, rank=0, folder=str(folder), start_ns=0, max_events=100)
 
 
 @pytest.fixture

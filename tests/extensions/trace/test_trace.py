@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from pages import readable
 
+from nbddp.extensions.trace import TraceSteps
 from nbddp.extensions.trace import merge as record
 from nbddp.extensions.trace.merge import Trace, write_merged
-from nbddp.extensions.trace.messages import TraceSent, TraceSteps
+from nbddp.extensions.trace.messages import TraceSent
 from nbddp.extensions.trace.view import trace_report
 from nbddp.ui.report.render import render_html, render_text
 

@@ -96,7 +96,7 @@ def test_the_list_of_types_has_the_public_names_of_all_manifests() -> None:
         for node in ast.walk(ast.parse(getsource(extensions)))
         if isinstance(node, ast.ImportFrom) and node.module.startswith("nbddp.")
         for name in node.names
-        if name.asname
+        if name.asname == name.name
     }
     listed["faults"] = "nbddp.extensions.faults.arming"  # a module
     assert listed == installing.public_targets()

@@ -1,6 +1,7 @@
 """When the notebook's half of an extension is made, and when its hooks are called."""
 
 import sys
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
@@ -12,17 +13,21 @@ from nbddp.group import notebook_half
 from nbddp.group.notebook_events import NotebookEvent, PushAsked, ValuePulled
 from nbddp.group.notebook_half import (
     CellToRun,
+    CellWithResult,
     Notebook,
     NotebookHalf,
     NotebookHalves,
     UnstartedCell,
 )
+from nbddp.record.cell import CellRequest
+from nbddp.ui.report.blocks import Report
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.options.option import flag
 
 
 class OddOptions(Frozen):
     odd: bool = flag("--odd", "run it oddly")
+    even: bool = flag("--even", "run it evenly")
 
 
 class RankOptions(Frozen):
@@ -41,9 +46,16 @@ class Odd(NotebookHalf):
         self.cells: list[bool] = []
         self.pulled = ""
 
-    def before_cell(self, cell: CellToRun) -> None:
+    def before_cell(self, cell: CellToRun) -> OddOptions:
         self.cells.append(cell.options(OddOptions).odd)
+        if cell.options(OddOptions).even:
+            return OddOptions(odd=True)
         raise ValueError("odd")
+
+    def after_cell(self, cell: CellWithResult) -> Sequence[Report]:
+        if cell.result.number == 3:
+            raise ValueError("three")
+        return [Report(f"cell {cell.result.number} {cell.options(OddOptions).odd}")]
 
     def run_cell(self, cell: UnstartedCell) -> bool:
         return cell.fresh
@@ -91,6 +103,25 @@ def test_a_half_is_made_for_the_first_cell_with_its_option_and_stays(
         halves.before_cell(cell)
     assert halves.command("odd")(OddArguments()) == "odd [True, False]"
     assert ["ValueError: odd" in text for text in told] == [True]
+
+
+def test_a_half_may_replace_the_options_of_a_cell(halves: NotebookHalves) -> None:
+    even = CellToRun(given={**OF_RANKS.given, OddOptions: OddOptions(even=True)})
+    assert halves.before_cell(even) == {**OF_RANKS.given, OddOptions: OddOptions(odd=True)}
+    assert halves.before_cell(WITH_OPTION) == WITH_OPTION.given
+
+
+def test_reports_below_a_cell_are_of_extensions_whose_options_it_had(
+    halves: NotebookHalves, told: list[str]
+) -> None:
+    show: Mock = halves._notebook.show  # type: ignore[assignment]
+    for number, cell in enumerate((PLAIN, OF_RANKS, WITH_OPTION, WITH_OPTION)):
+        request = CellRequest(source="", given=cell.given)
+        reports = halves.after_cell(request, Mock(), Mock(number=number))
+        assert [report.title for report in reports] == ["cell 2 True"] * (number == 2)
+        assert [call.args[0] for call in show.call_args_list] == [*reports]
+        show.reset_mock()
+    assert ["in its hook after_cell (ValueError: three)" in text for text in told] == [True]
 
 
 def test_a_cell_is_taken_over_only_by_an_extension_whose_options_it_has(

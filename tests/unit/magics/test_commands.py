@@ -22,7 +22,6 @@ from nbddp.extensions.nodes.node_pool import NodesSpec
 from nbddp.extensions.publish import PublishOptions
 from nbddp.extensions.publish.tracker import Target
 from nbddp.extensions.timeline.collective_timeline import Timeline
-from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.group.notebook_half import NotebookHalf
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
@@ -253,7 +252,7 @@ def test_armed_faults_are_those_of_living_ranks_that_have_not_fired(
 def test_wait_in_a_terminal_does_not_repeat_the_report_of_a_background_cell(typed: Typed) -> None:
     failed = Mock(spec=CellResult)
     failed.raise_for_failure.side_effect = CellFailedError("it failed", rank=0, report="a report")
-    typed.notebook._background = run_in_thread("nbddp-view", lambda: (failed, None))
+    typed.notebook._background = run_in_thread("nbddp-view", lambda: (failed, ()))
     with pytest.raises(CellFailedError) as raised:
         typed.line("wait")
     assert raised.value._render_traceback_() == ["it failed (more above)"]
@@ -289,7 +288,7 @@ def test_a_message_during_a_command_is_not_kept_for_the_next_cell(
 WHAT: dict[str, tuple[str, Any]] = {
     "--ranks 1": ("ranks", (1,)),
     "--break-ranks 1": ("break_ranks", (1,)),
-    "--trace 2:4": ("trace", TraceSteps(first=2, last=4)),
+    "--trace 2:4": ("options", {"trace": {"trace": {"first": 2, "last": 4, "with_memory": False}}}),
     "--no-trainer-metrics": ("options", {"trainers": {"no_trainer_metrics": True}}),
 }
 
@@ -306,7 +305,9 @@ def test_a_cell_or_a_script_runs_with_the_given_options(
     typed: Typed, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nbddp.extensions.publish.notebook.require_package", lambda _kind: None)
-    typed.notebook.extensions = extensions = Mock(run_cell=lambda _cell: False)
+    extensions = Mock(run_cell=lambda _cell: False)
+    extensions.before_cell.side_effect = lambda cell: cell.given
+    typed.notebook.extensions = extensions
     run(typed, "--publish wandb:digits")
     [cell] = extensions.before_cell.call_args.args
     assert cell.options(PublishOptions).publish == [Target("wandb", "digits")]

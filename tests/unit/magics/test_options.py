@@ -15,7 +15,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
 from nbddp.extension.installed import command_name, installed, load, owner_of_command
-from nbddp.extensions.trace.messages import TraceSteps
+from nbddp.extensions.trace import TraceSteps, step_range
 from nbddp.magics.line_magic import HANDLERS
 from nbddp.magics.parser import CELL, COMMANDS, command_parser, help_text, parse_line
 from nbddp.magics.run_arguments import CellArguments, check_unchanged
@@ -27,7 +27,6 @@ from nbddp.wire.options.option_values import (
     numbers,
     positive_int,
     seconds,
-    step_range,
     variable,
 )
 
@@ -103,7 +102,7 @@ def test_options_and_arguments_set_their_values() -> None:
     assert {line: given_in(cell(line)) for line in OPTIONS} == OPTIONS
     assert {line: given_in(command(line)) for line in COMMAND_LINES} == COMMAND_LINES
     args = command("run --name -1 --quiet train.py --lr -1 --trace -1:3 -- -2")
-    assert (args.start, args.script, args.trace) == ({"name": "-1"}, "train.py", None)
+    assert (args.start, args.script, args.extensions) == ({"name": "-1"}, "train.py", {})
     assert args.script_args == ["--lr", "-1", "--trace", "-1:3", "--", "-2"]
 
 

@@ -10,7 +10,6 @@ from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import CellFailedError, RequestError
-from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.notices import ControllerMessage
 from nbddp.wire.messages import CellEnded, Failure, decode, encode
@@ -55,8 +54,7 @@ def test_the_result_of_a_cell_raises_its_first_cause_if_there_is_one() -> None:
 
 
 def test_ranks_get_all_options_that_they_obey() -> None:
-    steps = TraceSteps(first=2, last=4)
-    options: dict[str, Any] = {"break_ranks": (1,), "trace": steps, "shard_copies": 3}
+    options: dict[str, Any] = {"break_ranks": (1,), "shard_copies": 3}
     assert options.keys() == {item.name for item in fields(CellOptions)}
     options["options"] = {"trainers": {"no_trainer_metrics": True}}
     request = CellRequest(source="x", **options)

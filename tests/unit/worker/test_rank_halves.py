@@ -1,14 +1,15 @@
 """The halves of extensions on a rank: their options, and what becomes of their errors."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from nbddp.errors import RequestError
 from nbddp.extension.manifest import Extension
-from nbddp.extension.rank_half import EndedCell, RankCell, RankHalf
+from nbddp.extension.rank_half import EndedCell, RankAnswer, RankCell, RankHalf
 from nbddp.wire.frozen import Frozen
-from nbddp.wire.messages import JsonDict
+from nbddp.wire.messages import JsonDict, RunCell
 from nbddp.wire.options.option import flag
 from nbddp.worker import rank_halves
 from nbddp.worker.rank_halves import RankHalves
@@ -21,14 +22,17 @@ class OddOptions(Frozen):
 class Odd(RankHalf):
     """Fails in each cell, after it noted its options, and says what it has noted."""
 
-    noted: list[tuple[bool, bool]]
+    noted: list[tuple[Any, ...]]
 
     def before_cell(self, cell: RankCell) -> None:
-        self.noted.append((cell.options.odd, cell.is_again))
+        self.noted.append((cell.options.odd, cell.number, cell.is_again, cell.is_replay))
         raise ValueError("odd")
 
-    def after_cell(self) -> Sequence[str]:
-        return [f"{len(self.noted)} cells"]
+    def after_cell(self, error: BaseException | None) -> Sequence[str]:
+        return [f"{len(self.noted)} cells, {error}"]
+
+    def answer(self, content: Mapping[str, Any]) -> RankAnswer:
+        return RankAnswer(content={"noted": content["most"] and {*self.noted}})
 
     def facts(self, cell: EndedCell) -> JsonDict:
         return {"names": [*cell.names] if cell.source else {*cell.names}}
@@ -40,7 +44,7 @@ class Odd(RankHalf):
 class Garbage(RankHalf):
     """Returns no texts."""
 
-    def after_cell(self) -> Any:
+    def after_cell(self, error: BaseException | None) -> Any:  # noqa: ARG002
         return [b"\xff", None]
 
     def armed(self) -> Any:
@@ -55,14 +59,14 @@ class Broken(RankHalf):
 
 
 @pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
-    noted: list[tuple[bool, bool]] = []
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    noted: list[tuple[Any, ...]] = []
     monkeypatch.setattr(Odd, "noted", noted, raising=False)
     return noted
 
 
 def test_a_half_gets_its_options_and_its_errors_are_told_once(
-    monkeypatch: pytest.MonkeyPatch, noted: list[tuple[bool, bool]]
+    monkeypatch: pytest.MonkeyPatch, noted: list[tuple[Any, ...]]
 ) -> None:
     manifests = {
         "broken": Extension(name="broken"),
@@ -73,20 +77,26 @@ def test_a_half_gets_its_options_and_its_errors_are_told_once(
     monkeypatch.setattr(rank_halves, "CLASSES", {"broken": Broken, "garbage": Garbage, "odd": Odd})
     told: list[str] = []
     halves = RankHalves(told.append, attempt=1)
-    for given in ({}, {"odd": {"odd": True}}, {"odd": {"unknown": 1}}, {}):
-        halves.before_cell(given, is_again=bool(given))
-    assert noted == [(False, False), (True, True)]  # after three failures it is off
-    assert (halves.after_cell(), halves.armed()) == (
-        ["b'\\xff'", "None", "2 cells"],
-        ["odd@rank=1"],
-    )
+    for number, options in enumerate(({}, {"odd": {"odd": True}}, {"odd": {"unknown": 1}}, {})):
+        is_last = bool(options)
+        cell = RunCell(cell=number, source="", options=options, is_again=True, is_replay=is_last)
+        halves.before_cell(cell)
+    # after three failures it is off
+    assert noted == [(False, 0, True, False), (True, 1, True, True)]
+    assert halves.after_cell(OSError("full")) == ["b'\\xff'", "None", "2 cells, full"]
+    assert halves.armed() == ["odd@rank=1"]
     assert halves.facts(EndedCell(names={"x": 1}, source="x = 1")) == {"odd": {"names": ["x"]}}
     assert halves.facts(EndedCell(names={"x": 1})) == {}  # a set is not JSON
+    assert halves.answer("odd", {"most": 0}).content == {"noted": 0}
+    for name, content in (("odd", {}), ("odd", {"most": 9}), ("broken", {}), ("none", {})):
+        with pytest.raises(RequestError, match=f"the extension {name} failed there"):
+            halves.answer(name, content)
     assert [text.partition(" (")[0] for text in told] == [
         "the extension broken failed in its hook Broken",
         "the extension odd failed in its hook before_cell",
         "the extension garbage failed in its hook armed",
         "the extension odd failed in its hook facts",
+        "the extension odd failed in its hook answer",
     ]
 
 

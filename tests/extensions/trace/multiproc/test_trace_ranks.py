@@ -12,9 +12,9 @@ from drivers.ranks import MakeRanks, Ranks
 from notebook import Notebook
 from processes import wait_until
 
+from nbddp.extensions.trace import TraceSteps
 from nbddp.extensions.trace import notebook as tracing
 from nbddp.extensions.trace.merge import OUTSIDE_OPERATORS, Trace, trace_rows
-from nbddp.extensions.trace.messages import TraceSteps
 from nbddp.extensions.trace.rank import OWN_PROFILER, PID_RANGE
 from nbddp.extensions.trace.view import trace_report
 from nbddp.record.cell import CellResult
@@ -53,7 +53,7 @@ def run(
 ) -> tuple[Trace, CellResult]:
     """Return the trace of some steps of a cell, and the result of the cell."""
     asked = TraceSteps(first=first, last=last, with_memory=with_memory)
-    handle = group.begin(source, trace=asked)
+    handle = group.begin_traced(source, asked)
     wait_until(lambda: handle.is_finished, timeout=60.0)
     assert handle.result is not None
     return group.collect_trace(handle.result, asked), handle.result

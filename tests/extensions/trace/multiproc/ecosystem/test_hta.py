@@ -4,7 +4,7 @@ import pytest
 from drivers.ranks import Ranks
 from processes import wait_until
 
-from nbddp.extensions.trace.messages import TraceSteps
+from nbddp.extensions.trace import TraceSteps
 
 analysis = pytest.importorskip("hta.trace_analysis")
 pytestmark = pytest.mark.filterwarnings("ignore")  # a pandas warning of HTA
@@ -20,7 +20,7 @@ for step in range(8):
 
 def test_hta_reads_steps_and_collectives_of_all_ranks(group: Ranks) -> None:
     asked = TraceSteps(first=3, last=6)
-    handle = group.begin(TRAIN, trace=asked)
+    handle = group.begin_traced(TRAIN, asked)
     assert wait_until(lambda: handle.is_finished, timeout=60.0)
     assert handle.result is not None
     trace = group.collect_trace(handle.result, asked)

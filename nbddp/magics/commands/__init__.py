@@ -1,1 +1,0 @@
-"""The commands of ``%ddp`` that have their own module."""
