@@ -99,7 +99,7 @@ def test_pip_installs_once_and_recommends_a_restart_for_an_upgrade(
     group.run(install + str(wheel(tmp_path, "1.0")))
     output = capsys.readouterr().out
     assert output.count("Successfully installed nbddp-mine-1.0") == 1
-    assert "restart" not in output
+    assert "restart()" not in output
     assert group.evaluate("import nbddp_mine\nnbddp_mine.version") == ["1.0"] * 3
     group.run(install + str(wheel(tmp_path, "2.0")))
     [remark] = told(capsys)

@@ -55,7 +55,7 @@ def test_cell_that_fails_again_prevents_no_other_trainer(group: Ranks, capsys: C
         group.heal(rerun=True)
     printed = capsys.readouterr().out
     assert "cell [4] failed when it ran again (ranks 0-1: StopIteration" in printed
-    assert "then `%ddp heal --rerun`" in printed
+    assert "then `group.heal(rerun=True)`" in printed
     assert "ran again: cells 2,5; this has set args, made, second\n" in printed
     assert group.evaluate("second.args.process_index") == [0, 1]
     group.run(rows, quiet=True)
