@@ -203,6 +203,8 @@ class Recovery:
                     self._display.show_notice(f"not healed: {why.removeprefix(f'{CANNOT_HEAL}: ')}")
                     return self._recover(result, request, failures, retries, failed_heals)
                 reason = str(error)
+                if not may_work and result.verdict is not None:
+                    result = replace(result, verdict=replace(result.verdict, is_heal_refused=True))
             else:
                 failures[-1] = failure
                 return self.rerun(request.source)

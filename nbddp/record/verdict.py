@@ -202,6 +202,7 @@ class Verdict:
         exited_ranks: the ranks that exited.
         is_interrupt: whether the user interrupted or ended the cell.
         has_survivors: whether other ranks are alive.
+        is_heal_refused: whether the ranks that died cannot be healed.
         ended_by: how the user ended the ranks: "restart", "stop" or RESTART_WITH_REPLAY; empty if
             they did not.
         is_script: whether the ranks ran only a script.
@@ -218,6 +219,7 @@ class Verdict:
     exited_ranks: tuple[int, ...]
     is_interrupt: bool
     has_survivors: bool = True
+    is_heal_refused: bool = False
     ended_by: str = ""
     is_script: bool = False
     is_replay: bool = False
@@ -302,9 +304,10 @@ class Verdict:
         lost = format_ranks(self.exited_ranks)
         if not self.has_survivors:
             return f"{lost.capitalize()} lost all variables. {RESTART_AND_REPLAY}"
+        heal = f" `%ddp heal` replaces {lost} and copies the variables."
         return (
-            f"{lost.capitalize()} lost all variables, the other ranks keep theirs. `%ddp heal` "
-            f"replaces {lost} and copies the variables. {RESTART_AND_REPLAY}"
+            f"{lost.capitalize()} lost all variables, the other ranks keep theirs."
+            f"{'' if self.is_heal_refused else heal} {RESTART_AND_REPLAY}"
         )
 
     def _way_out_without(self, name: str) -> str:

@@ -168,7 +168,10 @@ def test_a_heal_goes_back_to_the_copies_of_shards(
         assert "the models are back at step 4 of" in capsys.readouterr().out
     group.run("train(12)", shard_copies=100)
     group.run("assert all(map(torch.equal, whole(net), wanted))")
-    kill(group, 0, 1)
+    failure = group.failure_of("import os\nif rank < 2: os._exit(3)", heal=1)
+    assert "lost all variables" in failure.report
+    assert "group.heal()" not in failure.report
     refusal = r"rank 1, which had the copy of rank 0, died too: .*; the last one is .*saved"
+    assert re.search(f"not started again: .*{refusal}", capsys.readouterr().out)
     with pytest.raises(RequestError, match=refusal):
         group.heal()
