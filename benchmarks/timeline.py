@@ -24,7 +24,7 @@ from nbddp.group.worker_group import WorkerGroup
 SETUP = (
     CALIBRATE
     + """
-from nbddp.extensions.timeline.rank import ArrivalRecorder
+from nbddp.worker.watch.arrival_recorder import ArrivalRecorder
 parts = {name: getattr(ArrivalRecorder, name) for name in ("report", "sample")}
 spent = [0.0]
 

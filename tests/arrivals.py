@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from nbddp.extensions.timeline.collective_matcher import CollectiveMatcher
-from nbddp.extensions.timeline.messages import CollectiveArrivals
+from nbddp.record.collectives.collective_matcher import CollectiveMatcher
+from nbddp.wire.collective_arrivals import CollectiveArrivals
 
 BASE = 1e9  # the time.time() at which the cell begins
 KIND = ["all_reduce", "float [72]", "", True, 0]

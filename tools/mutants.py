@@ -33,7 +33,7 @@ TARGETS = {  # name: (file in nbddp/, folder in tests/)
     "signature": ("wire/envelope.py", "unit/wire"),
     "checkpoint commit": ("extensions/train/checkpoint/atomic_files.py", "extensions/train"),
     "sampler": ("extensions/train/epoch_batches.py", "extensions/train"),
-    "matcher": ("extensions/timeline/collective_matcher.py", "extensions/timeline"),
+    "matcher": ("record/collectives/collective_matcher.py", "unit/record"),
     "codec": ("wire/messages.py", "unit/wire"),
 }
 

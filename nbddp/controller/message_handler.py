@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from nbddp.controller.rank_processes import short_error
 from nbddp.errors import RequestError
-from nbddp.extensions.timeline.messages import CollectiveArrivals
 from nbddp.formatting import describe_exit
 from nbddp.launch.local_launcher import RankHandle
 from nbddp.launch.memory import MemoryWatch
@@ -18,6 +17,7 @@ from nbddp.record import run_events
 from nbddp.record.notices import InputClosed, InputRequest, RichOutput
 from nbddp.sigint import Future
 from nbddp.wire import messages as msg
+from nbddp.wire.collective_arrivals import CollectiveArrivals
 from nbddp.wire.envelope import Envelope
 from nbddp.wire.request_messages import Answer
 

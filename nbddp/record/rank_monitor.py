@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbddp.extensions.timeline.collective_matcher import CollectiveMatcher
-from nbddp.extensions.timeline.messages import CollectiveArrivals
-from nbddp.extensions.timeline.stragglers import StragglerLag, slow_by_step_rate
 from nbddp.record.cell import Purpose
+from nbddp.record.collectives.collective_matcher import CollectiveMatcher
+from nbddp.record.collectives.stragglers import StragglerLag, slow_by_step_rate
 from nbddp.record.hang_detector import HangDetector, Heartbeat
 from nbddp.record.heal.rank_values import RankValues
 from nbddp.record.metrics import MetricStore, RunTotals
+from nbddp.wire.collective_arrivals import CollectiveArrivals
 from nbddp.wire.messages import Metrics, Progress, RankStatus
 
 CHECK_PERIOD = 1.0  # seconds between two checks for a hang

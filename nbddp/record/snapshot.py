@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from nbddp.extensions.timeline.collective_matcher import Straggler
-from nbddp.extensions.timeline.stragglers import StragglerLag
 from nbddp.formatting import describe_exit
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle
+from nbddp.record.collectives.collective_matcher import Straggler
+from nbddp.record.collectives.stragglers import StragglerLag
 from nbddp.record.event_log import EventLog, merge_equal_failures
 from nbddp.record.hang_detector import Heartbeat
 from nbddp.record.rank_monitor import LoopProgress, RankMonitor

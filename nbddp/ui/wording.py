@@ -6,9 +6,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from nbddp.extensions.timeline.collective_matcher import Straggler
 from nbddp.extensions.timeline.collective_timeline import UnfinishedCollective
-from nbddp.extensions.timeline.stragglers import StragglerLag
 from nbddp.formatting import (
     format_bytes,
     format_line,
@@ -17,6 +15,8 @@ from nbddp.formatting import (
     list_some,
     plural,
 )
+from nbddp.record.collectives.collective_matcher import Straggler
+from nbddp.record.collectives.stragglers import StragglerLag
 from nbddp.record.metrics import spread
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.run_events import RanksStarted, RunEvent

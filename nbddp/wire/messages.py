@@ -12,9 +12,9 @@ from dataclasses import asdict, field, fields, is_dataclass
 from typing import Any, get_args
 
 from nbddp.errors import WireError
-from nbddp.extensions.timeline.messages import CollectiveArrivals
 from nbddp.formatting import plural
 from nbddp.wire.collective import Collective
+from nbddp.wire.collective_arrivals import CollectiveArrivals
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.options.cell_spec import CellSpec
 from nbddp.wire.rank_start import Script

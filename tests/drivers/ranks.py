@@ -14,7 +14,6 @@ from nbddp.extensions.checks.notebook import check_cell
 from nbddp.extensions.checks.registry import Finding
 from nbddp.extensions.nodes.node_pool import NodePool, NodesSpec
 from nbddp.extensions.nodes.notebook import open_nodes
-from nbddp.extensions.timeline.collective_matcher import Straggler
 from nbddp.extensions.trace import TraceSteps
 from nbddp.extensions.trace.group_methods import options_for_ranks
 from nbddp.extensions.trace.merge import Trace
@@ -27,6 +26,7 @@ from nbddp.group.script_ranks import ScriptRanks
 from nbddp.launch.local_launcher import Launcher, LocalLauncher
 from nbddp.lifecycle.group_state import Life
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, ReplayEntry
+from nbddp.record.collectives.collective_matcher import Straggler
 from nbddp.record.notices import Notice
 from nbddp.record.run_events import RunEvent
 from nbddp.record.snapshot import Snapshot

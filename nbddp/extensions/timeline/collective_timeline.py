@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbddp.extensions.timeline.collective_history import (
+from nbddp.formatting import format_line
+from nbddp.record.collectives.collective_history import (
     Arrival,
     CollectiveHistory,
     MatchedCollective,
     Place,
     main_place,
 )
-from nbddp.extensions.timeline.collective_matcher import Straggler
-from nbddp.formatting import format_line
+from nbddp.record.collectives.collective_matcher import Straggler
 from nbddp.wire.collective import Collective
 
 MAX_REPORT_DELAY = 3.0  # seconds by which the report of an arrival may be late while a cell runs

@@ -15,14 +15,14 @@ from random import Random
 from types import FrameType
 
 from nbddp.accelerator import is_device_backend
-from nbddp.extensions.timeline.messages import CollectiveArrivals
-from nbddp.extensions.timeline.rank import ArrivalRecorder
 from nbddp.formatting import format_line
 from nbddp.wire.collective import Collective
+from nbddp.wire.collective_arrivals import CollectiveArrivals
 from nbddp.wire.messages import JsonDict, RankStatus, ResourceUsage
 from nbddp.worker.output.log_writer import LogWriter
 from nbddp.worker.output.metric_sink import MetricSink
 from nbddp.worker.watch import main_thread
+from nbddp.worker.watch.arrival_recorder import ArrivalRecorder
 from nbddp.worker.watch.flight_recorder import RecordedCollective, newest_of
 from nbddp.worker.watch.resource_usage import UsageSampler, sample_process
 from nbddp.worker.watch.stall_detector import BlockingCall, StallDetector, ThreadSample

@@ -18,8 +18,8 @@ from nbddp.extensions.sweeps.scaling_results import (
     time_shares,
 )
 from nbddp.extensions.sweeps.scaling_view import scaling_report
-from nbddp.extensions.timeline.collective_history import MatchedCollective
 from nbddp.extensions.timeline.collective_timeline import DdpOverlap, Timeline
+from nbddp.record.collectives.collective_history import MatchedCollective
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.wire.collective import Collective
 

@@ -11,7 +11,6 @@ from pages import readable
 
 from nbddp.charts.figure import png_of
 from nbddp.charts.palette import INK
-from nbddp.extensions.timeline.collective_matcher import CollectiveMatcher, Straggler
 from nbddp.extensions.timeline.collective_timeline import (
     DdpOverlap,
     Timeline,
@@ -20,14 +19,15 @@ from nbddp.extensions.timeline.collective_timeline import (
     overlap_of,
 )
 from nbddp.extensions.timeline.figure import draw_timeline
-from nbddp.extensions.timeline.messages import CollectiveArrivals
 from nbddp.extensions.timeline.view import MAX_ROWS, shown_ranks, timeline_as_text, timeline_report
 from nbddp.lifecycle.group_state import GroupState
+from nbddp.record.collectives.collective_matcher import CollectiveMatcher, Straggler
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.report.finished_cell import CellReport, record_html
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.status import status_report
 from nbddp.ui.wording import describe_straggler
+from nbddp.wire.collective_arrivals import CollectiveArrivals
 
 WAIT_COLOR = [*to_rgba("#b9690f")]
 AWAITED = Straggler(2, 0.384, 8.3, 100, "all_reduce float [72]", (9, ""))

@@ -10,9 +10,9 @@ from drivers.ranks import MakeRanks, Ranks, Write
 from notebook import Notebook
 from processes import wait_until
 
-from nbddp.extensions.timeline.collective_matcher import Straggler
 from nbddp.extensions.timeline.collective_timeline import Timeline
 from nbddp.record.cell import CellHandle
+from nbddp.record.collectives.collective_matcher import Straggler
 
 pytestmark = pytest.mark.usefixtures("lasting_group")
 SHARES_KERNEL = True

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from pages import TEXT, Page, cells, column, readable, titles
 
-from nbddp.extensions.timeline.stragglers import StragglerLag
+from nbddp.record.collectives.stragglers import StragglerLag
 from nbddp.record.rank_monitor import LoopProgress
 from nbddp.record.snapshot import GpuUsage, RankSnapshot
 from nbddp.ui.report.rank_table import (

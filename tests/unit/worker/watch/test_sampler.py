@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from nbddp.extensions.timeline.messages import CollectiveArrivals
+from nbddp.wire.collective_arrivals import CollectiveArrivals
 from nbddp.wire.messages import RankStatus, ResourceUsage
 from nbddp.worker.watch.sampler import Sampler
 

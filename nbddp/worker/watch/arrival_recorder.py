@@ -14,8 +14,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbddp.extensions.timeline.messages import CollectiveArrivals
 from nbddp.reporting import this_rank
+from nbddp.wire.collective_arrivals import CollectiveArrivals
 from nbddp.worker.watch import dataloader_waits, flight_recorder, main_thread
 from nbddp.worker.watch.flight_recorder import BUFFER_SIZE, Entry, record_key
 

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from fakes import recorder_entry
 
-from nbddp.extensions.timeline import rank as collective_arrivals
-from nbddp.extensions.timeline.messages import CollectiveArrivals
-from nbddp.extensions.timeline.rank import BLOCK, MAX_ROWS_PER_SECOND, ArrivalRecorder
 from nbddp.reporting import this_rank
-from nbddp.worker.watch import flight_recorder
+from nbddp.wire.collective_arrivals import CollectiveArrivals
+from nbddp.worker.watch import arrival_recorder, flight_recorder
+from nbddp.worker.watch.arrival_recorder import BLOCK, MAX_ROWS_PER_SECOND, ArrivalRecorder
 from nbddp.worker.watch.flight_recorder import newest_of
 
 BEGAN = 1_000_000.0  # as time.time() has it
@@ -44,7 +43,7 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
     rank = Rank()
     monkeypatch.setattr(flight_recorder, "read_entries", lambda: list(rank.entries))
     monkeypatch.setattr(flight_recorder, "count_started", lambda: rank.count)
-    monkeypatch.setattr(collective_arrivals, "_count_all_started", lambda: {("0", 1): rank.count})
+    monkeypatch.setattr(arrival_recorder, "_count_all_started", lambda: {("0", 1): rank.count})
     return rank
 
 
@@ -90,7 +89,7 @@ def test_the_recorder_is_read_after_a_short_cell_only_if_it_had_collectives_or_i
     rank.add(1, 0.1)
     rank.end_cell(is_short=True)
     # as after a script that made a group and ended it
-    monkeypatch.setattr(collective_arrivals, "_count_all_started", dict)
+    monkeypatch.setattr(arrival_recorder, "_count_all_started", dict)
     rank.begin_cell(3, BEGAN)
     rank.add(1, 0.2)
     rank.end_cell(is_short=True)

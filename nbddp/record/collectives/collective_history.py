@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from nbddp.extensions.timeline.messages import CollectiveArrivals
 from nbddp.wire.collective import Collective
+from nbddp.wire.collective_arrivals import CollectiveArrivals
 
 MAX_TRACK_ENTRIES = 5000  # of a rank's waits for data, its samples, and its steps
 MAX_KINDS = 200  # of collectives with stored GPU times

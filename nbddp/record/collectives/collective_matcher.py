@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from nbddp.extensions.timeline.collective_history import (
+from nbddp.record.collectives.collective_history import (
     Arrival,
     CollectiveHistory,
     MatchedCollective,
@@ -21,9 +21,9 @@ from nbddp.extensions.timeline.collective_history import (
     chunks,
     main_place,
 )
-from nbddp.extensions.timeline.messages import CollectiveArrivals
-from nbddp.extensions.timeline.stragglers import StragglerLag, WaitWindow
+from nbddp.record.collectives.stragglers import StragglerLag, WaitWindow
 from nbddp.wire.collective import Collective
+from nbddp.wire.collective_arrivals import CollectiveArrivals
 
 MAX_KEPT_ARRIVALS = 60_000  # in the matched collectives; earlier ones are only in the sums
 MIN_KEPT_COLLECTIVES = 500  # matched collectives that are kept in any case

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from arrivals import BASE, KIND, arrival_messages, matcher_of, matcher_with
 
-from nbddp.extensions.timeline.collective_matcher import (
+from nbddp.record.collectives.collective_matcher import (
     MAX_KEPT_ARRIVALS,
     MIN_KEPT_COLLECTIVES,
 )
-from nbddp.extensions.timeline.messages import CollectiveArrivals
+from nbddp.wire.collective_arrivals import CollectiveArrivals
 
 LATE = 0.05
 

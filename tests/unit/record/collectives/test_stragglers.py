@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from nbddp.extensions.timeline import stragglers
-from nbddp.extensions.timeline.collective_history import Arrival
-from nbddp.extensions.timeline.collective_matcher import GroupMatcher
-from nbddp.extensions.timeline.stragglers import StragglerLag, slow_by_step_rate
+from nbddp.record.collectives import stragglers
+from nbddp.record.collectives.collective_history import Arrival
+from nbddp.record.collectives.collective_matcher import GroupMatcher
+from nbddp.record.collectives.stragglers import StragglerLag, slow_by_step_rate
 from nbddp.record.metrics import MetricStore
 from nbddp.record.step_rate import StepRate
 from nbddp.wire.collective import Collective
