@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from nbddp.extensions import *  # noqa: F403 - it lists the names of the extensions
     from nbddp.group.worker_group import WorkerGroup as WorkerGroup
-    from nbddp.magics.load import timeline as timeline
     from nbddp.record.cell import CellResult as CellResult
     from nbddp.record.heal.heal_report import Healed as Healed
     from nbddp.reporting.log_and_track import Track as Track
@@ -55,7 +54,6 @@ _TARGETS = {
     "Track": "nbddp.reporting.log_and_track:Track",
     "WorkerGroup": "nbddp.group.worker_group:WorkerGroup",
     "log": "nbddp.reporting.log_and_track:log",
-    "timeline": "nbddp.magics.load:timeline",
     "track": "nbddp.reporting.log_and_track:track",
 }
 

@@ -81,17 +81,13 @@ def test_modules_are_imported_lazily(tmp_path: Path) -> None:
         assert loaded & unwanted == set(), stage
 
 
-# A name may only go
-LOADED_AT_ONCE = {"timeline"}
-
-
 @pytest.mark.process
 def test_load_ext_loads_only_the_manifests_of_extensions() -> None:
     show = "print(*(name for name in sys.modules if '.extensions.' in name))"
     command = [sys.executable, "-c", f"import sys, nbddp.magics.load\n{show}"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     names = [name.split(".") for name in done.stdout.split()]
-    assert {parts[2] for parts in names if len(parts) > 3} == LOADED_AT_ONCE
+    assert {parts[2] for parts in names if len(parts) > 3} == set()
 
 
 MODULES = {

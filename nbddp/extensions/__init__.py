@@ -18,7 +18,9 @@ if TYPE_CHECKING:  # the types of their public names; a manifest says how to loa
     from nbddp.extensions.runs.api import compare as compare
     from nbddp.extensions.runs.api import runs as runs
     from nbddp.extensions.sweeps import group_methods
+    from nbddp.extensions.timeline import group_methods as timeline_methods
     from nbddp.extensions.timeline.collective_timeline import Timeline as Timeline
+    from nbddp.extensions.timeline.of_notebook import timeline as timeline
     from nbddp.extensions.trace import group_methods as trace_methods
     from nbddp.extensions.trace.merge import Trace as Trace
     from nbddp.extensions.train.checkpoint.checkpoint import Checkpoint as Checkpoint
@@ -42,6 +44,7 @@ if TYPE_CHECKING:  # the types of their public names; a manifest says how to loa
 
         scale = group_methods.scale
         sweep = group_methods.sweep
+        timeline = timeline_methods.timeline
         trace = trace_methods.trace
 
 
@@ -55,5 +58,6 @@ COMMANDS = {
     "publish": "publish",
     "runs": "runs",
     "show": "runs",
+    "timeline": "timeline",
     "trace": "trace",
 }

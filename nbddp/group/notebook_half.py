@@ -37,6 +37,10 @@ class Notebook(Protocol):
     def last_run(self) -> Path | None:
         """The folder of the last script, if no cell ran since; otherwise of the current run."""
 
+    @property
+    def has_record(self) -> bool:
+        """Whether the last cell is shown with the reason of its failure, and with its slow rank."""
+
     def run_on_ranks(self, source: str, ranks: tuple[int, ...] | None, command: str) -> None:
         """Run the code of a command on ranks, all if None, and in a replay too.
 

@@ -14,8 +14,6 @@ from typing import Any, Protocol
 from nbddp.controller.rank_requests import check_ranks
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
-from nbddp.extensions.timeline.collective_timeline import Timeline
-from nbddp.extensions.timeline.notebook import timeline_of
 from nbddp.group import push_pull
 from nbddp.group.script_ranks import ScriptRanks
 from nbddp.lifecycle.group_state import Life
@@ -226,10 +224,6 @@ class RankGroup:
         """Return the value of an expression on a rank, or a list of the values on all ranks."""
         values = push_pull.pull(self.session, expression, None if rank is None else [rank])
         return values if rank is None else values[0]
-
-    def timeline(self, last: int | None = None) -> Timeline:
-        """Return which rank waited for which in the last cell, or in its last steps."""
-        return timeline_of(self.scripts.last_session, last)
 
 
 def _default_colors() -> str:

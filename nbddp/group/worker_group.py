@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from nbddp.controller.rank_requests import check_ranks
 from nbddp.errors import ArgumentError
-from nbddp.extensions.timeline.collective_timeline import Timeline
 from nbddp.group.display import TextDisplay
 from nbddp.group.find_script import find_script
 from nbddp.group.method_names import with_method_names
@@ -271,10 +270,6 @@ class WorkerGroup(GroupMethods):
             if failed is not None:
                 failed.raise_for_failure()
         return healed
-
-    def timeline(self, last: int | None = None) -> Timeline:
-        """Return which rank waited for which in the last cell, or in its last steps."""
-        return self._group.timeline(last)
 
     def push(self, values: Mapping[str, Any], *, ranks: Sequence[int] | None = None) -> None:
         """Put values into the namespaces of the ranks.

@@ -8,15 +8,12 @@ from functools import partial
 
 from IPython.core.error import UsageError
 
-from nbddp.errors import CellFailedError
-from nbddp.extensions.timeline.view import timeline_report
 from nbddp.group.find_script import describe_syntax_error
 from nbddp.group.notebook_half import UnstartedCell
 from nbddp.magics.magic_errors import reporting_errors
 from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.parser import CELL, parse_line
-from nbddp.magics.presenter import SHOWN_STEPS, NotebookDisplay
-from nbddp.magics.run_arguments import CellArguments
+from nbddp.magics.presenter import NotebookDisplay
 from nbddp.record.cell import CellRequest
 
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
@@ -56,12 +53,7 @@ def run_cell(notebook: NotebookState, line: str, cell: str) -> None:
         with notebook.started_for_cell(spec, args):
             if values:
                 notebook.group.push(values)
-            try:
-                result = notebook.run(request, args)
-            except CellFailedError:
-                _show_timeline(notebook, args)
-                raise
-        _show_timeline(notebook, args)
+            result = notebook.run(request, args)
         if args.out and result is not None:
             notebook.shell.user_ns[args.out] = result.values()
 
@@ -74,12 +66,3 @@ def _check_syntax(notebook: NotebookState, cell: str, first_line: int) -> None:
         compile(source, "cell", "exec", _FLAGS)
     except SyntaxError as error:
         raise UsageError(describe_syntax_error(error)) from None
-
-
-def _show_timeline(notebook: NotebookState, args: CellArguments) -> None:
-    """Show which rank waited for which, if requested; useful above all for a cell that hung."""
-    if args.timeline:
-        timeline = notebook.group.timeline(SHOWN_STEPS)
-        if notebook.presenter.has_record:  # it has the same sentence about the slow rank
-            timeline = replace(timeline, awaited=None)
-        notebook.presenter.show(timeline_report(timeline))

@@ -6,7 +6,7 @@ from argparse import REMAINDER
 from collections.abc import Sequence
 
 from nbddp.extension.manifest import Command
-from nbddp.magics.presenter import SHOWN_STEPS, ViewChoice
+from nbddp.magics.presenter import ViewChoice
 from nbddp.magics.run_arguments import GroupArguments, RunArguments
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.options.option import argument, flag, option
@@ -87,17 +87,6 @@ class DebugArguments(Command, example="debug"):
     )
     command: Sequence[str] = option(
         "-c --command COMMAND", "debugger command to run first; may be repeated", (), repeat=list
-    )
-
-
-class TimelineArguments(Command, example="timeline"):
-    """Show which rank waited for which in the last cell, along the time."""
-
-    last: int = option(
-        "--last N",
-        "the last N steps, or collectives (default: {default})",
-        SHOWN_STEPS,
-        positive_int,
     )
 
 

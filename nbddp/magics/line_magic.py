@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from nbddp.errors import RequestError, as_request_error
-from nbddp.extensions.timeline.view import timeline_report
 from nbddp.group.find_script import find_script
 from nbddp.group.notebook_events import ValuePulled
 from nbddp.lifecycle.refusals import way_out
@@ -205,9 +204,6 @@ HANDLERS: dict[str, Handler] = {
     "kill": _kill,
     "heal": _heal,
     "debug": lambda notebook, args: notebook.debug(args.rank, args.command),
-    "timeline": lambda notebook, args: notebook.presenter.show(
-        timeline_report(notebook.group.timeline(args.last))
-    ),
     "logs": _logs,
     "push": _push,
     "pull": _pull,

@@ -1,4 +1,4 @@
-"""Add the magics, Tab completion and auto mode to a shell; also ``nbddp.timeline()``."""
+"""Add the magics, Tab completion and auto mode to a shell."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
-from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
 
-from nbddp.errors import CellFailedError, RequestError
-from nbddp.extensions.timeline.collective_timeline import Timeline
+from nbddp.errors import CellFailedError
 from nbddp.magics.cell_magic import run_cell
 from nbddp.magics.completion import Completion
 from nbddp.magics.line_magic import HELP, run_command
@@ -198,30 +196,3 @@ def unload(shell: InteractiveShell) -> None:
     if extension is not None:
         setattr(shell, ATTRIBUTE, None)
         extension.remove()
-
-
-def timeline(last: int | None = None) -> Timeline:
-    """Return which rank waited for which in the last or running cell.
-
-    Args:
-        last: look at the last so many steps, or collectives if no steps were reported; None for the
-            whole cell.
-
-    Returns:
-        The collectives with the arrival time of each rank (``meetings``, or ``frame()`` as a table,
-        which is a pandas one if pandas is installed), the seconds that one rank waited for another
-        (``waits``), and the seconds of waiting by line (``lines``).
-
-    Raises:
-        RequestError: nbddp is not loaded in a notebook here. In a script, a worker group has a
-            method of this name.
-    """
-    shell = get_ipython()  # type: ignore[no-untyped-call, unused-ignore]
-    extension = getattr(shell, ATTRIBUTE, None)
-    if extension is None:
-        raise RequestError(
-            "timeline() works in a notebook in which nbddp is loaded (`%load_ext nbddp`), not on "
-            "the ranks; in a script, call group.timeline() of the worker group"
-        )
-    found: Timeline = extension.notebook.group.timeline(last)
-    return found

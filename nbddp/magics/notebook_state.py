@@ -79,6 +79,11 @@ class NotebookState:
         return path if is_of_script else self.current_run
 
     @property
+    def has_record(self) -> bool:
+        """Whether the last cell is shown with the reason of its failure, and with its slow rank."""
+        return self.presenter.has_record
+
+    @property
     def prompt_number(self) -> int:
         """The number in the prompt of the running cell.
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 
 MATPLOTLIB = "matplotlib.backends.backend_agg"  # takes a second to import
-SHOWN_STEPS = 20  # of a timeline, unless the user names others
 
 
 class ViewChoice(Enum):

@@ -112,11 +112,6 @@ class CellArguments(RunArguments, CellOptions):
         "--no-init", "no process group: the cell calls init_process_group() itself"
     )
     once: bool = flag("--once", "leave this cell out of any replay")
-    timeline: bool = flag(
-        "--timeline",
-        "then show which rank waited for which",
-        excludes={"no_wait": "use `%ddp timeline` later"},
-    )
     auto: bool = flag("--auto", SUPPRESS)  # `%ddp auto on` writes it
 
 

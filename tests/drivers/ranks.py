@@ -14,6 +14,8 @@ from nbddp.extensions.checks.notebook import check_cell
 from nbddp.extensions.checks.registry import Finding
 from nbddp.extensions.nodes.node_pool import NodePool, NodesSpec
 from nbddp.extensions.nodes.notebook import open_nodes
+from nbddp.extensions.timeline.collective_timeline import Timeline
+from nbddp.extensions.timeline.notebook import timeline_of
 from nbddp.extensions.trace import TraceSteps
 from nbddp.extensions.trace.group_methods import options_for_ranks
 from nbddp.extensions.trace.merge import Trace
@@ -233,6 +235,9 @@ class Ranks(WorkerGroup):
 
     def collect_trace(self, result: CellResult, asked: TraceSteps) -> Trace:
         return collect_trace(self.session, result, asked)
+
+    def timeline(self, last: int | None = None) -> Timeline:
+        return timeline_of(self.scripts.last_session, last)
 
     @property
     def replay_log(self) -> Sequence[ReplayEntry]:

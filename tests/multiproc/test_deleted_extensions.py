@@ -1,7 +1,4 @@
-"""The core works without any extension: each is deleted from a copy, with those that need it.
-
-An extension belongs in ``ATTACHED`` as soon as the core imports nothing of it.
-"""
+"""The core works without any extension: each is deleted from a copy, with those that need it."""
 
 import re
 import shutil
@@ -17,11 +14,6 @@ from nbddp.extensions import COMMANDS
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
-ATTACHED = (
-    *("checks", "course", "export", "faults", "nodes", "publish", "runs", "sweeps", "trace"),
-    "train",
-    "trainers",
-)
 PROGRAM = """
 import sys
 from IPython.terminal.interactiveshell import TerminalInteractiveShell
@@ -49,7 +41,7 @@ def with_those_that_need(names: set[str]) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("names", [*ATTACHED, " ".join(ATTACHED)])
+@pytest.mark.parametrize("names", [*installed(), " ".join(installed())])
 def test_the_core_works_without_an_extension(
     names: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,15 +1,17 @@
-"""Build the timeline of a cell, with the DDP timings that the ranks measured."""
+"""``%ddp timeline`` and ``--timeline``: build the timeline of a cell, and show it."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pickle import UnpicklingError
 
 from nbddp.controller.rank_requests import resolve_ranks
 from nbddp.controller.session import Session
 from nbddp.errors import NbddpError
+from nbddp.extensions.timeline import SHOWN_STEPS, TimelineArguments
 from nbddp.extensions.timeline.collective_timeline import (
     DdpOverlap,
     Timeline,
@@ -17,8 +19,11 @@ from nbddp.extensions.timeline.collective_timeline import (
     find_unfinished,
     overlap_of,
 )
+from nbddp.extensions.timeline.view import timeline_report
+from nbddp.group.notebook_half import CellWithResult, NotebookHalf
 from nbddp.group.push_pull import pull
 from nbddp.record.run_events import CellEnded, CellStarted, RankExited
+from nbddp.ui.report.blocks import Report
 
 DDP_TIMING_EXPRESSION = (
     "__import__('nbddp.extensions.timeline.ddp_timing', fromlist=['read_ddp_timing'])"
@@ -26,6 +31,22 @@ DDP_TIMING_EXPRESSION = (
 )
 
 logger = logging.getLogger(__name__)
+
+
+class Timelines(NotebookHalf):
+    """Shows the timeline of a cell."""
+
+    def timeline(self, args: TimelineArguments) -> None:
+        """Show the last steps of the last cell."""
+        timeline = timeline_of(self.notebook.group.scripts.last_session, args.last)
+        self.notebook.show(timeline_report(timeline))
+
+    def after_cell(self, cell: CellWithResult) -> Sequence[Report]:
+        """Report the last steps of a cell; useful above all for a cell that hung."""
+        timeline = timeline_of(cell.session, SHOWN_STEPS)
+        if self.notebook.has_record:  # it has the same sentence about the slow rank
+            timeline = replace(timeline, awaited=None)
+        return [timeline_report(timeline)]
 
 
 def timeline_of(session: Session, last: int | None = None) -> Timeline:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
-from nbddp.extensions.timeline.collective_timeline import Timeline
-from nbddp.formatting import format_bytes, format_seconds, plural
+from nbddp.extensions.timeline.collective_timeline import Timeline, UnfinishedCollective
+from nbddp.formatting import format_bytes, format_line, format_ranks, format_seconds, plural
 from nbddp.ui.report.blocks import Block, Mood, Picture, Report, Table, Text, note
-from nbddp.ui.wording import describe_straggler, describe_unfinished
+from nbddp.ui.wording import describe_straggler
 
 MAX_ROWS = 32  # ranks in the picture and in the table
 MAX_AWAITED = 8  # of these, ranks that others wait for
@@ -26,7 +26,7 @@ def timeline_report(timeline: Timeline) -> Report:
     if timeline.is_empty:
         return Report(_describe_empty(timeline))
     unfinished = [
-        describe_unfinished(collective, is_over=timeline.is_over, died=timeline.died)
+        _describe_unfinished(collective, is_over=timeline.is_over, died=timeline.died)
         for collective in timeline.unmet
     ]
     warnings = [*unfinished, *([describe_straggler(timeline.awaited)] if timeline.awaited else [])]
@@ -43,6 +43,37 @@ def timeline_report(timeline: Timeline) -> Report:
             *map(note, _notes(timeline)),
         ],
     )
+
+
+def _describe_unfinished(
+    unfinished: UnfinishedCollective, *, is_over: bool, died: Container[int] = ()
+) -> str:
+    """Say which ranks wait or waited, in which collective, and for which ranks.
+
+    >>> from nbddp.wire.collective import Collective
+    >>> call, until = Collective("barrier", 6), {0: 4.0, 2: 4.0}
+    >>> barrier = UnfinishedCollective(call, {0: 1.0, 2: 1.5}, until, (1,), {(9, ""): 3})
+    >>> _describe_unfinished(barrier, is_over=True)
+    'ranks 0,2 waited in barrier #6 to the end, 3.0 s: rank 1 did not come, it was at line 9'
+    >>> _describe_unfinished(barrier, is_over=False)
+    'ranks 0,2 have waited in barrier #6 for 3.0 s: rank 1 has not come, it was at line 9'
+    >>> _describe_unfinished(barrier, is_over=True, died=[1])
+    'ranks 0,2 waited in barrier #6 to the end, 3.0 s: rank 1 died, it was at line 9'
+    """
+    seconds = format_seconds(max(unfinished.wait_seconds.values()))
+    has_one = len(unfinished.arrivals) == 1
+    waited = f"waited in {unfinished.call} to the end, {seconds}"
+    if not is_over:
+        waited = f"{'has' if has_one else 'have'} waited in {unfinished.call} for {seconds}"
+    missing = [rank for rank in unfinished.missing if rank not in died]
+    not_come = "did not" if is_over else "has not" if len(missing) == 1 else "have not"
+    # a rank that died may have entered the collective without reporting it
+    dead = [rank for rank in unfinished.missing if rank in died]
+    reasons = [f"{format_ranks(missing)} {not_come} come"] if missing else []
+    reasons += [f"{format_ranks(dead)} died"] if dead else []
+    was = "it was" if len(unfinished.missing) == 1 else "they were mostly"
+    at = f", {was} at {format_line(*unfinished.place)}" if unfinished.place else ""
+    return f"{format_ranks(sorted(unfinished.arrivals))} {waited}: {', '.join(reasons)}{at}"
 
 
 def _describe_empty(timeline: Timeline) -> str:

@@ -38,7 +38,7 @@ class CellOptions(RunOptions):
         "no copies)",
         0,
         count,
-        before="timeline",
+        before="auto",
     )
 
 

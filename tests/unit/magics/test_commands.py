@@ -21,6 +21,7 @@ from nbddp.extensions.nodes import notebook as nodes
 from nbddp.extensions.nodes.node_pool import NodesSpec
 from nbddp.extensions.publish import PublishOptions
 from nbddp.extensions.publish.tracker import Target
+from nbddp.extensions.timeline import notebook as timelines
 from nbddp.extensions.timeline.collective_timeline import Timeline
 from nbddp.group.notebook_half import NotebookHalf
 from nbddp.group.rank_group import RankGroup
@@ -263,10 +264,10 @@ def test_a_timeline_below_a_record_does_not_repeat_its_warning(
     typed: Typed, monkeypatch: pytest.MonkeyPatch, has_record: bool
 ) -> None:
     timeline = Timeline(cell=1, ranks=(0,), span=(0.0, 1.0), awaited=Mock())
-    monkeypatch.setattr(RankGroup, "timeline", lambda *_: timeline)
+    monkeypatch.setattr(timelines, "timeline_of", lambda *_: timeline)
     monkeypatch.setattr(Presenter, "has_record", has_record)
     monkeypatch.setattr(Presenter, "show", Mock())
-    monkeypatch.setattr("nbddp.magics.cell_magic.timeline_report", report := Mock())
+    monkeypatch.setattr(timelines, "timeline_report", report := Mock())
     typed.cell("--timeline")
     [shown] = report.call_args.args
     assert (shown.awaited is None) == has_record
