@@ -42,6 +42,7 @@ OWN = {  # names of nbddp that a file takes from elsewhere, or that are only tex
     "_print_value": "in the code of an exported script",
     "_pushed": "in the code of an exported script",
     "_request": "WorkerGroup, in its methods that are in an extension",
+    "_run": "WorkerGroup, in its methods that are in an extension",
     "_wait_for_all": "in the code of an exported script",
     "_way_out": "nbddp's errors of pickling",
     "_what": "nbddp's errors of pickling",
