@@ -21,6 +21,7 @@ from weakref import ref
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.optim import Optimizer, optimizer
 
 from nbddp.errors import RequestError
@@ -30,7 +31,6 @@ from nbddp.sharding import has_dtensors
 from nbddp.worker.heal.shard_recovery import send_and_receive
 from nbddp.worker.heal.spread_state import (
     Objects,
-    Packed,
     dtensors_in,
     pack,
     spread_objects,
@@ -55,30 +55,29 @@ class Copy:
 
     Attributes:
         step: the number of steps that the optimizer had made.
-        own_state: the packed state of this rank.
+        own_state: the packed state of this rank; empty if it leaves out this copy.
         held: the packed state of the rank before this one.
-        objects: references to the sharded models and optimizers, by their path in the copy.
-        companions: references to what goes back with them, by path.
+        references: references to the sharded models and optimizers, and to what goes back with
+            them, by their path in the copy.
     """
 
     step: int
-    own_state: Packed = field(default_factory=list)
-    held: Packed = field(default_factory=list)
-    objects: dict[str, Any] = field(default_factory=dict)
-    companions: dict[str, Any] = field(default_factory=dict)
+    own_state: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    held: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    references: dict[str, Any] = field(default_factory=dict)
 
     def has(self, objects: Objects) -> bool:
         """Return whether the copy has the state of exactly these objects.
 
         Their paths may be other ones: a new variable may lead to a model.
         """
-        living = {id(reference()) for reference in self.objects.values()}
-        return living == {*map(id, objects.values())}
+        found = [reference() for reference in self.references.values()]
+        spread = {id(each) for each in found if isinstance(each, (nn.Module, Optimizer))}
+        return spread == {*map(id, objects.values())}
 
     def old_paths(self, objects: Objects) -> dict[str, str]:
         """Return the path in the copy of each object, by its path now."""
-        references = self.objects | self.companions
-        old = {id(reference()): path for path, reference in references.items()}
+        old = {id(reference()): path for path, reference in self.references.items()}
         return {path: old[id(obj)] for path, obj in objects.items() if id(obj) in old}
 
 
@@ -162,11 +161,11 @@ class ShardCopies:
             return
         self._is_due = False
         self._announce(objects)
-        copy = Copy(step, objects=_references(objects))
+        copy = Copy(step)
         if not self._busy.locked():
             others = companions(self._namespace)
-            copy.own_state.append(pack(others))  # now: the next iteration draws and loads
-            copy.companions |= _references(others)
+            copy.own_state = pack(others)  # now: the next iteration draws and loads
+            copy.references = _references(objects | others)
         self._pending = obj, copy, objects
 
     def _end_copy(self, obj: Optimizer) -> None:
@@ -180,12 +179,12 @@ class ShardCopies:
         (_, copy, objects), self._pending = self._pending, None
         self._count += 1
         key = f"{self._prefix}/{self._count}"
-        if not copy.own_state or not self._busy.acquire(blocking=False):
+        if not copy.own_state.numel() or not self._busy.acquire(blocking=False):
             self._jobs.put((key, None))
             return
         late = late_companions(objects, self._namespace, self._group.bound_objects)
-        copy.own_state.append(pack(objects | late))
-        copy.companions |= _references(late)
+        copy.own_state = pack(objects | late, copy.own_state)
+        copy.references |= _references(late)
         self._jobs.put((key, copy))
 
     def _announce(self, objects: Objects) -> None:
@@ -245,14 +244,12 @@ class ShardCopies:
         before, after = (own_rank - 1) % self._world_size, (own_rank + 1) % self._world_size
         # a new rank gets its own state from the next rank, and the state that it must hold
         sent = {before: copy.held} if before in new_ranks else {}
-        copy.own_state = (
-            send_and_receive(sent, after if is_new else own_rank, wait) or copy.own_state
-        )
+        received = send_and_receive(sent, after if is_new else own_rank, wait)
+        copy.own_state = copy.own_state if received is None else received
         sent = {after: copy.own_state} if after in new_ranks else {}
-        copy.held = send_and_receive(sent, before if is_new else own_rank, wait) or copy.held
-        found = self._under_old_paths(copy, objects, new_ranks)
-        for packed in copy.own_state:
-            unpack(found, packed)
+        received = send_and_receive(sent, before if is_new else own_rank, wait)
+        copy.held = copy.held if received is None else received
+        unpack(self._under_old_paths(copy, objects, new_ranks), copy.own_state)
         self._start_again()
         self._copies = [copy]
         counts.set_total(first, step)
@@ -274,7 +271,7 @@ class ShardCopies:
         # the settings of an optimizer have its path
         others |= late_companions(renamed, self._namespace, bound_objects)
         others = {paths.get(path, path): each for path, each in others.items()}
-        copy.objects, copy.companions = _references(renamed), _references(others)
+        copy.references = _references(renamed | others)
         return renamed | others
 
     def begin_again(self, objects: Objects) -> None:
@@ -367,22 +364,17 @@ def _references(objects: Objects) -> dict[str, Any]:
     return {path: ref(each) for path, each in objects.items()}
 
 
-def _pass_on(packed: Packed, group: Any, rank: int, world_size: int) -> Packed:
-    """Send packed states to the next rank, and return those of the rank before."""
-    after, before = (rank + 1) % world_size, (rank - 1) % world_size
-    sizes = torch.tensor([each.numel() for each in packed])
-    held_sizes = torch.empty_like(sizes)
-    _transfer(group, [sizes], [held_sizes], after, before)
-    held = [torch.empty(int(size), dtype=torch.uint8) for size in held_sizes]
-    _transfer(group, packed, held, after, before)
-    return held
+def _pass_on(packed: torch.Tensor, group: Any, rank: int, world_size: int) -> torch.Tensor:
+    """Send a packed state to the next rank, and return that of the rank before."""
 
+    def transfer(sent: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
+        after, before = (rank + 1) % world_size, (rank - 1) % world_size
+        for work in (group.send([sent], after, 0), group.recv([received], before, 0)):
+            work.wait(TIMEOUT)
+        return received
 
-def _transfer(group: Any, sent: Packed, received: Packed, after: int, before: int) -> None:
-    works = [group.send([each], after, tag) for tag, each in enumerate(sent)]
-    works += [group.recv([each], before, tag) for tag, each in enumerate(received)]
-    for work in works:
-        work.wait(TIMEOUT)
+    size = transfer(torch.tensor([packed.numel()]), torch.empty(1, dtype=torch.int64))
+    return transfer(packed, torch.empty(int(size), dtype=torch.uint8))
 
 
 def newest_checkpoint() -> str:

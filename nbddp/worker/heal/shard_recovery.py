@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nbddp.worker.heal.spread_state import Objects, Packed, Parts, pack, parts_of, unpack
+from nbddp.worker.heal.spread_state import Objects, Parts, pack, parts_of, unpack
 from nbddp.worker.process_group.unfinished_steps import StepReport
 
 
@@ -83,35 +83,28 @@ def copy_from_replicas(
         return False
     own_rank = dist.get_rank()
     targets = [rank for rank, source in enumerate(sources) if source == own_rank != rank]
-    packed = [pack(objects)] if targets else []
-    for part in send_and_receive(dict.fromkeys(targets, packed), sources[own_rank], wait):
-        unpack(objects, part)
+    packed = pack(objects) if targets else torch.empty(0)
+    received = send_and_receive(dict.fromkeys(targets, packed), sources[own_rank], wait)
+    if received is not None:
+        unpack(objects, received)
     return True
 
 
 def send_and_receive(
-    sent: Mapping[int, Packed], source: int, wait: Callable[[Any], None]
-) -> Packed:
-    """Send packed states to ranks. Return those of ``source``; none if it is this rank."""
-    messages: list[Any] = []
-    for rank, packed in sent.items():
-        sizes = torch.tensor([each.numel() for each in packed])
-        parts = [torch.tensor([len(packed)]), sizes, *packed]
-        messages += [dist.isend(each, rank) for each in parts]
-    received: Packed = []
+    sent: Mapping[int, torch.Tensor], source: int, wait: Callable[[Any], None]
+) -> torch.Tensor | None:
+    """Send packed states to ranks. Return the one of ``source``; None if it is this rank."""
+    messages = [
+        dist.isend(part, rank)
+        for rank, packed in sent.items()
+        for part in (torch.tensor([packed.numel()]), packed)
+    ]
+    received = None
     if source != dist.get_rank():
-        [count] = _receive([1], torch.int64, source, wait)
-        [sizes] = _receive([int(count)], torch.int64, source, wait)
-        received = _receive(sizes.tolist(), torch.uint8, source, wait)
+        size = torch.empty(1, dtype=torch.int64)
+        wait(dist.irecv(size, source))
+        received = torch.empty(int(size), dtype=torch.uint8)
+        wait(dist.irecv(received, source))
     for message in messages:
         wait(message)
-    return received
-
-
-def _receive(
-    sizes: Sequence[int], dtype: torch.dtype, source: int, wait: Callable[[Any], None]
-) -> Packed:
-    received = [torch.empty(size, dtype=dtype) for size in sizes]
-    for tensor in received:
-        wait(dist.irecv(tensor, source))
     return received

@@ -25,7 +25,6 @@ from nbddp.worker.watch.namespace import paths_of, walk
 _FSDP_STATE = "_get_fsdp_state"  # of an FSDP2 module
 _LENGTH = struct.Struct("<q")
 Objects = dict[str, Any]  # by path
-Packed = list[torch.Tensor]  # states as bytes
 Parts = list[list[Any]]  # of each DTensor, the part that each rank has
 
 
@@ -81,14 +80,17 @@ def root_mesh(mesh: Any) -> Any:
     return sys.modules["torch.distributed.device_mesh"]._mesh_resources.get_root_mesh(mesh)
 
 
-def pack(objects: Objects) -> torch.Tensor:
-    """Return the states of objects as bytes: a length, a description as JSON, and all tensors."""
+def pack(objects: Objects, *before: torch.Tensor) -> torch.Tensor:
+    """Return the states of objects as bytes: a length, a description as JSON, and all tensors.
+
+    ``before``: states that were packed earlier, and come first.
+    """
     states = {path: _localize(_state_of(each)) for path, each in objects.items()}
     text = json.dumps(object_state.describe(states)).encode()
     head = torch.frombuffer(bytearray(_LENGTH.pack(len(text)) + text), dtype=torch.uint8)
     tensors = object_state.tensors_in(states)
     parts = [each.detach().contiguous().reshape(-1).view(torch.uint8) for each in tensors]
-    return torch.cat([head, *(part.cpu() for part in parts)])
+    return torch.cat([*before, head, *(part.cpu() for part in parts)])
 
 
 def unpack(objects: Objects, packed: torch.Tensor) -> None:
@@ -97,16 +99,16 @@ def unpack(objects: Objects, packed: torch.Tensor) -> None:
     Raises:
         KeyError: there is no such object.
     """
-    [length] = _LENGTH.unpack(packed[: _LENGTH.size].numpy().tobytes())
-    position = _LENGTH.size + length
-    description = json.loads(packed[_LENGTH.size : position].numpy().tobytes())
+    position = 0
+
+    def take(count: int) -> torch.Tensor:
+        nonlocal position
+        position += count
+        return packed[position - count : position]
 
     def fill_tensor(description: list[Any], held: Any) -> torch.Tensor:
-        nonlocal position
         dtype, sizes = getattr(torch, description[1]), description[2]
-        count = torch.Size(sizes).numel() * dtype.itemsize
-        part = packed[position : position + count].clone()  # is aligned
-        position += count
+        part = take(torch.Size(sizes).numel() * dtype.itemsize).clone()  # is aligned
         value = part.view(dtype).view(sizes)
         local: Any = _localize(held)
         if not isinstance(local, torch.Tensor) or [*local.shape] != sizes or local.dtype != dtype:
@@ -115,10 +117,12 @@ def unpack(objects: Objects, packed: torch.Tensor) -> None:
         return cast("torch.Tensor", held)
 
     with torch.no_grad():
-        for path, described in description[1]:
-            state = object_state.fill(described, _state_of(objects[path]), fill_tensor)
-            if not isinstance(objects[path], nn.Module):
-                object_state.load_state(objects[path], state)
+        while position < packed.numel():
+            [length] = _LENGTH.unpack(take(_LENGTH.size).numpy().tobytes())
+            for path, described in json.loads(take(length).numpy().tobytes())[1]:
+                state = object_state.fill(described, _state_of(objects[path]), fill_tensor)
+                if not isinstance(objects[path], nn.Module):
+                    object_state.load_state(objects[path], state)
 
 
 def _state_of(obj: Any) -> Any:

@@ -45,7 +45,7 @@ class Pair:
 
 
 def copy_of(step: int, value: int) -> Copy:
-    return Copy(step, [torch.full((step,), value, dtype=torch.uint8)], [], {})
+    return Copy(step, torch.full((step,), value, dtype=torch.uint8))
 
 
 def test_a_copy_replaces_the_one_before_only_when_all_ranks_have_it(
@@ -55,7 +55,7 @@ def test_a_copy_replaces_the_one_before_only_when_all_ranks_have_it(
     pair = Pair()
     pair.exchange("1", copy_of(4, 0), copy_of(4, 1))
     assert pair.steps == [[4], [4]]
-    assert [each._copies[0].held[0].tolist() for each in pair.ranks] == [[1] * 4, [0] * 4]
+    assert [each._copies[0].held.tolist() for each in pair.ranks] == [[1] * 4, [0] * 4]
     pair.exchange("2", copy_of(8, 0), None)  # rank 1 still exchanges the one before
     assert pair.steps == [[4], [4]]
     dist.PrefixStore("3", pair.store).add(

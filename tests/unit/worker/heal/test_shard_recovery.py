@@ -65,7 +65,7 @@ def test_copies_of_different_steps_restore_nothing(monkeypatch: pytest.MonkeyPat
     group: Any = SimpleNamespace(step_counts=SimpleNamespace(total=lambda _: 6))
     copies = ShardCopies({}, group, unused, 0, 3, unused)
     assert "there is no copy of it yet" in copies.why_not(objects, [1])
-    copies._copies = [Copy(4, objects={path: ref(each) for path, each in objects.items()})]
+    copies._copies = [Copy(4, references={path: ref(each) for path, each in objects.items()})]
     assert copies.why_not(objects, [1]) == ""
     assert copies.why_not(objects, [0, 1]) == (
         ", and rank 1, which had the copy of rank 0, died too"
