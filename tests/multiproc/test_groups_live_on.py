@@ -139,6 +139,25 @@ def test_a_sharded_model_trains_on_after_an_error(group: Ranks, place: str, fail
     )
 
 
+def test_schedules_of_a_sharded_model_are_equal_after_an_interrupt_between_them(
+    group: Ranks, capsys: Capture
+) -> None:
+    group.run(
+        f"{SHARDED}meshes = {{'dp': init_device_mesh('cpu', (2,))}}\n"
+        "net, optimizer = build('dp')\n"
+        "schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)"
+    )
+    with pytest.raises(CellFailedError, match="on purpose"):
+        group.run(
+            "step(net, optimizer, 0)\nif rank == 1: raise ValueError('on purpose')\n"
+            "schedule.step()\ndist.barrier()"
+        )
+    group.run("state = schedule.last_epoch, optimizer.param_groups[0]['lr']")
+    first, second = group.pull("state")
+    assert first == second
+    assert "schedule: set to the values of rank 0" in capsys.readouterr().out
+
+
 def test_an_interrupted_evaluation_keeps_the_gradients_of_an_earlier_cell(
     make_group: MakeRanks,
 ) -> None:

@@ -131,6 +131,23 @@ def test_ranks_that_differ_get_the_values_of_most_ranks(
     assert line.startswith("model, optimizer: set to the values of rank 1, because the ranks ")
 
 
+def test_optimizers_of_which_each_rank_has_a_part_keep_it(group: Ranks, capsys: Capture) -> None:
+    group.run(
+        f"{DDP}{STEP}class Parted(torch.optim.Optimizer):\n"
+        "    def __init__(self, parameters): super().__init__(parameters, {})\n"
+        "    @torch.no_grad()\n"
+        "    def step(self):\n"
+        "        for index, each in enumerate(self.param_groups[0]['params']):\n"
+        "            each.sub_(each.grad)\n"
+        "            if index == rank: self.state[each]['momentum'] = each.grad.clone()\n"
+        "model = DDP(torch.nn.Linear(4, 4))\noptimizer = Parted(model.parameters())\n"
+        "step(model, optimizer)\nbefore = str(optimizer.state)"
+    )
+    lose_the_group(group)
+    group.run("assert 'momentum' in before and str(optimizer.state) == before")
+    assert remarks(capsys) == []
+
+
 def test_gradient_accumulation_restarts_and_the_scaler_is_copied_from_rank_0(
     group: Ranks, capsys: Capture
 ) -> None:

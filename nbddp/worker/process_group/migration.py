@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 from nbddp import accelerator
 from nbddp.formatting import format_ranks, plural, with_article
 from nbddp.reporting.this_rank import communication_device
+from nbddp.sharding import has_dtensors
 from nbddp.worker.process_group import object_state
 from nbddp.worker.process_group.bound_objects import (
     BoundObjects,
@@ -150,7 +151,9 @@ class Migration:
         sharded = [*filter(self._is_movable, filter(is_sharded, self._bound_objects.optimizers))]
         optimizers = self._optimizers_of(models)
         owners = {*map(id, [*optimizers, *sharded])}
-        schedules = [each for each in self._bound_objects.schedules if id(each.optimizer) in owners]
+        with_schedules = {*owners, *map(id, self._optimizers_on_all_ranks())}
+        all_schedules = self._bound_objects.schedules
+        schedules = [each for each in all_schedules if id(each.optimizer) in with_schedules]
         scalers = [each for each in self._bound_objects.scalers if each.is_enabled()]
         if self._is_default:
             self._not_moved += [(*each, _MAKE_AGAIN_AND_LOAD) for each in self._connected.not_reset]
@@ -206,6 +209,15 @@ class Migration:
         parameters_of = object_state.parameters_of
         return [each for each in others if not owned.isdisjoint(map(id, parameters_of(each)))]
 
+    def _optimizers_on_all_ranks(self) -> list[Optimizer]:
+        """Return the optimizers that have shards on all ranks, and so equal schedules."""
+        size = dist.get_world_size() if self._is_default else 0
+        return [
+            each
+            for each in self._bound_objects.optimizers
+            if has_dtensors(each) and _mesh_size(each) == size
+        ]
+
     # ---- moving objects
 
     def _move(self, objects: Objects) -> None:
@@ -220,6 +232,7 @@ class Migration:
             drop_gradients(self._bound_objects, [*trained, *objects["sharded"]])
         owners = {*map(id, [*trained, *objects["sharded"]])}
         owned = [each for each in objects["optimizers"] if id(each) in owners]
+        owners |= {*map(id, self._optimizers_on_all_ranks())}
         owned += [each for each in objects["schedules"] if id(each.optimizer) in owners]
         # with a state that was loaded, the next loop over a loader continues in the same epoch
         tried = [
@@ -232,19 +245,28 @@ class Migration:
     def _make_equal(self, objects: list[Any]) -> None:
         """Copy the models and states that differ between the ranks from one rank to the others."""
         fingerprints = [_attempt(object_state.fingerprint, each)[0] for each in objects]
-        gathered = self._gather([fingerprints, self._is_inside_step])
-        prints = [numbers for numbers, _ in gathered]
-        if not self._is_heal:
-            texts = [json.dumps(each) for each in prints]
-            self._source = choose_source(texts, [is_inside for _, is_inside in gathered])
-        self._is_inside_step = gathered[self._source][1]
-        differing = [
-            obj
-            for obj, of_ranks in zip(objects, zip(*prints, strict=True), strict=True)
+        optimizers = {at for at, each in enumerate(objects) if isinstance(each, Optimizer)}
+        steps = [self._connected.steps_of(objects[at]) for at in sorted(optimizers)]
+        reports = self._gather([fingerprints, self._is_inside_step, steps])
+        prints = [numbers for numbers, *_ in reports]
+        differing = {
+            at
+            for at, of_ranks in enumerate(zip(*prints, strict=True))
             if any(of_rank != of_ranks[0] for of_rank in of_ranks)
-        ]
+        }
+        has_same_models = not any(
+            isinstance(objects[at], DistributedDataParallel) for at in differing
+        )
+        has_same_steps = all(others == steps for *_, others in reports)
+        is_inside = any(begun > finished for begun, finished in steps)
+        if has_same_models and has_same_steps and not is_inside and not self._is_heal:
+            differing -= optimizers  # each rank may have its own part of the state
+        if not self._is_heal:
+            texts = [json.dumps([numbers[at] for at in sorted(differing)]) for numbers in prints]
+            self._source = choose_source(texts, [is_between for _, is_between, _ in reports])
+        self._is_inside_step = reports[self._source][1]
         if differing:
-            self._copy_states(differing)
+            self._copy_states([objects[at] for at in sorted(differing)])
 
     def _copy_states(self, differing: list[Any]) -> None:
         models = [each for each in differing if isinstance(each, DistributedDataParallel)]
@@ -301,6 +323,11 @@ class Migration:
             which_ranks = "" if len(ranks) == len(all_ranks) else f" ({format_ranks(ranks)})"
             lines.append(f"no longer usable: {line}{which_ranks}")
         return lines
+
+
+def _mesh_size(optimizer: Optimizer) -> int:
+    meshes = (getattr(each, "device_mesh", None) for each in object_state.parameters_of(optimizer))
+    return max(mesh.size() for mesh in meshes if mesh is not None)
 
 
 def _name(value: Any, names: Mapping[int, str]) -> str:

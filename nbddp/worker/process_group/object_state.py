@@ -44,10 +44,15 @@ def load_state(obj: Any, state: Any) -> None:
     """Load a state into an object.
 
     An optimizer keeps its groups and its dict of states, because wrappers share them. torch's own
-    load_state_dict() creates new ones and casts the tensors to the type of the parameters.
+    load_state_dict() creates new ones and casts the tensors to the type of the parameters. The
+    optimizer of a schedule gets its rates.
     """
     if not isinstance(obj, Optimizer):
         state_providers.restore(obj, state)
+        rates = obj.get_last_lr() if hasattr(obj, "get_last_lr") else ()
+        for group, rate in zip(obj.optimizer.param_groups if rates else (), rates, strict=True):
+            is_tensor = isinstance(group["lr"], torch.Tensor)
+            group["lr"] = group["lr"].fill_(rate) if is_tensor else rate
         return
     for group, values in zip(obj.param_groups, state["groups"], strict=True):
         group.update(values)

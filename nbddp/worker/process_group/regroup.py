@@ -118,7 +118,9 @@ class Regrouper:
         turns = {turn for rank, (*_, turn) in enumerate(reports) if rank not in new_ranks}
         uneven += filter(None, turns if len(turns) == 1 else ())  # else some ranks are behind
         is_inside_step = counts.is_inside_step or bool(stepped)
-        return Connected(subgroups, new_ranks, all_steps, uneven, is_inside_step, drops, not_reset)
+        return Connected(
+            subgroups, new_ranks, all_steps, counts.of, uneven, is_inside_step, drops, not_reset
+        )
 
     def move_models(
         self, connected: Connected, *, source: int = 0, has_state: bool = False

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.optim import Optimizer
 
 from nbddp.worker.process_group.connections import listening
 from nbddp.worker.process_group.gloo import GlooUnblocker
@@ -53,6 +54,7 @@ class Connected:
         subgroups: the subgroups if all groups live on; None if there are new groups.
         new_ranks: in a heal, the ranks with a new process.
         steps: for each rank, the steps of its optimizers; empty if there are new groups.
+        steps_of: returns how many steps an optimizer of this rank has begun and finished.
         uneven: lines about optimizers that have not made the same steps.
         is_inside_step: whether this rank has stopped inside a step, or between the steps of several
             optimizers in one iteration.
@@ -63,6 +65,7 @@ class Connected:
     subgroups: Subgroups | None
     new_ranks: Sequence[int]
     steps: list[StepReport]
+    steps_of: Callable[[Optimizer], list[int]]
     uneven: Sequence[str]
     is_inside_step: bool
     drops_gradients: bool
