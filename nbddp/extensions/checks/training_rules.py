@@ -30,13 +30,19 @@ def _updates(source: CellSource, call: ast.Call) -> bool:
 
 
 def _micro_step_condition(source: CellSource, backward: ast.Call) -> tuple[ast.If, str] | None:
-    """Return the ``if i % K == 0`` around a step in the loop of a backward, and K."""
+    """Return the ``if i % K == 0`` around all steps in the loop of a backward, and K."""
     loop = next(iter(source.loops(backward)), None)
     calls = source.calls_inside(loop) if loop else ()
-    step = next((each for each in calls if _updates(source, each)), None)
-    for outer in source.ancestors(step) if step else ():
+    found = [_modulo_condition(source, loop, each) for each in calls if _updates(source, each)]
+    return found[0] if found and all(found) else None
+
+
+def _modulo_condition(
+    source: CellSource, loop: ast.AST | None, step: ast.Call
+) -> tuple[ast.If, str] | None:
+    for outer in source.ancestors(step):
         if outer is loop:
-            return None
+            break
         if isinstance(outer, ast.If) and not _steps_in_both(outer):
             for node in ast.walk(outer.test):
                 if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):

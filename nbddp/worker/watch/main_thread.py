@@ -28,6 +28,7 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar, cast
 
+import IPython
 import torch
 import torch.distributed as dist
 
@@ -36,8 +37,7 @@ from nbddp.worker.watch.polls import key_of_loop
 
 # folders of libraries; with a name, only that library in a folder that may have user code
 _LIBRARIES = (
-    (Path(torch.__file__).parent.parent, "torch"),
-    (Path(nbddp.__file__).parents[1], "nbddp"),
+    *((Path(inspect.getfile(each)).parents[1], each.__name__) for each in (IPython, torch, nbddp)),
     *((Path(sysconfig.get_path(name)), "") for name in ("purelib", "platlib", "stdlib")),
 )
 
@@ -339,9 +339,13 @@ def waiting_thread() -> FrameType | None:
 
 
 def function_name(frame: FrameType) -> str:
-    """Return the name of a function of torch.distributed, from ``func`` in its logging wrapper."""
-    wrapped = frame.f_locals.get("func")
-    return str(getattr(wrapped, "__name__", frame.f_code.co_name))
+    """Return the name of a function of torch.distributed; it may have a logging wrapper."""
+    return str(getattr(_wrapped_function(frame), "__name__", frame.f_code.co_name))
+
+
+def _wrapped_function(frame: FrameType) -> Any:
+    """Return the function that a logging wrapper of torch calls; None for another frame."""
+    return frame.f_locals.get("func") if frame.f_code.co_name == "wrapper" else None
 
 
 def describe_call(frame: FrameType) -> str:
@@ -350,8 +354,8 @@ def describe_call(frame: FrameType) -> str:
     The logging wrapper of torch holds the arguments in ``args`` and ``kwargs``.
     """
     name, arguments = function_name(frame), frame.f_locals
-    if "func" in arguments:
-        names = inspect.signature(arguments["func"]).parameters
+    if (wrapped := _wrapped_function(frame)) is not None:
+        names = inspect.signature(wrapped).parameters
         arguments = {**dict(zip(names, arguments["args"], strict=False)), **arguments["kwargs"]}
     if name in _PEERS:
         side = _PEERS[name]

@@ -124,6 +124,9 @@ def test_steps_of_several_optimizers_are_no_accumulation() -> None:
         step = under("if i % 2 == 0", other) + under("else", "optimizer.step()\nzero_grad()\n")
         text = under("for i, x in enumerate(train)", "model(x).sum().backward()\n", step)
         assert ("ND121" in rules_in(text)) is is_found
+    rare = under("if i % 2 == 0", "model(x).sum().backward()\noptimizers[1].step()\n")
+    loop = "model(x).sum().backward()\noptimizers[0].step()\n"
+    assert "ND121" not in rules_in(under("for i, x in enumerate(train)", loop, rare))
 
 
 def test_clipping_is_accepted_on_paths_without_the_scaler() -> None:

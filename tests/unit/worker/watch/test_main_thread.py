@@ -10,9 +10,10 @@ from bdb import Bdb
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType, FunctionType, SimpleNamespace
 from typing import Any
 
+import IPython
 import pytest
 import torch
 from processes import wait_until
@@ -208,3 +209,19 @@ def test_a_method_of_another_library_is_not_taken_for_a_wait_of_torch() -> None:
     names = ("store", "box.store", "box.queue", "box.missing", "missing", "queue", "torch.cuda")
     found = [each for each in names if main_thread._is_of_other_library(frame, each)]
     assert found == ["box.queue", "queue"]
+
+
+@pytest.mark.parametrize(("name", "shown"), [("wrapper", "barrier"), ("copy", "copy")])
+def test_only_a_logging_wrapper_of_torch_names_another_function(name: str, shown: str) -> None:
+    def copy(func: object, args: object, kwargs: object) -> FrameType:
+        assert (func, args, kwargs) == (torch.distributed.barrier, (), {})
+        return sys._getframe()
+
+    function = FunctionType(copy.__code__.replace(co_name=name), globals())
+    assert main_thread.describe_call(function(torch.distributed.barrier, (), {})) == shown
+
+
+def test_ipython_is_a_library_in_any_folder() -> None:
+    assert main_thread.library_of_file(IPython.__file__) == "IPython"
+    folders = [folder / name for folder, name in main_thread._LIBRARIES if name]
+    assert Path(IPython.__file__).parent in folders
