@@ -327,7 +327,7 @@ class Migration:
 
 def _mesh_size(optimizer: Optimizer) -> int:
     meshes = (getattr(each, "device_mesh", None) for each in object_state.parameters_of(optimizer))
-    return max(mesh.size() for mesh in meshes if mesh is not None)
+    return max(int(mesh.size()) for mesh in meshes if mesh is not None)
 
 
 def _name(value: Any, names: Mapping[int, str]) -> str:
