@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 
@@ -20,6 +21,12 @@ def has_dtensors(part: object) -> bool:
     return tensors is not None and any(
         isinstance(parameter, tensors.DTensor) for parameter in parameters_of(part)
     )
+
+
+def is_sharded_over_all_ranks(part: object) -> bool:
+    """Return whether a model or an optimizer has a DTensor on a mesh of all ranks."""
+    meshes = [getattr(each, "device_mesh", None) for each in parameters_of(part)]
+    return any(mesh is not None and mesh.size() == dist.get_world_size() for mesh in meshes)
 
 
 def fsdp_classes() -> tuple[type, ...]:

@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from nbddp import accelerator
 from nbddp.formatting import format_ranks, plural, with_article
 from nbddp.reporting.this_rank import communication_device
-from nbddp.sharding import has_dtensors
+from nbddp.sharding import is_sharded_over_all_ranks
 from nbddp.worker.process_group import object_state
 from nbddp.worker.process_group.bound_objects import (
     BoundObjects,
@@ -151,9 +151,7 @@ class Migration:
         sharded = [*filter(self._is_movable, filter(is_sharded, self._bound_objects.optimizers))]
         optimizers = self._optimizers_of(models)
         owners = {*map(id, [*optimizers, *sharded])}
-        with_schedules = {*owners, *map(id, self._optimizers_on_all_ranks())}
-        all_schedules = self._bound_objects.schedules
-        schedules = [each for each in all_schedules if id(each.optimizer) in with_schedules]
+        schedules = [each for each in self._bound_objects.schedules if self._is_owned(each, owners)]
         scalers = [each for each in self._bound_objects.scalers if each.is_enabled()]
         if self._is_default:
             self._not_moved += [(*each, _MAKE_AGAIN_AND_LOAD) for each in self._connected.not_reset]
@@ -209,14 +207,9 @@ class Migration:
         parameters_of = object_state.parameters_of
         return [each for each in others if not owned.isdisjoint(map(id, parameters_of(each)))]
 
-    def _optimizers_on_all_ranks(self) -> list[Optimizer]:
-        """Return the optimizers that have shards on all ranks, and so equal schedules."""
-        size = dist.get_world_size() if self._is_default else 0
-        return [
-            each
-            for each in self._bound_objects.optimizers
-            if has_dtensors(each) and _mesh_size(each) == size
-        ]
+    def _is_owned(self, schedule: Any, owners: Set[int]) -> bool:
+        of = schedule.optimizer
+        return id(of) in owners or (self._is_default and is_sharded_over_all_ranks(of))
 
     # ---- moving objects
 
@@ -232,8 +225,7 @@ class Migration:
             drop_gradients(self._bound_objects, [*trained, *objects["sharded"]])
         owners = {*map(id, [*trained, *objects["sharded"]])}
         owned = [each for each in objects["optimizers"] if id(each) in owners]
-        owners |= {*map(id, self._optimizers_on_all_ranks())}
-        owned += [each for each in objects["schedules"] if id(each.optimizer) in owners]
+        owned += [each for each in objects["schedules"] if self._is_owned(each, owners)]
         # with a state that was loaded, the next loop over a loader continues in the same epoch
         tried = [
             _attempt(lambda obj: obj.load_state_dict(obj.state_dict()), loader)
@@ -323,11 +315,6 @@ class Migration:
             which_ranks = "" if len(ranks) == len(all_ranks) else f" ({format_ranks(ranks)})"
             lines.append(f"no longer usable: {line}{which_ranks}")
         return lines
-
-
-def _mesh_size(optimizer: Optimizer) -> int:
-    meshes = (getattr(each, "device_mesh", None) for each in object_state.parameters_of(optimizer))
-    return max(int(mesh.size()) for mesh in meshes if mesh is not None)
 
 
 def _name(value: Any, names: Mapping[int, str]) -> str:
