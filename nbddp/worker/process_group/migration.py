@@ -9,14 +9,9 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-import logging
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cache
-from operator import attrgetter
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -24,7 +19,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from nbddp import accelerator
 from nbddp.formatting import format_ranks, plural, with_article
 from nbddp.reporting.this_rank import communication_device
 from nbddp.sharding import is_sharded_over_all_ranks
@@ -38,12 +32,11 @@ from nbddp.worker.process_group.bound_objects import (
     stale_modules,
     training_loaders,
 )
+from nbddp.worker.process_group.kept_references import is_alive, was_default
 from nbddp.worker.process_group.object_collectives import broadcast_tensors, gather_objects
 from nbddp.worker.process_group.revival import Connected
 from nbddp.worker.process_group.unfinished_steps import drop_gradients
 from nbddp.worker.watch.namespace import paths_of
-
-logger = logging.getLogger(__name__)
 
 GROUP_ATTRIBUTES = ("process_group", "reducer", "logger")
 _MAKE_AGAIN = "make it again"
@@ -188,9 +181,9 @@ class Migration:
         Its group has new connections, or was the destroyed default group.
         """
         group = vars(obj).get("process_group")
-        if _is_alive(group):
+        if is_alive(group):
             return self._connected.subgroups is not None and group is self._group
-        if group is None or _was_default(group):
+        if group is None or was_default(group):
             return self._is_default
         if self._is_default:
             size, kind = group.size(), "optimizer" if isinstance(obj, Optimizer) else "model"
@@ -337,18 +330,10 @@ def _attempt(act: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
 # ---- process groups
 
 
-def _is_alive(group: Any) -> bool:
-    return group is not None and group in dist.distributed_c10d._world.pg_map
-
-
-def _was_default(group: Any) -> bool:
-    return bool(group.group_desc == "default_pg" and group.size() == dist.get_world_size())
-
-
 def _why_stale(value: Any, why: str) -> str:
     """Return why the user must make a group, a mesh or a tensor again; else ""."""
-    is_group = isinstance(value, dist.ProcessGroup) and not _is_alive(value)
-    if is_group and not _was_default(value):
+    is_group = isinstance(value, dist.ProcessGroup) and not is_alive(value)
+    if is_group and not was_default(value):
         return f"it was destroyed {why}"
     if is_stale_mesh(value):
         return f"its groups were destroyed {why}".replace(" have it", " have them")
@@ -369,7 +354,7 @@ def _bind(model: DistributedDataParallel) -> None:
     """
     state = {key: value for key, value in model.__dict__.items() if key not in GROUP_ATTRIBUTES}
     old = model.__dict__.get("process_group")
-    if _is_alive(old):
+    if is_alive(old):
         state["process_group"] = old  # __setstate__ begins with the default group
     if model.static_graph:  # the new reducer records the graph in its first iteration
         state["_static_graph_delay_allreduce_enqueued"] = False
@@ -398,74 +383,6 @@ def choose_source(prints: Sequence[str], inside: Sequence[bool]) -> int:
     """
     counts = Counter(prints)
     return min(range(len(prints)), key=lambda rank: (inside[rank], -counts[prints[rank]], rank))
-
-
-# ---- references that torch keeps
-
-
-def renew_torch(namespace: Mapping[str, Any]) -> None:
-    """Replace the destroyed default group in default arguments, and forget meshes on old groups.
-
-    ``torch.distributed.nn`` has the group as a default argument, and so may functions of a cell.
-    """
-    functional = sys.modules.get("torch.distributed.nn.functional")
-    values = [] if functional is None else [*vars(functional).values()]
-    for value in [*values, *namespace.values()]:
-        if type(value) is FunctionType and value.__defaults__:
-            value.__defaults__ = tuple(map(_newest_default_group, value.__defaults__))
-    if "torch.distributed.tensor" in sys.modules:
-        with torch.enable_grad():
-            kind = accelerator.current()
-            device = kind.device_type if kind.module.is_initialized() else "cpu"
-            one = torch.ones(1, device=device, requires_grad=True)
-            _ClearMeshCaches.apply(one).backward()
-
-
-def _newest_default_group(value: Any) -> Any:
-    is_old = isinstance(value, dist.ProcessGroup) and not _is_alive(value) and _was_default(value)
-    return dist.group.WORLD if is_old else value
-
-
-class _ClearMeshCaches(torch.autograd.Function):
-    """Clears the caches in which DTensor finds the old mesh for a new one, because they are equal.
-
-    Each thread has its own caches, and backward passes on a GPU run in a thread of their own.
-    """
-
-    @staticmethod
-    def forward(_context: Any, value: torch.Tensor) -> torch.Tensor:
-        _clear_mesh_caches()
-        return value.clone()
-
-    @staticmethod
-    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
-        _clear_mesh_caches()
-        return gradient
-
-
-def _clear_mesh_caches() -> None:
-    tensor: Any = sys.modules["torch.distributed.tensor"].DTensor
-    cache_clear = "_op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear"
-    functions = [(tensor, cache_clear)]
-    if torch.__version__ >= "2.10":  # the first with a second cache, in C++
-        functions.append((torch._C, "_clear_DTensor_sharding_propagator_cache"))
-    for owner, path in functions:
-        try:
-            clear = attrgetter(path)(owner)
-        except AttributeError as error:
-            _warn_of_missing_cache(str(error))
-        else:
-            clear()
-
-
-@cache
-def _warn_of_missing_cache(error: str) -> None:  # once: the caches are cleared after each heal
-    logger.warning(
-        "DTensor on a new mesh may use a destroyed group, because torch %s has another "
-        "cache (%s): if an operation fails, run %%ddp restart",
-        torch.__version__,
-        error,
-    )
 
 
 # ---- matching

@@ -15,7 +15,8 @@ from nbddp.formatting import with_article
 from nbddp.wire.messages import Failure, Regroup, RunCell
 from nbddp.worker.process_group import unfinished_steps
 from nbddp.worker.process_group.bound_objects import accumulations
-from nbddp.worker.process_group.migration import Migration, renew_torch, unbind
+from nbddp.worker.process_group.kept_references import renew_torch
+from nbddp.worker.process_group.migration import Migration, unbind
 from nbddp.worker.process_group.object_collectives import gather_objects
 from nbddp.worker.process_group.object_state import parameters_of
 from nbddp.worker.process_group.process_group import ProcessGroup
