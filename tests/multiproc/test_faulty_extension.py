@@ -1,0 +1,124 @@
+"""An extension that fails in each hook changes neither the results of cells nor their record."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from notebook import Notebook
+from packages_on_disk import install
+
+from nbddp.extension.guard import MAX_FAILURES, SLOW
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+
+MANIFEST = """
+import os, time
+from pathlib import Path
+from nbddp.extension.manifest import API, Extension
+from nbddp.group.notebook_events import CellLeftOut, PushAsked, ValuePulled
+
+EXTENSION = Extension(
+    name="faulty",
+    api=API,
+    events=(CellLeftOut, PushAsked, ValuePulled),
+    notebook="faulty.notebook:InNotebook",
+    rank="faulty.rank:OnRank",
+    cells="faulty.cells:OnCells",
+)
+
+def failing(name):
+    def hook(self, *_):
+        with (Path(os.environ["CALLS"]) / f"{os.getpid()}.{name}").open("a") as calls:
+            calls.write("x")
+        FAILURE
+
+    hook.__name__ = name
+    return hook
+"""
+FILES = {
+    "faulty/notebook.py": """
+from faulty import failing
+from nbddp.group.notebook_half import NotebookHalf
+
+class InNotebook(NotebookHalf):
+    before_cell, on_event = failing("before_cell"), failing("on_event")
+""",
+    "faulty/rank.py": """
+from faulty import failing
+from nbddp.extension.rank_half import RankHalf
+
+class OnRank(RankHalf):
+    before_cell, after_cell = failing("before_cell"), failing("after_cell")
+    facts, armed = failing("facts"), failing("armed")
+""",
+    "faulty/cells.py": """
+from faulty import failing
+from nbddp.controller.cell_hooks import CellHooks
+
+class OnCells(CellHooks):
+    run_facts = failing("run_facts")
+""",
+}
+FAILURES = {  # and whether a hook that does this is off after three calls
+    "raise ValueError('faulty')": True,
+    "return 3": False,
+    f"time.sleep({SLOW + 0.2})": True,
+}
+PREPARE = """%%ddp
+import time
+from pathlib import Path
+from torch.nn.parallel import DistributedDataParallel
+torch.manual_seed(rank)
+model = DistributedDataParallel(torch.nn.Linear(3, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def train(first):
+    for step in range(first, first + 3):
+        loss = model(torch.full((4, 3), step * scale)).square().mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        nbddp.log(step=step, loss=loss)
+"""
+WAITS = "%%ddp\ntrain(0)\nPath(f'trained{rank}').touch()\ntime.sleep(60)"
+
+
+def train_and_heal(folder: Path) -> Any:
+    """Train in a kernel, interrupt, heal and train on; return the results and the record."""
+    folder.mkdir()
+    with Notebook(folder) as notebook:
+        for cell in ("scale = 0.1", "%ddp start --nproc 2", PREPARE, "%ddp push scale"):
+            assert notebook.run(cell).status == "ok"
+        interrupted = notebook.run_and_stop_at(WAITS, "trained0", "trained1").error
+        for cell in ("%ddp kill 1", "%ddp heal", "%%ddp\ntrain(3)", *["%ddp push scale"] * 2):
+            assert notebook.run(cell).status == "ok"
+        for cell in ("%%ddp\nscale", "%%ddp\nscale", "%ddp stop"):
+            assert notebook.run(cell).status == "ok"
+    [path] = (folder / ".nbddp" / "runs").iterdir()
+    events, rows = (
+        [json.loads(line) for line in (path / name).read_text().splitlines()]
+        for name in ("events.jsonl", "metrics.jsonl")
+    )
+    losses = sorted((row["step"], row["rank"], row["loss"]) for row in rows)
+    kinds = [event["kind"] for event in events]
+    return interrupted, losses, kinds, sorted(json.loads((path / "run.json").read_text()))
+
+
+def test_a_faulty_extension_changes_neither_results_nor_the_record(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = train_and_heal(folder / "without")
+    assert "ranks 0-1 interrupted" in expected[0]
+    assert len(expected[1]) == 12  # steps 0 to 5 on two ranks
+    calls = folder / "calls"
+    monkeypatch.setenv("PYTHONPATH", str(folder / "site"), prepend=os.pathsep)
+    monkeypatch.setenv("CALLS", str(calls))
+    for number, (failure, is_off) in enumerate(FAILURES.items()):
+        shutil.rmtree(calls, ignore_errors=True)
+        calls.mkdir()
+        files = FILES | {"faulty/__init__.py": MANIFEST.replace("FAILURE", failure)}
+        install(folder / "site", "faulty", "faulty:EXTENSION", files)
+        assert train_and_heal(folder / str(number)) == expected, failure
+        counts = {path.name: len(path.read_text()) for path in calls.iterdir()}
+        assert len(counts) == 3 + 3 * 4  # in the notebook, on two ranks and a new one
+        assert (max(counts.values()) == MAX_FAILURES) == is_off, counts
