@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nbddp.extension.guard import Guard
-from nbddp.extension.installed import installed, load
+from nbddp.extension.installed import installed
 from nbddp.record.cell import CellRequest, CellResult
 from nbddp.wire.messages import JsonDict
 
@@ -58,10 +58,7 @@ class AllCellHooks:
     def _hooks(self) -> Iterator[tuple[str, CellHooks]]:
         for name, extension in installed().items():
             if extension.cells:
-                kind = self._guard.call(
-                    name, load, extension.cells, default=CellHooks, may_be_slow=True
-                )
-                yield name, self._guard.call(name, kind, default=CellHooks())
+                yield name, self._guard.make(name, extension.cells, CellHooks)
 
 
 def hang_causes(hooks: CellHooks, cell: CellRequest) -> list[str]:

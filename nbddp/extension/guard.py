@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from nbddp.extension.installed import load
+
 MAX_FAILURES = 3  # in a row; then the hook is off until the next start of the ranks
 SLOW = 1.0  # seconds; a hook that takes longer has failed
 logger = logging.getLogger(__name__)
@@ -76,3 +78,8 @@ class Guard:
                 "start of the ranks"
             )
         return result
+
+    def make(self, extension: str, target: str, base: type[T]) -> T:
+        """Return an object of the class that a target names; one of its base if that fails."""
+        kind = self.call(extension, load, target, default=base, may_be_slow=True)
+        return self.call(extension, kind, default=base())

@@ -9,7 +9,7 @@ from pathlib import Path
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.extension.guard import Guard
-from nbddp.extension.installed import installed, load
+from nbddp.extension.installed import installed
 from nbddp.lifecycle.refusals import BUSY
 from nbddp.record.cell import CellResult
 from nbddp.wire.group_spec import GroupSpec
@@ -134,8 +134,7 @@ class ScriptRanks:
         """Yield the hooks of each extension that has some, with its name."""
         for name, extension in installed().items():
             if extension.scripts:
-                kind = self._guard.call(name, load, extension.scripts, default=ScriptHooks)
-                yield name, self._guard.call(name, kind, default=ScriptHooks())
+                yield name, self._guard.make(name, extension.scripts, ScriptHooks)
 
 
 def environment(hooks: ScriptHooks, cells: Session) -> dict[str, str]:
