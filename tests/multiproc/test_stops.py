@@ -60,7 +60,9 @@ Dropped = type("Dropped", (dict,), {"__missing__": lambda *_: []})
 get_ipython().history_manager.outputs = Dropped()
 """
 TRIM = "import ctypes, gc\ngc.collect()\nctypes.CDLL(None).malloc_trim(0)"
-WARM_UP = 200  # steps; in the next 800 mixed steps, the memory grew by 3.8 MiB
+# steps; with torch 2.15 and four ranks, the memory grew by 23.9 MiB in these, and by 0.03 MiB in
+# the next 50; with torch 2.13 and two ranks, by 3.8 MiB in the next 800
+WARM_UP = 200
 MAX_GROWTH = 8 << 20  # bytes after these steps
 
 
@@ -95,7 +97,7 @@ def test_interrupt_rerun_and_interrupt_with_fifty_million_parameters(
     [
         pytest.param(12, id="short"),
         pytest.param(
-            int(os.environ.get("NBDDP_SOAK_STEPS", "100")), id="long", marks=pytest.mark.soak
+            int(os.environ.get("NBDDP_SOAK_STEPS", "300")), id="long", marks=pytest.mark.soak
         ),
     ],
 )
@@ -108,9 +110,9 @@ def test_interrupts_at_random_moments_of_random_cells(
     chance = random.Random(seed)
     notebook.run(MODEL.format(nproc=nproc, width=256))
     notebook.run(KEEP_NO_OUTPUT)
-    warm_up, memory = min(WARM_UP, steps // 2), 0
+    memory = 0
     for step in range(steps):
-        if step == warm_up:
+        if step == WARM_UP:
             memory = kernel_memory(notebook)
         for _ in range(chance.choice([1, 1, 2, 3])):  # in a row; after each row all names are there
             name = chance.choice(list(CELLS))
@@ -122,7 +124,7 @@ def test_interrupts_at_random_moments_of_random_cells(
             assert ": killed" not in reply.text, where  # a warning that it may be is no harm
         check_names(notebook, nproc)
     grown = kernel_memory(notebook) - memory
-    assert steps < 100 or grown < MAX_GROWTH, f"{grown >> 10:,} KiB after step {warm_up}"
+    assert steps <= WARM_UP or grown < MAX_GROWTH, f"{grown >> 10:,} KiB after step {WARM_UP}"
 
 
 def test_interrupt_just_before_a_cell_interrupts_that_cell(
