@@ -73,7 +73,7 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-def cpu_time(pid: int) -> float:
+def busy_time(pid: int) -> float:
     """Return the CPU seconds that a process has used.
 
     Raises:

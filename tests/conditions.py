@@ -11,7 +11,7 @@ from drivers.ranks import Ranks
 from processes import wait_until
 
 from nbddp import CellInterruptedError
-from nbddp.child_processes import cpu_time
+from nbddp.child_processes import busy_time
 from nbddp.record.cell import CellHandle
 from nbddp.worker.process_group import process_group
 
@@ -77,8 +77,8 @@ def wait_until_blocked(pids: Collection[int]) -> bool:
 
 
 def wait_until_computing(pids: Collection[int]) -> bool:
-    began = {pid: cpu_time(pid) for pid in pids}
-    return wait_until(lambda: all(cpu_time(pid) > began[pid] + COMPUTING for pid in pids))
+    began = {pid: busy_time(pid) for pid in pids}
+    return wait_until(lambda: all(busy_time(pid) > began[pid] + COMPUTING for pid in pids))
 
 
 def _rest(pids: Collection[int]) -> bool:

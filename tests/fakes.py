@@ -74,7 +74,7 @@ class FakeHandle:
     def is_ending(self) -> bool:
         return False
 
-    def cpu_time(self) -> tuple[float, float]:
+    def busy_time(self) -> tuple[float, float]:
         return 0.0, 0.0
 
     def interrupt(self) -> None:

@@ -66,7 +66,7 @@ class RankProcesses:
             return False
         # many ranks on few cores: a computing rank gets about cores / ranks
         share = min(WORKING_CPU_SHARE, 0.5 * cores_here() / len(self.handles))
-        now, cpu = self.handles[rank].cpu_time()
+        now, cpu = self.handles[rank].busy_time()
         at, before, is_working = self._cpu.setdefault(rank, (now, cpu, True))
         if now - at >= MIN_CPU_INTERVAL:
             is_working = bool(cpu - before >= share * (now - at))

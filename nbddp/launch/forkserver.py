@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 
 from nbddp.child_processes import (
-    cpu_time,
+    busy_time,
     find_children,
     find_descendants,
     is_alive,
@@ -324,10 +324,10 @@ class LocalRank(process.BaseProcess):
         """Return whether the process was killed but still frees its memory, for about 50 ms."""
         return not is_alive(self.pid or 0)
 
-    def cpu_time(self) -> tuple[float, float]:
+    def busy_time(self) -> tuple[float, float]:
         """Return the current time and the CPU seconds that the process has used."""
         with suppress(psutil.Error):
-            return time.monotonic(), cpu_time(self.pid or 0)
+            return time.monotonic(), busy_time(self.pid or 0)
         return time.monotonic(), 0.0
 
 

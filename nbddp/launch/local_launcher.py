@@ -61,7 +61,7 @@ class RankHandle(Protocol):
     def is_ending(self) -> bool:
         """Return whether the process was killed but is known to still exist."""
 
-    def cpu_time(self) -> tuple[float, float]:
+    def busy_time(self) -> tuple[float, float]:
         """Return a time on the rank's machine, and the CPU seconds used until then."""
 
     def join(self) -> None:

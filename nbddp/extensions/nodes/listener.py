@@ -133,7 +133,7 @@ class RemoteRankHandle:
 
     is_ending = is_stopped
 
-    def cpu_time(self) -> tuple[float, float]:
+    def busy_time(self) -> tuple[float, float]:
         """Return the node's newest sample."""
         return self.cpu_sample
 

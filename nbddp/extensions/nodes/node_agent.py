@@ -24,7 +24,7 @@ import psutil
 
 import nbddp
 from nbddp.accelerator import count_devices
-from nbddp.child_processes import cpu_time
+from nbddp.child_processes import busy_time
 from nbddp.extensions.nodes.handshake import node_context
 from nbddp.extensions.nodes.join_file import JoinFile
 from nbddp.extensions.nodes.log_sync import LogSender
@@ -205,7 +205,7 @@ class NodeAgent:
         seconds = {}
         for number, handle in self._handles.items():
             with suppress(psutil.Error):  # it has just exited
-                seconds[number] = cpu_time(handle.pid or 0)
+                seconds[number] = busy_time(handle.pid or 0)
         return seconds
 
     async def _try_reconnect(self, silent: FrameConnection) -> None:
