@@ -74,13 +74,19 @@ def is_alive(pid: int) -> bool:
 
 
 def busy_time(pid: int) -> float:
-    """Return the CPU seconds that a process has used.
+    """Return the CPU seconds of a process, and those for which its main thread waited for a core.
+
+    On a busy machine, a process that computes may get little of the CPU.
 
     Raises:
         psutil.Error: the process does not exist.
     """
     used = psutil.Process(pid).cpu_times()
-    return float(used.user + used.system)
+    try:
+        waited = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):  # macOS, or a Linux without statistics of its scheduler
+        waited = 0.0
+    return float(used.user + used.system) + waited
 
 
 def find_processes(pids: Iterable[int]) -> list[psutil.Process]:

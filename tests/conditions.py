@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 from drivers.inside import imported
 from drivers.ranks import Ranks
 from processes import wait_until
 
 from nbddp import CellInterruptedError
-from nbddp.child_processes import busy_time
 from nbddp.record.cell import CellHandle
 from nbddp.worker.process_group import process_group
 
@@ -77,8 +77,12 @@ def wait_until_blocked(pids: Collection[int]) -> bool:
 
 
 def wait_until_computing(pids: Collection[int]) -> bool:
-    began = {pid: busy_time(pid) for pid in pids}
-    return wait_until(lambda: all(busy_time(pid) > began[pid] + COMPUTING for pid in pids))
+    began = {pid: cpu_time(pid) for pid in pids}
+    return wait_until(lambda: all(cpu_time(pid) > began[pid] + COMPUTING for pid in pids))
+
+
+def cpu_time(pid: int) -> float:
+    return float(sum(psutil.Process(pid).cpu_times()[:2]))
 
 
 def _rest(pids: Collection[int]) -> bool:

@@ -325,7 +325,7 @@ class LocalRank(process.BaseProcess):
         return not is_alive(self.pid or 0)
 
     def busy_time(self) -> tuple[float, float]:
-        """Return the current time and the CPU seconds that the process has used."""
+        """Return the current time and the seconds for which the process was busy."""
         with suppress(psutil.Error):
             return time.monotonic(), busy_time(self.pid or 0)
         return time.monotonic(), 0.0

@@ -62,7 +62,7 @@ class RankHandle(Protocol):
         """Return whether the process was killed but is known to still exist."""
 
     def busy_time(self) -> tuple[float, float]:
-        """Return a time on the rank's machine, and the CPU seconds used until then."""
+        """Return a time on the rank's machine, and the seconds for which it was busy."""
 
     def join(self) -> None:
         """Wait until the process has ended, and release its resources."""
