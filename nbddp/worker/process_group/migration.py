@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -294,7 +295,7 @@ class Migration:
     def _report(self) -> list[str]:
         names = paths_of([*self._moved, *(each for each, *_ in self._not_moved)], self._namespace)
         shown = [x for x in self._not_moved if id(x[0]) in names or x[1:] != _RANKS_DIFFER]
-        texts = [f"{_name(each, names)}: {reason}; {remedy}" for each, reason, remedy in shown]
+        texts = [_describe(_name(each, names), reason, remedy) for each, reason, remedy in shown]
         all_ranks = self._gather(texts)
         lines = []
         if self._moved:
@@ -317,6 +318,17 @@ def _name(value: Any, names: Mapping[int, str]) -> str:
     if isinstance(value, DistributedDataParallel):
         return f"a DDP model ({type(value.module).__name__})"
     return with_article(type(value).__name__)
+
+
+def _describe(name: str, reason: str, remedy: str) -> str:
+    """Say what is wrong with an object, and what the user must make again.
+
+    >>> _describe("trainer.optimizer", "it differs", "make it again")
+    'trainer.optimizer: it differs; make `trainer` again'
+    """
+    variable = re.match(r"(\w+)[.]", name)
+    thing = f"`{variable[1]}`" if variable else "it"
+    return f"{name}: {reason}; {remedy.replace('make it', f'make {thing}')}"
 
 
 def _attempt(act: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
