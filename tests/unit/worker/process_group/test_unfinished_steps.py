@@ -1,5 +1,6 @@
 """A model in the middle of a step is reset as a whole, or named."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,7 @@ from nbddp.worker.process_group.unfinished_steps import StepCounts, describe_une
 @pytest.fixture
 def unfinished() -> Iterator[nn.Module]:
     """Return an FSDP2 model whose forward pass has failed."""
+    gc.collect()  # models of other tests would be reset, too
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model = nn.Sequential(nn.Linear(2, 2))
     fully_shard(model)
