@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from console import ddp
 
 import nbddp
 from nbddp.extension.installed import installed
@@ -14,6 +15,9 @@ from nbddp.extensions import COMMANDS
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
+REPOSITORY = Path(nbddp.__file__).parents[1]
+RECORDED = Path(__file__).parents[1] / "recorded_runs"
+STORED = ("loops", "resumed", "grid-lr0.1", "killed")  # with sweeps, checkpoints and traces
 PROGRAM = """
 import sys
 from IPython.terminal.interactiveshell import TerminalInteractiveShell
@@ -32,6 +36,7 @@ if __name__ == "__main__":
     main()
 """
 KEPT = "Out [rank 0] 20\nOut [rank 1] 21\n"
+CONTRACTS = "from importlinter.cli import lint_imports_command as run; run()"
 
 
 def with_those_that_need(names: set[str]) -> set[str]:
@@ -41,27 +46,49 @@ def with_those_that_need(names: set[str]) -> set[str]:
     return names
 
 
+def copy_without(deleted: set[str], folder: Path) -> Path:
+    """Return a copy of nbddp and its contracts, without these extensions."""
+    copy = folder / "copy"
+    shutil.copytree(REPOSITORY / "nbddp", copy / "nbddp")
+    for name in deleted:
+        shutil.rmtree(copy / "nbddp" / "extensions" / name)
+    lines = (REPOSITORY / "pyproject.toml").read_text().splitlines(keepends=True)
+    names = re.compile(rf"nbddp\.extensions\.({'|'.join(deleted)})\b")
+    kept = [line for line in lines if not names.search(line)]
+    (copy / "pyproject.toml").write_text("".join(kept))
+    return copy
+
+
+def run(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=folder)
+
+
 @pytest.mark.parametrize("names", [*installed(), " ".join(installed())])
 def test_the_core_works_without_an_extension(
     names: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deleted = with_those_that_need({*names.split()})
-    copy = shutil.copytree(Path(nbddp.__file__).parent, folder / "copy" / "nbddp")
-    for name in deleted:
-        shutil.rmtree(copy / "extensions" / name)
+    copy = copy_without(deleted, folder)
     (folder / "program.py").write_text(PROGRAM)
-    monkeypatch.setenv("PYTHONPATH", str(folder / "copy"))
+    shutil.copytree(RECORDED, folder / ".nbddp" / "runs")
+    shown = {} if "runs" in deleted else {f"show {name}": ddp(f"show {name}") for name in STORED}
+    monkeypatch.setenv("PYTHONPATH", str(copy))
     commands = [name for name, owner in COMMANDS.items() if owner in deleted]
-    done = subprocess.run(
-        [sys.executable, "program.py", *commands], capture_output=True, text=True, check=True
-    )
+    done = run("program.py", *commands, *shown, folder=folder)
 
-    assert done.stdout.count(KEPT) == 2, done.stdout
-    assert "rank 1 healed with the variables of rank 0" in done.stdout
-    assert "Traceback" not in done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout
+    for text in shown.values():
+        assert text in printed
+        printed = printed.replace(text, "")
+    assert printed.count(KEPT) == 2, printed
+    assert "rank 1 healed with the variables of rank 0" in printed
+    assert "Traceback" not in printed + done.stderr
     for name in commands:
         missing = f"there is no `%ddp {name}`; the extension {COMMANDS[name]} is not installed"
-        assert missing in done.stdout + done.stderr
-        assert not re.search(rf"^ *%ddp {name}\b", done.stdout, re.MULTILINE)  # in the help
+        assert missing in printed + done.stderr
+        assert not re.search(rf"^ *%ddp {name}\b", printed, re.MULTILINE)  # in the help
     public = {name for each in deleted for name in installed()[each].public}
-    assert set(done.stdout.splitlines()[-2].split()) == set(dir(nbddp)) - public
+    assert set(printed.splitlines()[-2].split()) == set(dir(nbddp)) - public
+    contracts = run("-c", CONTRACTS, folder=copy)
+    assert contracts.returncode == 0, contracts.stdout
