@@ -258,7 +258,10 @@ class Notebook:
                 self.read_until(request, reply, lambda it: bool(it.counts))
                 time.sleep(seconds)
                 self.interrupt()
-                self.finish(request, so_far=reply)
+                self.finish(request, so_far=reply, until="Error in callback")
+                if not reply.status:  # IPython prints an interrupt of its callbacks, and goes on
+                    self.interrupt()
+                    self.finish(request, so_far=reply)
             except Empty:
                 if self._manager.is_alive() or Notebook._has_died:
                     raise
