@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 REPOSITORY = Path(nbddp.__file__).parents[1]
 RECORDED = Path(__file__).parents[1] / "recorded_runs"
-STORED = ("loops", "resumed", "grid-lr0.1", "killed")  # with sweeps, checkpoints and traces
+STORED = ("loops", "resumed", "grid-lr0.1", "killed")  # the grid is of a sweep
 PROGRAM = """
 import sys
 from IPython.terminal.interactiveshell import TerminalInteractiveShell
