@@ -81,7 +81,7 @@ def _claims(extension: Extension) -> set[str]:
     """Return what no other extension may have."""
     kinds = [kind for kind in (extension.options, extension.cell_options) if kind is not None]
     options = [option for kind in kinds for option in fields(kind)]
-    flags = {word for option in options for word in option.metadata["names"].split()}
+    flags = {word for option in options for word in option.metadata.get("names", "").split()}
     return {
         f"the name {extension.name}",
         *(f"the command {command_name(kind)}" for kind in extension.commands),

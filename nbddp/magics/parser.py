@@ -13,8 +13,13 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from nbddp.extension.installed import command_name, installed, owner_of_command
-from nbddp.extension.manifest import Command
+from nbddp.extension.installed import (
+    command_name,
+    installed,
+    owner_of_command,
+    without_conflicts,
+)
+from nbddp.extension.manifest import Command, Extension
 from nbddp.magics import command_arguments
 from nbddp.magics.command_arguments import LineArguments, PullArguments
 from nbddp.magics.magic_parser import MagicParser, T, place_before
@@ -23,7 +28,13 @@ from nbddp.wire.options.option_values import without_quotes
 
 MIN_SIMILARITY = 0.7  # of a misspelled word to the suggested one
 
-_EXTENSIONS = installed().values()
+_MEMBERS = vars(command_arguments).values()
+_KINDS = [each for each in _MEMBERS if isinstance(each, type) and issubclass(each, Command)]
+_KINDS.remove(Command)
+CORE = Extension(name="nbddp", commands=tuple(_KINDS), cell_options=CellArguments)
+# without extensions of other packages that have a command or an option of the core
+_EXTENSIONS = [*without_conflicts([CORE, *installed().values()]).values()]
+_EXTENSIONS.remove(CORE)
 OPTIONS = [extension.options for extension in _EXTENSIONS if extension.options]
 _ONLY_OF_CELLS = [extension.cell_options for extension in _EXTENSIONS if extension.cell_options]
 CELL = MagicParser(CellArguments, OPTIONS + _ONLY_OF_CELLS, prog="%%ddp")
@@ -38,9 +49,7 @@ _PARSERS = LINE.add_subparsers(title="commands", metavar="COMMAND ARGUMENTS")
 
 def _kinds() -> list[type[Command]]:
     """Return the commands of the core and of the extensions, in the order of the help."""
-    members = vars(command_arguments).values()
-    kinds = [each for each in members if isinstance(each, type) and issubclass(each, Command)]
-    kinds.remove(Command)
+    kinds = [*_KINDS]
     for extension in _EXTENSIONS:
         for kind in extension.commands:
             kinds.insert(place_before(kind.before, [*map(command_name, kinds)]), kind)

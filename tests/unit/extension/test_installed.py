@@ -63,6 +63,21 @@ def test_the_second_owner_of_a_command_an_option_or_a_name_is_refused_by_name(
         ]
 
 
+def test_an_extension_of_another_package_with_a_command_of_the_core_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class StopArguments(Command, example="stop"):
+        """Stop something else."""
+
+    for other in ({"commands": (StopArguments,)}, {"options": SecondOptions}):
+        fig = Extension(name="fig", api=1, **other)
+        refused = "commands" in other
+        assert [*without_conflicts([fig, parser.CORE])] == ["nbddp", "fig"][: 2 - refused]
+    assert caplog.messages == [
+        "the extension fig is not loaded: nbddp already has the command stop"
+    ]
+
+
 def test_an_extension_comes_after_those_that_it_needs_or_is_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
