@@ -40,6 +40,19 @@ def test_the_notebooks_are_numbered_without_a_gap() -> None:
         assert names == [f"{names[0][:-1]}{place}" for place in range(1, len(names) + 1)]
 
 
+def test_a_link_to_a_notebook_has_its_number() -> None:
+    link = r"\[(?:notebook |exercise )?(A\d|\d[\d.]*)[^\]]*\]\([^)]*?((?:\d\.|A)\d)_\w+\.ipynb"
+    pages = [
+        *NOTEBOOKS,
+        *ROOT.glob("*.md"),
+        *ROOT.glob("notebooks/*.md"),
+        *ROOT.glob("docs/**/*.md"),
+    ]
+    links = [each for page in pages for each in re.findall(link, page.read_text())]
+    assert len(links) > 100
+    assert [(text, number) for text, number in links if not text.startswith(number)] == []
+
+
 def needed_by(number: str) -> list[str]:
     """Return the notebooks that the opening of a notebook calls necessary."""
     [path] = [path for path in NOTEBOOKS if path.name.startswith(f"{number}_")]
