@@ -66,7 +66,7 @@ from nbddp.worker.store_clients import StoreClients
 from nbddp.worker.thread_pools import set_pool_threads
 from nbddp.worker.tracebacks import failure_outside_cells
 from nbddp.worker.watch import dataloader_waits, polls
-from nbddp.worker.watch.flight_recorder import BUFFER_SIZE, count_started
+from nbddp.worker.watch.flight_recorder import BUFFER_SIZE
 from nbddp.worker.watch.main_thread import blocking_call, main_frame
 from nbddp.worker.watch.resource_usage import UsageSampler
 from nbddp.worker.watch.sampler import Sampler
@@ -468,9 +468,8 @@ class Rank:
             msg.CellEnded(
                 cell=command.cell,
                 in_group=self._group.is_intact(),
-                sequence=count_started(),
+                **self._group.count_collectives(),
                 steps=self._group.step_counts.made,
-                groups=self._group.groups(),
                 is_interrupted=self._interrupter.was_interrupted or self._was_quit,
                 is_quit=self._was_quit,
                 failure=asdict(truncate_failure(failure)) if failure else {},

@@ -86,15 +86,22 @@ def test_script_runs_in_the_current_environment_and_working_folder(
     notebook.run("%env FOO=")
 
 
-def test_timeout_option_applies_to_groups_of_a_script(make_group: MakeRanks, write: Write) -> None:
+@pytest.mark.parametrize("ending", ["pass", "dist.destroy_process_group()"])
+def test_timeout_in_a_script_blames_the_absent_rank(
+    make_group: MakeRanks, write: Write, ending: str
+) -> None:
     group = make_group(2, timeout=2.0)
     script = write(
         "import time, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        "if dist.get_rank() == 0: dist.all_reduce(torch.ones(1))\nelse: time.sleep(30)"
+        "dist.barrier()\ntry:\n    if dist.get_rank() == 1: time.sleep(30)\n"
+        f"    dist.all_reduce(torch.ones(1))\nfinally:\n    {ending}"
     )
     began = time.monotonic()
-    with pytest.raises(CellFailedError, match="Timed out waiting 2000ms"):
+    with pytest.raises(CellFailedError) as failed:
         group.run_script(script)
+    error = failed.value
+    assert str(error) == "rank 1 did not come to all_reduce #2: it was in script.py line 5"
+    assert "rank 0: RuntimeError: Timed out waiting 2000ms" in error.report
     assert time.monotonic() - began < 20
 
 

@@ -70,6 +70,9 @@ class ProcessGroup:
         # by name, the ranks and the description of each group, also without this rank
         self._groups: dict[str, tuple[list[int], str]] = {}
         wrap(dist.distributed_c10d, "_new_process_group_helper", self._create_group)
+        self._counts_at_end: dict[str, Any] = {}
+        wrap(dist.distributed_c10d, "destroy_process_group", self._destroy_for_user)
+        dist.destroy_process_group = dist.distributed_c10d.destroy_process_group
         self._topology = topology
         self._timeout = timeout
         self._attempt = attempt
@@ -106,6 +109,17 @@ class ProcessGroup:
         if isinstance(result[0], dist.ProcessGroup):  # else this rank is not in the group
             self._releaser.keep_alive(result[0])
         return result
+
+    def _destroy_for_user(
+        self, destroy: Callable[..., None], group: dist.ProcessGroup | None = None
+    ) -> None:
+        """Destroy groups for a cell or a script, and keep the counts of :meth:`count_collectives`.
+
+        A script destroys its groups before it reports its end, also after a timeout.
+        """
+        if dist.is_initialized() and group in (None, dist.group.WORLD):
+            self._counts_at_end = self.count_collectives()
+        destroy(group)
 
     def init(
         self, generation: int, *, keeps_groups: bool = False, new_ranks: Sequence[int] = ()
@@ -301,15 +315,20 @@ class ProcessGroup:
             (dist.get_rank(), dist.get_world_size()) == (topology.rank, topology.world_size)
         )
 
-    def groups(self) -> dict[str, int]:
-        """Return each subgroup's number of collectives, and the number of groups created."""
+    def count_collectives(self) -> dict[str, Any]:
+        """Return the numbers ``sequence`` and ``groups`` of :class:`CellEnded`.
+
+        Without a default group, return those of the one that the cell has destroyed, if any.
+        """
+        if not dist.is_initialized():
+            return self._counts_at_end
         world: Any = dist.distributed_c10d._world
         counts = Counter({"new_group": int(world.group_count)})
         for group in set(world.pg_names) - {world.default_pg}:
             ranks = world.pg_group_ranks.get(group)  # None: interrupted while created
             if ranks is not None:
                 counts[str(list(ranks))] += count_started(group)
-        return dict(counts)
+        return {"sequence": count_started(), "groups": dict(counts)}
 
     def abort_waits(self, *, others_too: bool) -> None:
         """Free the main thread from a wait that does not end; the process group is lost.
@@ -372,6 +391,7 @@ class ProcessGroup:
     def begin_cell(self, command: RunCell, *, may_request_input: bool = False) -> None:
         """Prepare for a cell, which may create groups or processes, or ask the user for input."""
         self.stuck_in = None
+        self._counts_at_end = {}
         self.step_counts.begin_cell()
         if dist.is_initialized() and may_request_input is not self._has_input_timeout:
             # a wait keeps the timeout that it has started with, so set it before the cell
