@@ -61,7 +61,8 @@ def describe_group(before: Life, now: Life) -> str:
     match now.state:
         case GroupState.OFF if before.state.is_live:
             return (
-                "all ranks are stopped and their variables are lost; the next cell starts new ones"
+                "all ranks are stopped and their variables are lost; the next cell starts new "
+                "ranks without variables"
             )
         case GroupState.OFF:
             return "there are no ranks; the next cell starts them"

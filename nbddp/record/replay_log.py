@@ -80,9 +80,10 @@ class ReplayLog:
     def set_pending(self, pending: Sequence[ReplayEntry], *, clears_entries: bool = False) -> None:
         """Set the entries that a replay did not run.
 
-        ``clears_entries``: the replay ran no entry.
+        ``clears_entries``: the ranks that had run the entries are gone, and new ones have run none.
         """
-        self.entries = () if clears_entries else self.entries
+        if clears_entries:
+            self._lose_entries()
         self.pending, self._pending_at = tuple(pending), len(self.entries)
 
     def clear(self) -> None:
@@ -91,12 +92,16 @@ class ReplayLog:
         If the log was empty already, the pending entries stay: a replay must still run them.
         """
         self.pending = () if self.entries else self.pending
+        self._lose_entries()
+        self._pending_at = 0
+        self.is_rejoined = False
+        self.not_carried = {}
+
+    def _lose_entries(self) -> None:
         for entry in self.entries:
             number = entry.execution_count if isinstance(entry, CellRequest) else 0
             self.lost |= dict.fromkeys(_names_set_by(entry), number)
-        self.entries, self._pending_at = (), 0
-        self.is_rejoined = False
-        self.not_carried = {}
+        self.entries = ()
 
 
 def assigned_names(source: str) -> set[str]:

@@ -28,6 +28,13 @@ def test_variable_that_a_cell_sets_again_is_no_longer_lost() -> None:
     assert log.lost == {"x": 4, "y": 3}
 
 
+def test_variables_are_lost_if_a_restart_ends_before_new_ranks_start() -> None:
+    log = ReplayLog()
+    log.add(CellRequest(source="x = 1", execution_count=3))
+    log.set_pending(log.all_entries, clears_entries=True)
+    assert log.lost == {"x": 3}
+
+
 def test_name_that_a_heal_did_not_carry_is_described_until_a_cell_sets_it() -> None:
     log = ReplayLog()
     log.add(CellRequest(source="gate = x = 1", execution_count=3))
