@@ -272,7 +272,8 @@ class Verdict:
         is_chain = self.others and not (self.is_interrupt or self.ended_by or self.different_calls)
         lines = [("first cause: " if is_chain else "") + self.summary()]
         if self.first.failure is not None and not self.is_interrupt:
-            lines += ["", self.first.failure.traceback.strip("\n"), ""]
+            traceback = self.first.failure.traceback.strip("\n")
+            lines += ["", traceback, ""] if traceback else []
             lines += self.first.failure.memory.splitlines()
         if self.first.process_exit is not None and not self.ended_by:
             lines += _exit_details(self.first.process_exit, format_ranks([self.first.rank]))

@@ -127,6 +127,7 @@ def test_script_with_another_exit_code_fails_with_rank_and_code(
     with pytest.raises(CellFailedError) as error:
         group.run_script("work/script.py", "--lr")
     assert str(error.value) == failure
+    assert ("Traceback" in error.value.report) is not ("SystemExit" in failure), "as in Python"
     assert lines() == printed
 
 

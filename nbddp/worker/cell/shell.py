@@ -55,6 +55,7 @@ class RankShell(InteractiveShell):
     displayhook: RankDisplayHook
     display_pub: RankDisplayPublisher
     debugger_cls = RankPdb  # for ``%debug STATEMENT`` and ipdb
+    _is_script = False  # whether it runs, or ran last, a script
     is_rank = True  # `%load_ext nbddp` refuses to load in a rank
     signal_handlers_active: Callable[[], AbstractContextManager[None]] = nullcontext
     _loop: asyncio.AbstractEventLoop | None = None  # one for all cells: their tasks continue
@@ -84,6 +85,7 @@ class RankShell(InteractiveShell):
         self.compile.begin_cell(command.source, command.first_line, command.execution_count)
         self.display_pub.begin_cell(command.cell)
         self.displayhook.bundle = {}
+        self._is_script = bool(command.script)
         self._nested_errors.clear()
         with suppress(OSError):  # no memory
             self._reserve = self._reserve or mmap.mmap(-1, RESERVE_BYTES)
@@ -175,7 +177,12 @@ class RankShell(InteractiveShell):
     # ---- tracebacks
 
     def format_error(self, error: BaseException, *, is_whole: bool = False) -> str:
-        """Format the traceback of an error, in full for the log."""
+        """Format the traceback of an error, in full for the log.
+
+        As in Python, the exit of a script has none: argparse or sys.exit() has printed why.
+        """
+        if self._is_script and isinstance(error, SystemExit) and not is_whole:
+            return ""
         has_colors = not is_whole and self.colors.lower() != "nocolor"
         return format_traceback(error, is_whole=is_whole, has_colors=has_colors)
 
