@@ -87,27 +87,20 @@ class HangDetector:
         running = sorted(waiting)
         late = [rank for rank in running if now - self.heartbeats[rank].at > SILENT_AFTER]
         silent = [rank for rank in late if not self.is_working(rank)]
+        stopped = [rank for rank in silent if self.is_stopped(rank)]
+        busy = "in code that holds Python's lock, or the machine is too busy"
+        reason, shown = ("stopped (SIGSTOP)", stopped) if stopped else (busy, silent)
         text = (
-            self._describe_silent(silent)
-            if silent
+            _describe_silent(shown, reason)
+            if shown
             else self._describe_hang(cell, running, ranks, outside)
         )
         self.problem_text = text
-        problem = tuple(silent) or text
-        if not text or problem in self._reported:
+        problems: set[object] = {(reason, rank) for rank in shown} or {text}
+        if not text or problems <= self._reported:
             return ""
-        self._reported.add(problem)
+        self._reported |= problems
         return text
-
-    def _describe_silent(self, silent: list[int]) -> str:
-        stopped = [rank for rank in silent if self.is_stopped(rank)]
-        reported = stopped or silent
-        busy = "in code that holds Python's lock, or the machine is too busy"
-        reason = "stopped (SIGSTOP)" if stopped else busy
-        return (
-            f"no sign of life from {format_ranks(reported)}: {reason}; "
-            f"`%ddp kill {reported[0]}` ends it"
-        )
 
     def _describe_hang(
         self, cell: int, running: list[int], ranks: Iterable[int], outside: Sequence[int]
@@ -134,6 +127,15 @@ class HangDetector:
         lines += [f"  {cause}" for cause in self.likely_causes()]
         lines.append("  the cell keeps waiting; interrupt it to end it and keep all variables")
         return "\n".join(lines)
+
+
+def _describe_silent(ranks: Sequence[int], reason: str) -> str:
+    way_out = (
+        f"`%ddp kill {ranks[0]}` ends it"
+        if len(ranks) == 1
+        else "interrupt the cell to end it, twice to kill them"
+    )
+    return f"no sign of life from {format_ranks(ranks)}: {reason}; {way_out}"
 
 
 def _has_rank(call: Collective, rank: int) -> bool:

@@ -89,6 +89,11 @@ def test_hang_reports_as_text(dog: HangDetector, snapshot: SnapshotAssertion) ->
     dog.reset_for_cell([0, 2], now=100.0)
     dog.heartbeats[0] = Heartbeat(elsewhere(seconds=0.0), 100 + LATE)
     texts["one is silent"] = dog.check(5, [0, 2], [0, 2], now=100 + LATE)
+    dog.heartbeats[0] = Heartbeat(elsewhere(seconds=0.0), 100.0)
+    texts["two are silent"] = dog.check(5, [0, 2], [0, 2], now=100 + LATE)
+    dog.heartbeats[2] = Heartbeat(elsewhere(seconds=0.0), 100 + LATE)
+    assert dog.check(5, [0, 2], [0, 2], now=100 + LATE) == "", "told with rank 2"
+    assert "rank 0:" in dog.problem_text
     assert texts == snapshot
 
 
