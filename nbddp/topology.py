@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from nbddp.errors import ArgumentError
+from nbddp.formatting import plural
 
 # not "torchrun": it may not be in the PATH of a kernel that a kernelspec started
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+BUSY_LOAD = 3.0  # for each core; a start then takes several times as long
 
 _NUMBERS = {
     "rank": "RANK",
@@ -139,3 +141,10 @@ def cores_here() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def describe_overload() -> str:
+    """Return the load of this machine if it is far above the number of its cores; else ""."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1  # the load is that of all cores
+    is_busy = load > BUSY_LOAD * cores
+    return f"this machine is busy: load {load:.0f} on {plural(cores, 'core')}" if is_busy else ""

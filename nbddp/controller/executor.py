@@ -32,6 +32,7 @@ from nbddp.lifecycle import events as ev
 from nbddp.record import run_events
 from nbddp.record.cell import CellResult
 from nbddp.record.log_reader import LogReader, log_name
+from nbddp.topology import describe_overload
 from nbddp.wire import messages as msg
 from nbddp.wire.rank_start import RankStart
 
@@ -205,7 +206,15 @@ class Executor:
         state = self._state
         stopped, working = state.stopped_ranks(), state.ranks.working_ranks(state.life.alive)
         importing = state.importing_ranks(event.cell)
-        state.step(replace(event, stopped=stopped, working=working, importing=importing))
+        state.step(
+            replace(
+                event,
+                stopped=stopped,
+                working=working,
+                importing=importing,
+                overload=describe_overload(),
+            )
+        )
 
     def on_link_lost(self, error: Exception) -> None:
         """Kill all ranks, because their messages cannot be read any more."""

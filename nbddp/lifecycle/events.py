@@ -180,7 +180,8 @@ class DeadlinePassed(AttemptEvent):
     """A deadline has passed. The event has the state of the ranks' processes at that moment.
 
     ``stopped`` are ranks that are stopped by SIGSTOP, with their process ids. ``working`` are ranks
-    that use the CPU. ``importing`` are ranks that import a module, with its name.
+    that use the CPU. ``importing`` are ranks that import a module, with its name. ``overload`` says
+    that the machine is busy.
     """
 
     deadline: Deadline
@@ -189,6 +190,7 @@ class DeadlinePassed(AttemptEvent):
     stopped: tuple[tuple[int, int], ...] = ()
     working: tuple[int, ...] = ()
     importing: tuple[tuple[int, str], ...] = ()
+    overload: str = ""
 
 
 class NodeJoined(Event):

@@ -150,7 +150,7 @@ def on_deadline(life: Life, heal: HealLife, event: ev.DeadlinePassed) -> Step:
     starting, late = life.ranks_in_state(RankState.STARTING), sorted(heal.joining)
     if event.deadline is ev.Deadline.START and starting:
         reason = f"{format_ranks(starting)} did not get ready in {START_TIMEOUT:.0f} s"
-        return fail_heal(life, heal, reason)
+        return fail_heal(life, heal, "; ".join(filter(None, [reason, event.overload])))
     if event.deadline is not ev.Deadline.CANCEL or not late or not heal.failures:
         return life, []
     return abandon_heal(

@@ -377,7 +377,7 @@ def _on_deadline(life: Life, event: ev.DeadlinePassed) -> Step:
         text = f"{format_ranks(late)} did not get ready in {START_TIMEOUT:.0f} s"
         if life.is_rejoin:
             return life, [ev.Notify(text=f"{text}: killed"), ev.Kill(ranks=late)]
-        return _abandon_start(life, text)
+        return _abandon_start(life, "; ".join(filter(None, [text, event.overload])))
     if life.heal is not None:
         return heal_steps.on_deadline(life, life.heal, event)
     if event.deadline is ev.Deadline.STOP and life.state is GroupState.STOPPING:

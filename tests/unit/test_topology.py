@@ -7,6 +7,7 @@ from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp import ArgumentError, Topology
+from nbddp.topology import describe_overload
 
 PLACE = Topology(
     rank=3, local_rank=1, node_rank=1, world_size=4, local_world_size=2, master_port=29500
@@ -97,3 +98,11 @@ def test_a_missing_environment_variable_is_named_with_the_next_step(
     assert reasons == snapshot
     with pytest.raises(ValueError, match="'one'"):
         Topology.from_env(env | {"RANK": "one"})
+
+
+def test_only_a_load_far_above_the_cores_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("os.getloadavg", lambda: (6.0, 90.0, 90.0))
+    assert describe_overload() == ""
+    monkeypatch.setattr("os.getloadavg", lambda: (6.1, 0.0, 0.0))
+    assert describe_overload() == "this machine is busy: load 6 on 2 cores"

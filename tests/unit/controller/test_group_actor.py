@@ -311,8 +311,10 @@ def test_a_rank_that_cannot_be_started_is_named_and_the_others_are_ended(
 
 @pytest.mark.parametrize("ends_by", ["stop", "patience"])
 def test_a_start_that_ends_while_the_launcher_imports_starts_no_rank_later(
-    empty: Driver, ends_by: str
+    empty: Driver, ends_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("os.getloadavg", lambda: (48.2, 5.0, 5.0))
     started = empty.ask_start()
     if ends_by == "stop":
         stopped = empty.session.request_stop()
