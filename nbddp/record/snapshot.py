@@ -117,6 +117,7 @@ class Snapshot:
         state: the state of the group.
         at: the moment, as ``time.time()``.
         began: start of the cell or, without a cell, of the attempt.
+        start_of: what began then, in words.
         seconds: duration since ``began``, up to the end of the cell.
         script: the name of the script that the cell runs; empty without one.
         run: the name of the run's ``folder``.
@@ -131,6 +132,7 @@ class Snapshot:
     state: GroupState
     at: float = 0.0
     began: float = 0.0
+    start_of: str = "the ranks"
     seconds: float = 0.0
     attempt: int = 0
     backend: str = ""
@@ -183,6 +185,7 @@ def build_snapshot(
     lags = rank_monitor.lags(cell.ranks) if cell else {}
     events = event_log.since(cell.began_at) if cell else event_log.of_attempt(life.run_attempt)
     began = cell.began_at if cell else events[0].time if events else at
+    script = cell.request.script.name if cell and cell.request.script else ""
     number = shown.number if shown else -1
     asks = (each.status.asks for each in heartbeats.values() if each.status.cell == number)
     question = next(filter(None, asks), "")
@@ -203,11 +206,12 @@ def build_snapshot(
         state=life.state,
         at=at,
         began=began,
+        start_of=script or (f"cell [{cell.prompt}]" if cell else "the ranks"),
         seconds=cell.seconds if cell else at - began,
         attempt=life.run_attempt,
         backend=", ".join(sorted({message.backend for message in ready.values()})),
         devices=tuple(message.device for message in ready.values()),
-        script=cell.request.script.name if cell and cell.request.script else "",
+        script=script,
         folder=str(folder or ""),
         run=folder.name if folder else "",
         ranks=_with_gpus(ranks, heartbeats, sample_gpus),

@@ -224,6 +224,7 @@ class StoredRun:
             state=GroupState.OFF,
             at=ended,
             began=began,
+            start_of=f"cell {cell.number}" if cell else "the run",
             seconds=ended - began,
             attempt=max(attempts, default=0),
             backend=str(self.facts.get("backend", "")).replace("auto", ""),

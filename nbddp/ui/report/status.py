@@ -75,7 +75,8 @@ def straggler_block(snapshot: Snapshot) -> Text:
 
 def events_block(snapshot: Snapshot) -> Markup:
     """Return the events as an event line; as text, only the newest events."""
-    text = [f"{at} after the start: {text}" for _, at, text in wording.describe_events(snapshot)]
+    start = f"after the start of {snapshot.start_of}"
+    text = [f"{at} {start}: {text}" for _, at, text in wording.describe_events(snapshot)]
     return Markup(partial(event_log, snapshot), "\n".join(text[-SHOWN_EVENTS:]))
 
 

@@ -295,7 +295,8 @@ def test_a_snapshot_has_the_facts_of_the_group_its_run_and_its_script(group: Gro
     assert group.look(RUNNING, group.cell).script == ""
     script = Script(name="train.py", path="/a/train.py", arguments=["--lr", "1"], folder="/a")
     group.cell.request = replace(group.cell.request, script=script)
-    assert group.look(RUNNING, group.cell).script == "train.py"
+    snapshot = group.look(RUNNING, group.cell)
+    assert (snapshot.script, snapshot.start_of) == ("train.py", "train.py")
 
 
 def test_the_time_of_a_cell_stops_at_its_end(group: Group) -> None:
@@ -315,13 +316,14 @@ def test_a_snapshot_has_events_since_the_start_of_the_cell_or_attempt(group: Gro
         time.sleep(0.002)
     of_attempt = group.look(IDLE)
     assert [event.kind for event in of_attempt.events] == ["start", "exit"]
-    assert of_attempt.began == of_attempt.events[0].time
+    assert (of_attempt.began, of_attempt.start_of) == (of_attempt.events[0].time, "the ranks")
     assert 0 <= of_attempt.seconds < 60
     cell = cell_on(0, 1)
     group.event_log.record(RankFailed(rank=1, what="no"))
     of_cell = group.look(RUNNING, cell)
     assert [event.kind for event in of_cell.events] == ["failure"]
     assert of_cell.began == cell.began_at <= of_cell.at
+    assert of_cell.start_of == "cell [1]"
 
 
 def test_a_straggler_has_a_lag_while_it_is_alive(group: Group) -> None:
