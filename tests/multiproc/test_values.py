@@ -141,7 +141,7 @@ class Opened:
 def failed_push(group: Ranks, value: object) -> str:
     with pytest.raises(RequestError) as caught:
         group.push({"x": value})
-    ways = ("group.heal()", "group.restart()", "group.run(..., ranks=[0,2])")
+    ways = ("group.heal()", "group.restart()", "group.run(..., ranks=[0, 2])")
     for words in ("ranks 0,2 only", "rank 1", *ways):
         assert words in str(caught.value)
     return str(caught.value)
