@@ -35,6 +35,7 @@ from nbddp.sigint import Future, run_in_thread, sigint_deferred, wait_for_all
 from nbddp.ui.frontend import is_restarting
 from nbddp.ui.report.blocks import Block, Report
 from nbddp.ui.report.render import text_lines
+from nbddp.ui.wording import describe_disarmed
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.options.option_values import ALL_RANKS
@@ -127,6 +128,7 @@ class NotebookState:
             return
         if fresh and not is_recovery and self.group.session.replay_log.pending:
             self.group.session.set_pending(())
+        disarmed = () if is_recovery else self.group.session.armed_now
         before, self.group.spec = self.group.spec, spec
         try:
             if new_run and self.group.is_live:
@@ -140,6 +142,8 @@ class NotebookState:
             self.group.spec = started or before
             raise
         self.presenter.hide_heal_button()
+        if disarmed:
+            self.presenter.print_line(f"nbddp: {describe_disarmed(disarmed)}")
 
     @contextmanager
     def started_for_cell(self, spec: GroupSpec, args: RunArguments) -> Iterator[None]:

@@ -96,6 +96,13 @@ def test_an_armed_fault_is_confirmed_listed_and_disarmed(notebook: Notebook) -> 
     assert notebook.run("%ddp fault off").text == "nbddp: no fault is armed\n"
     assert notebook.run("%ddp restart --replay").status == "ok"
     assert notebook.run("%%ddp\nnbddp.log(step=3, loss=1)").status == "ok"
+    notebook.run("%ddp fault kill --rank 1 --step 4")
+    text = "nbddp: the new ranks have no faults: kill@rank=1,step=4 is disarmed; arm faults after"
+    reply = notebook.run("%%ddp --fresh\nnbddp.log(step=4, loss=1)")
+    assert (reply.status, text in reply.text) == ("ok", True)
+    notebook.run("%ddp fault kill --rank 1 --step 5")
+    assert "disarmed" not in notebook.run("%ddp restart --replay").text
+    assert "kill@rank=1,step=5" in notebook.run("%ddp status").text
 
 
 def test_ranks_inherit_environment_folder_and_path_and_options_override(
