@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from operator import index
@@ -35,42 +35,67 @@ from nbddp.reporting import this_rank
 from nbddp.reporting.this_rank import communication_device
 
 SECONDS_TO_PUSH = 20  # many times what it takes on a busy machine
+SECONDS_TO_SEND = 10  # many times what a ring takes on a busy machine
 
 
 @judge("1.3a", on_ranks=True)
 def _turn_right(turn: Any) -> None:
     require_function(turn)
     world_size, rank = this_rank.world_size(), this_rank.rank()
-    parcels = torch.arange(world_size, device=communication_device()) * 10 + 1
+    parcels = torch.arange(world_size) * 10 + 1
     own_tensor, from_left, right = (int(parcels[(rank + step) % world_size]) for step in (0, -1, 1))
-    with recording_waits() as waits, Traffic(waits) as traffic:
-        got = turn(parcels[rank : rank + 1].clone())
+    got, sent = _exchange(turn, parcels[rank : rank + 1].clone(), "1.3a hangs")
     require(isinstance(got, torch.Tensor) and got.numel() == 1, "1.3a no tensor")
     mistakes = {"1.3a own tensor": own_tensor, "1.3a right neighbour": right}
     require_value(got.item(), from_left, mistakes, "1.3a other tensor")
-    require_none(_collectives(traffic.sent), "1.3a collective")
+    require_none(_collectives(sent), "1.3a collective")
     # the second message begins after the wait for the first one
-    require([each.waits for each in traffic.sent] == [0, 1], "1.3a not blocking")
+    require([each.waits for each in sent] == [0, 1], "1.3a not blocking")
 
 
 @judge("1.3b", on_ranks=True)
 def _ring_reduce_scatter(ring: Any) -> None:
     require_function(ring)
     world_size, rank = this_rank.world_size(), this_rank.rank()
-    values = torch.arange(2 * world_size, device=communication_device()) * 10 + rank
+    values = torch.arange(2 * world_size) * 10 + rank
     total = torch.arange(2 * world_size) * 10 * world_size + sum(range(world_size))
-    with Traffic() as traffic:
-        got = ring(values.clone())
+    got, sent = _exchange(ring, values.clone(), "1.3b hangs")
     require(isinstance(got, torch.Tensor), "1.3b no tensor")
     require(got.numel() == 2, "1.3b other size", got=got.numel(), right=2)
     chunks = [chunk.tolist() for chunk in total.tensor_split(world_size)]
     at = chunks.index(got.tolist()) if got.tolist() in chunks else None
     require(at in (rank, None), "1.3b other chunk", at=at)
     require(at == rank, "1.3b no sum")
-    require_none(_collectives(traffic.sent), "1.3b collective")
-    sent = sum(each.num_bytes for each in traffic.sent if each.name.startswith("c10d.send"))
+    require_none(_collectives(sent), "1.3b collective")
+    num_bytes = sum(each.num_bytes for each in sent if each.name.startswith("c10d.send"))
     least = (world_size - 1) * got.nbytes
-    require(sent == least, "1.3b bytes", got=sent, right=least)
+    require(num_bytes == least, "1.3b bytes", got=num_bytes, right=least)
+
+
+def _exchange(
+    function: Callable[[torch.Tensor], Any], tensor: torch.Tensor, mistake: str
+) -> tuple[Any, list[Sent]]:
+    """Return the result of a function, and its messages; the mistake is that it does not end.
+
+    It gets a process group of its own, because a timeout breaks the group.
+    """
+    group: Any = dist.group
+    before, is_late, got, sent = group.WORLD, False, None, list[Sent]()
+    limit = timedelta(seconds=SECONDS_TO_SEND)
+    group.WORLD = breakable = dist.new_group(backend="gloo", timeout=limit)
+    began = time.monotonic()
+    try:
+        with recording_waits() as waits, Traffic(waits) as traffic:
+            got, sent = function(tensor), traffic.sent
+    except RuntimeError:  # a timeout, or the connection to a rank that had one
+        is_late = time.monotonic() - began > SECONDS_TO_SEND / 2
+        if not is_late:
+            raise
+    finally:
+        group.WORLD = before
+        dist.destroy_process_group(breakable)
+    require(not is_late, mistake, seconds=SECONDS_TO_SEND)
+    return got, sent
 
 
 def _collectives(sent: Sequence[Sent]) -> list[str]:
@@ -141,13 +166,22 @@ def _call_with_absent_ranks(
 def _models_differ(differs: Any) -> None:
     require_function(differs)
     last = this_rank.world_size() - 1
-    same, *others = (prepare(torch.nn.Linear(3, 1), sync_batch_norm=False) for _ in range(3))
-    require(not differs(same), "1.5a equal")
-    for other, changed in zip(others, (0, -1), strict=True):  # the weight, the bias
+    require(not differs(_prepared()), "1.5a equal")
+    cases = (
+        ("weight", [1.0, 0.0, 0.0], "1.5a differ"),
+        ("bias", [1.0], "1.5a differ"),
+        ("weight", [1.0, -1.0, 0.0], "1.5a cancel"),
+    )
+    for name, added, mistake in cases:
+        model = _prepared()
         if this_rank.rank() == last:
-            with torch.no_grad():
-                [*other.parameters()][changed].view(-1)[0] += 1
-        require(differs(other), "1.5a differ", last=last)
+            parameter = getattr(model.module, name)
+            parameter.data += torch.tensor(added).to(parameter)
+        require(differs(model), mistake, last=last)
+
+
+def _prepared() -> Any:
+    return prepare(torch.nn.Linear(3, 1), sync_batch_norm=False)
 
 
 @judge("3.1c")

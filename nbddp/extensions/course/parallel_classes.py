@@ -210,7 +210,8 @@ def _part(tensor: Tensor | None, dim: int) -> Tensor:
     return tensor.detach().chunk(this_rank.world_size(), dim)[this_rank.rank()].contiguous()
 
 
-def _cut(given: Any, layer: nn.Linear, share: int) -> Any:
+def _cut(given: Any, layer: nn.Linear, *, share: int, dim: int, mistake: str) -> Any:
+    """Return this rank's part of a layer whose weight has to be cut along a dimension."""
     require_class(given, base=nn.Module)
     whole = deepcopy(layer)
     whole.zero_grad()
@@ -218,6 +219,8 @@ def _cut(given: Any, layer: nn.Linear, share: int) -> Any:
     kept = sum(each.numel() for each in cut.parameters())
     require(kept, "4.2b no parameters")
     require(kept == share, "4.2b other parameters", kept=kept, share=share)
+    wrong = _part(layer.weight, 1 - dim).shape
+    require(all(each.shape != wrong for each in cut.parameters()), mistake)
     return cut
 
 
@@ -233,7 +236,8 @@ def _require_weight(cut: nn.Module, expected: Tensor) -> None:
 def column_parallel(given: Any) -> None:
     world_size = this_rank.world_size()
     layer, x, output, gradient = _layer(2 * world_size, 4 * world_size)
-    cut = _cut(given, layer, share=4 * (2 * world_size + 1))
+    share = 4 * (2 * world_size + 1)
+    cut = _cut(given, layer, share=share, dim=0, mistake="4.2b other dimension")
     own_x = x.detach().clone().requires_grad_()
     got = cut(own_x)
     mistakes = {"4.2b all outputs": output, "4.2b no bias": _part(output - layer.bias, -1)}
@@ -252,7 +256,8 @@ def column_parallel(given: Any) -> None:
 def row_parallel(given: Any) -> None:
     world_size = this_rank.world_size()
     layer, x, output, gradient = _layer(4 * world_size, 2 * world_size)
-    cut = _cut(given, layer, share=(4 + 1) * 2 * world_size)
+    share = (4 + 1) * 2 * world_size
+    cut = _cut(given, layer, share=share, dim=1, mistake="4.2c other dimension")
     own_x = _part(x, -1).requires_grad_()
     got = cut(own_x)
     partial = own_x @ _part(layer.weight, 1).T

@@ -35,6 +35,18 @@ class _Samples(Dataset[Any]):
         return self.inputs[index], self.labels[index]
 
 
+class _Model(torch.nn.Linear):
+    """A layer that records the mode of each forward pass, as dropout or batch norm would show."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 2)
+        self.is_training: list[bool] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.is_training.append(self.training)
+        return super().forward(x)
+
+
 @judge("1.4b", on_ranks=True)
 def train_on_all_ranks(train: Any) -> None:
     """Judge a function that trains for two epochs and counts the right test samples."""
@@ -42,7 +54,7 @@ def train_on_all_ranks(train: Any) -> None:
     world_size, rank = this_rank.world_size(), this_rank.rank()
     train_set, test_set = _Samples(SHARE * world_size), _Samples(4 * world_size + 1)
     torch.manual_seed(rank)  # the models begin unequal
-    model = torch.nn.Linear(6, 2).to(communication_device())
+    model = _Model().to(communication_device())
     before = [each.tolist() for each in model.parameters()]
     counts = all_gather(train(model, train_set, test_set))
     weights = all_gather([each.tolist() for each in model.parameters()])
@@ -51,6 +63,9 @@ def train_on_all_ranks(train: Any) -> None:
     asked = all_gather(train_set.asked)
     _judge_samples(asked)
     _judge_weights(weights[0], all_gather(before), train_set, asked)
+    steps = 2 * SHARE // BATCH_SIZE
+    modes = model.is_training
+    require(all(modes[:steps]) and not any(modes[steps:]), "1.4b mode")
     with torch.no_grad():
         right = int((model(test_set.inputs).argmax(1) == test_set.labels).sum())
     _judge_counts(counts, right, sum(map(len, all_gather(test_set.asked))))

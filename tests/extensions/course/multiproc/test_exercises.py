@@ -26,6 +26,12 @@ def turn(x, to=right, of=left):
         call()
     return arriving
 
+def jammed(x):
+    arriving = torch.empty_like(x)
+    dist.send(x, right)
+    dist.recv(arriving, left)
+    return arriving
+
 def at_once(x):
     arriving = torch.empty_like(x)
     there, here = dist.isend(x, right), dist.irecv(arriving, left)
@@ -47,6 +53,10 @@ def ring(tensor, first=1, steps=world_size - 1, step_of=at_once):
 def reduced(tensor):
     dist.all_reduce(tensor)
     return tensor.tensor_split(world_size)[rank]
+
+def checksums_differ(model):
+    checksum = sum(p.double().sum().item() for p in model.parameters())
+    return nbddp.all_reduce(checksum, "max") != nbddp.all_reduce(checksum, "min")
 
 def whole(tensor):
     total, passed = tensor.clone(), tensor
@@ -82,11 +92,13 @@ WRONG = [
     '"1.3a", lambda x: turn(x) * (rank != 2)',
     '"1.3a", at_once',
     '"1.3a", gathered',
+    '"1.3a", jammed',
     '"1.3b", lambda x: ring(x, first=0)',
     '"1.3b", lambda x: ring(x, steps=1)',
     '"1.3b", lambda x: ring(x, step_of=gathered)',
     '"1.3b", reduced',
     '"1.3b", whole',
+    '"1.3b", lambda x: ring(x, step_of=jammed)',
     '"1.3b", lambda x: None',
     '"1.3b", lambda x: x',
     '"1.2a", lambda store, download: download()',
@@ -100,6 +112,7 @@ WRONG = [
     '"1.5a", lambda model: False',
     '"1.5a", lambda model: spread(model) and rank == world_size - 1',
     '"1.5a", lambda model: spread(nn.ParameterList([next(model.parameters())]))',
+    '"1.5a", checksums_differ',
     f"{TRAINS}, {NO_SUM})",
     f'{TRAINS}, ", sampler=sampler", "", {NO_EPOCH})',
     f"{TRAINS}, {NO_EPOCH})",
@@ -109,6 +122,8 @@ WRONG = [
     '"1.4b", lambda model, some, test: train_on_ranks(model, Subset(some, range(8)), test)',
     f'{TRAINS}, "lr=0.1", "lr=0.01")',
     f'{TRAINS}, "train_set, batch_size=4", "train_set, batch_size=8")',
+    f'{TRAINS}, "model.eval()", "pass")',
+    f'{TRAINS}, "model.eval()", "pass", "sampler = Dis", "model.eval(); sampler = Dis")',
     f"{TRAINS}, {ALL_TESTS})",
     f"{TRAINS}, {ALL_TESTS}, {NO_SUM})",
     f'{TRAINS}, {ALL_TESTS}, "return right", "return right / world_size")',

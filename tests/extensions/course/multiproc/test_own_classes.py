@@ -1,4 +1,4 @@
-"""Assignments of notebooks 16 and 17 that are classes: right ones pass, each mistake has a hint."""
+"""Exercises of notebooks 4.1 and 4.2 that are classes: right ones pass, each mistake has a hint."""
 
 import pytest
 from answers import assert_verdicts
@@ -215,6 +215,7 @@ FSDP_WRONG = [
     '"4.2b", RowParallelLinear',
     '"4.2b", Whole',
     '"4.2b", nn.Identity',
+    f'{COLUMN}, "(layer.weight, 0)", "(layer.weight, 1)")',
     f'{COLUMN}, "f(x)", "x")',
     f'{COLUMN}, "self.weight, self.bias)", "self.weight)")',
     f'{COLUMN}, "{LINEAR}", "gathered({LINEAR})")',
@@ -223,6 +224,7 @@ FSDP_WRONG = [
     f'{COLUMN}, "self.weight, self.bias)", "self.weight, self.bias.detach())")',
     '"4.2c", RowParallelLinear(nn.Linear(4, 2))',
     '"4.2c", Whole',
+    f'{ROW}, "(layer.weight, 1)", "(layer.weight, 0)")',
     f'{ROW}, "g(linear(x, self.weight))", "linear(x, self.weight)")',
     f'{ROW}, "g(linear", "AddTwice.apply(linear")',
     f'{ROW}, "g(linear", "detached(linear")',
