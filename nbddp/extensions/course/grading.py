@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from math import isclose
@@ -47,12 +48,22 @@ def judge(exercise: str, *, on_ranks: bool = False) -> Callable[[F], F]:
                     test(*given)
             except WrongError as wrong:
                 return str(wrong)
+            except Exception as error:
+                error.add_note(f"check_answer({exercise!r}) has called your code: {_call(error)}")
+                raise
             return RIGHT
 
         CODE_EXERCISES[exercise] = judged
         return test
 
     return register
+
+
+def _call(error: Exception) -> str:
+    """Return the last line of a judge in the traceback of an error."""
+    folder = str(Path(__file__).parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    return [each.line or "" for each in frames if each.filename.startswith(folder)][-1]
 
 
 def say(mistake: str, **facts: Any) -> str:

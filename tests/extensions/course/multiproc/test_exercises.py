@@ -153,6 +153,14 @@ def test_check_answer_returns_the_same_verdict_on_all_ranks(
     assert_verdicts(make_group(4), OTHERS, RIGHT, WRONG, snapshot, answers=ANSWERS)
 
 
+def test_an_error_of_an_answer_names_the_call_of_the_judge(make_group: MakeRanks) -> None:
+    wrong = "nbddp.check_answer('1.5a', lambda model: [p.grad.sum() for p in model.parameters()])"
+    report = make_group(2).failure_of(wrong).report
+    assert "'NoneType' object has no attribute 'sum'" in report
+    call = 'require(not differs(_prepared()), "1.5a equal")'
+    assert f"check_answer('1.5a') has called your code: {call}" in report
+
+
 MESH_IMPORTS = """
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
