@@ -268,15 +268,18 @@ def _judge_accumulation(ddp_class: Any) -> None:
 
 
 def _layers() -> nn.Sequential:
-    """Return a large parameter for each rank. Between two of them are small ones.
+    """Return a large parameter for each rank, with small ones between them and at the end.
 
-    A rank that takes each ``world_size``-th parameter gets all large ones, or none.
+    A rank that takes each ``world_size``-th parameter gets all large ones, or none. If each rank
+    takes as many parameters as the others, in order, the first half of the ranks gets all of them.
     """
     torch.manual_seed(0)
     layers: list[nn.Module] = []
-    for _ in range(this_rank.world_size()):
+    world_size = this_rank.world_size()
+    for _ in range(world_size):
         layers.append(nn.Linear(WIDTH, WIDTH, bias=False))
-        layers += [nn.PReLU(WIDTH) for _ in range(this_rank.world_size() - 1)]
+        layers += [nn.PReLU(WIDTH, 0.9) for _ in range(world_size - 1)]
+    layers += [nn.PReLU(WIDTH, 0.9) for _ in range(world_size**2)]
     return nn.Sequential(*layers).to(communication_device())
 
 

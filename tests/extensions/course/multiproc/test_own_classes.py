@@ -50,6 +50,10 @@ class AsTheyComplete(MyDDP):
 def in_turn(parameters):  # rank 0 gets all large ones
     return {p: i % world_size for i, p in enumerate(parameters)}
 
+def in_order(parameters):  # the first half of the ranks gets all large ones
+    parameters = [*parameters]
+    return {p: i * world_size // len(parameters) for i, p in enumerate(parameters)}
+
 def half(parameters):  # one half of the ranks gets all large ones
     owner = {2: lambda i: i // world_size % (world_size // 2), 1: lambda i: i % world_size}
     return {p: owner[p.dim()](i) for i, p in enumerate(parameters)}
@@ -122,6 +126,7 @@ DDP_WRONG = [
     '"4.1b", but("ShardedAdam", " if owner == dist.get_rank()", "")',
     '"4.1b", but("ShardedAdam", "owners_of(list(parameters))", "in_turn(parameters)")',
     '"4.1b", but("ShardedAdam", "owners_of(list(parameters))", "half(parameters)")',
+    '"4.1b", but("ShardedAdam", "owners_of(list(parameters))", "in_order(parameters)")',
     '"4.1b", but("ShardedAdam", "optim.Adam(", "optim.SGD(")',
     '"4.1b", but("ShardedAdam", "optim.Adam(", "optim.AdamW(")',
     '"4.1b", but("ShardedAdam", "def zero_grad", "def clear")',
