@@ -103,7 +103,7 @@ class Regrouper:
         steps = {name: [*counts.of(each), id(each) in spread] for name, each in optimizers.items()}
         totals = {name: counts.total(each) for name, each in optimizers.items()}
         micro_steps = [each.micro_step for each in accumulations(objects.optimizers)]
-        stepped, others = map(self._names_of, counts.unfinished_turn())
+        stepped, others = map(self._names_of, counts.unfinished_iteration())
         turn = _TURN.format(", ".join(stepped), ", ".join(others)) if stepped else ""
         report = [steps, totals, counts.has_begun_backward, micro_steps, turn]
         subgroups = self._group.revive_subgroups(report, new_ranks) if lives_on else None

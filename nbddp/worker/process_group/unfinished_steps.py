@@ -64,7 +64,7 @@ class StepCounts:
         self._counts: WeakKeyDictionary[Optimizer, list[int]] = WeakKeyDictionary()
         self._earlier: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._has_failed = self.has_begun_backward = False
-        self._turns = Turns()
+        self._iterations = Iterations()
         self.made = 0
         wrap(torch.autograd, "_make_grads", self._begin_backward)
         optimizer.register_optimizer_step_pre_hook(self._begin)
@@ -77,9 +77,9 @@ class StepCounts:
         counts = self._counts.setdefault(obj, [1, 0])
         counts[1] = counts[0]  # also after an earlier step that has failed
         self.made += 1
-        if self._turns.is_over:
-            self._turns = Turns()
-        self._turns.add(obj)
+        if self._iterations.is_over:
+            self._iterations = Iterations()
+        self._iterations.add(obj)
 
     @property
     def is_inside_step(self) -> bool:
@@ -101,20 +101,20 @@ class StepCounts:
         """Note whether a cell has failed."""
         self._has_failed = self._has_failed or error is not None
         if error is None:
-            self._turns = Turns()
-        self._turns.is_over = True  # a later cell begins other iterations
+            self._iterations = Iterations()
+        self._iterations.is_over = True  # a later cell begins other iterations
 
     def clear(self) -> None:
         """Start at zero again, but keep the totals."""
         self._earlier.update({obj: self.total(obj) for obj in self._counts})
         self._counts.clear()
         self._has_failed = self.has_begun_backward = False
-        self._turns = Turns()
+        self._iterations = Iterations()
 
-    def unfinished_turn(self) -> tuple[list[Optimizer], list[Optimizer]]:
+    def unfinished_iteration(self) -> tuple[list[Optimizer], list[Optimizer]]:
         """Return the optimizers that have stepped in an unfinished iteration, and the others."""
         # an optimizer may step another one in its own step
-        return ([], []) if self.is_inside_step else self._turns.unfinished()
+        return ([], []) if self.is_inside_step else self._iterations.unfinished()
 
     def total(self, obj: Optimizer) -> int:
         """Return how many steps an optimizer has finished since it was made."""
@@ -129,7 +129,7 @@ class StepCounts:
         return self._counts.get(obj, [0, 0])
 
 
-class Turns:
+class Iterations:
     """Recognizes a loop in which several optimizers make one step each, always in one order.
 
     Where a loop steps one optimizer more often than another, nothing is known of its iterations.
@@ -138,10 +138,10 @@ class Turns:
         is_over: whether the cell has ended.
 
     >>> first, second = (torch.optim.SGD([torch.ones(1)]) for _ in range(2))
-    >>> turns = Turns()
+    >>> iterations = Iterations()
     >>> for each in (first, second, first, second, first):
-    ...     turns.add(each)
-    >>> turns.unfinished() == ([first], [second])
+    ...     iterations.add(each)
+    >>> iterations.unfinished() == ([first], [second])
     True
     """
 

@@ -86,11 +86,11 @@ def test_an_iteration_is_unfinished_only_if_each_one_before_had_the_same_steps(
     for name in "ababa":
         optimizers[name].step()
     counts.end_cell(None)
-    assert counts.unfinished_turn() == ([], [])
+    assert counts.unfinished_iteration() == ([], [])
     for name in steps:
         optimizers[name].step()
     wanted = [[optimizers[name] for name in names] for names in (stepped, others)]
     counts.end_cell(KeyboardInterrupt())
-    assert [*counts.unfinished_turn()] == wanted
+    assert [*counts.unfinished_iteration()] == wanted
     optimizers["a"].step()
-    assert counts.unfinished_turn() == ([], [])
+    assert counts.unfinished_iteration() == ([], [])
