@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from nbddp.wire.frozen import Frozen
 
-API = 1  # what a manifest and the halves can do; it may change with each version of nbddp
+API = 1  # the version of this interface; it may change with each version of nbddp
 
 
 class Command(Frozen):

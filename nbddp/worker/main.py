@@ -398,8 +398,9 @@ class Rank:
         self._sampler.end_cell()
         at = time.time()
         if command.options:
-            # Their hooks may stop all threads for seconds, as torch's profiler does. First say that
-            # the cell ends, as after an interrupt, so that the rank does not count as stuck.
+            # The extensions of these options may stop all threads for seconds, as torch's profiler
+            # does. So first say that the cell ends, as after an interrupt: else the rank would
+            # count as stuck.
             self._outbox.post(msg.InterruptAcknowledged(cell=command.cell))
             self._outbox.flush()
         for notice in self._extensions.after_cell(result.error_before_exec or result.error_in_exec):

@@ -28,10 +28,10 @@ from nbddp.extension.rank_half import EndedCell, RankHalf
 from nbddp.extensions.checks import facts
 from nbddp.extensions.checks.facts import NamedObject, RankFacts
 from nbddp.reporting import this_rank
+from nbddp.sharding import parameters_of
 from nbddp.topology import cores_here
 from nbddp.wire.messages import Failure, JsonDict
 from nbddp.worker.cell.failure import ddp_models, describe_parameters, parameters_without_gradient
-from nbddp.worker.process_group.object_state import parameters_of
 from nbddp.worker.watch.dataloader_waits import completed_epochs
 
 CPU_SECONDS = 0.003  # CPU seconds; names that are not inspected by then are omitted
@@ -288,7 +288,7 @@ def _optimizer_facts(optimizer: TorchOptimizer, names: Names) -> facts.Optimizer
     rates = [each["lr"] for each in optimizer.param_groups]
     return facts.OptimizerFacts(
         rates=[float(each) for each in rates if isinstance(each, float | int)],
-        shapes=_shapes(parameters_of(optimizer)[:MAX_PARTS]),
+        shapes=_shapes([*parameters_of(optimizer)][:MAX_PARTS]),
         replaced_model=_lost_model(optimizer, names),
     )
 
@@ -299,7 +299,7 @@ def _lost_model(optimizer: TorchOptimizer, names: Names) -> str:
     The module has the same shapes as the optimizer's parameters and has gradients, and no optimizer
     updates it.
     """
-    of_optimizer = parameters_of(optimizer)[:MAX_PARTS]
+    of_optimizer = [*parameters_of(optimizer)][:MAX_PARTS]
     shapes = [each.shape for each in of_optimizer]
     modules = {
         name: list(islice(module.parameters(), MAX_PARTS))

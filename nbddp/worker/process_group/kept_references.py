@@ -19,10 +19,12 @@ logger = logging.getLogger(__name__)
 
 
 def is_alive(group: Any) -> bool:
+    """Return whether a process group exists and was not destroyed."""
     return group is not None and group in dist.distributed_c10d._world.pg_map
 
 
 def was_default(group: Any) -> bool:
+    """Return whether a process group is, or was, the default group."""
     return bool(group.group_desc == "default_pg" and group.size() == dist.get_world_size())
 
 

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from nbddp.formatting import format_ranks, plural, with_article
 from nbddp.reporting.this_rank import communication_device
-from nbddp.sharding import is_sharded_over_all_ranks
+from nbddp.sharding import is_sharded_over_all_ranks, parameters_of
 from nbddp.worker.process_group import object_state
 from nbddp.worker.process_group.bound_objects import (
     BoundObjects,
@@ -145,7 +145,8 @@ class Migration:
         sharded = [*filter(self._is_movable, filter(is_sharded, self._bound_objects.optimizers))]
         optimizers = self._optimizers_of(models)
         owners = {*map(id, [*optimizers, *sharded])}
-        schedules = [each for each in self._bound_objects.schedules if self._is_owned(each, owners)]
+        all_schedules = self._bound_objects.schedules
+        schedules = [each for each in all_schedules if self._is_made_equal(each, owners)]
         scalers = [each for each in self._bound_objects.scalers if each.is_enabled()]
         if self._is_default:
             self._not_moved += [(*each, _MAKE_AGAIN_AND_LOAD) for each in self._connected.not_reset]
@@ -198,12 +199,16 @@ class Migration:
         sharded = [each for each in self._bound_objects.optimizers if is_sharded(each)]
         excluded = {id(each) for obj in sharded for each in (obj, getattr(obj, "optim", None))}
         others = [each for each in self._bound_objects.optimizers if id(each) not in excluded]
-        parameters_of = object_state.parameters_of
         return [each for each in others if not owned.isdisjoint(map(id, parameters_of(each)))]
 
-    def _is_owned(self, schedule: Any, owners: Set[int]) -> bool:
-        of = schedule.optimizer
-        return id(of) in owners or (self._is_default and is_sharded_over_all_ranks(of))
+    def _is_made_equal(self, schedule: Any, owners: Set[int]) -> bool:
+        """Return whether a schedule must be equal on all ranks.
+
+        ``owners``: the ids of the optimizers of the moved models.
+        """
+        optimizer = schedule.optimizer
+        is_on_all = self._is_default and is_sharded_over_all_ranks(optimizer)
+        return id(optimizer) in owners or is_on_all
 
     # ---- moving objects
 
@@ -219,7 +224,7 @@ class Migration:
             drop_gradients(self._bound_objects, [*trained, *objects["sharded"]])
         owners = {*map(id, [*trained, *objects["sharded"]])}
         owned = [each for each in objects["optimizers"] if id(each) in owners]
-        owned += [each for each in objects["schedules"] if self._is_owned(each, owners)]
+        owned += [each for each in objects["schedules"] if self._is_made_equal(each, owners)]
         # with a state that was loaded, the next loop over a loader continues in the same epoch
         tried = [
             _attempt(lambda obj: obj.load_state_dict(obj.state_dict()), loader)
@@ -240,16 +245,14 @@ class Migration:
             for at, of_ranks in enumerate(zip(*prints, strict=True))
             if any(of_rank != of_ranks[0] for of_rank in of_ranks)
         }
-        has_same_models = not any(
-            isinstance(objects[at], DistributedDataParallel) for at in differing
-        )
-        has_same_steps = all(others == steps for *_, others in reports)
-        is_inside = any(begun > finished for begun, finished in steps)
-        if has_same_models and has_same_steps and not is_inside and not self._is_heal:
+        models_differ = any(isinstance(objects[at], DistributedDataParallel) for at in differing)
+        are_whole = all(begun == finished for begun, finished in steps)
+        has_same_steps = are_whole and all(others == steps for *_, others in reports)
+        if has_same_steps and not models_differ and not self._is_heal:
             differing -= optimizers  # each rank may have its own part of the state
         if not self._is_heal:
             texts = [json.dumps([numbers[at] for at in sorted(differing)]) for numbers in prints]
-            self._source = choose_source(texts, [is_between for _, is_between, _ in reports])
+            self._source = choose_source(texts, [is_inside for _, is_inside, _ in reports])
         self._is_inside_step = reports[self._source][1]
         if differing:
             self._copy_states([objects[at] for at in sorted(differing)])
@@ -321,7 +324,7 @@ def _name(value: Any, names: Mapping[int, str]) -> str:
 
 
 def _describe(name: str, reason: str, remedy: str) -> str:
-    """Say what is wrong with an object, and what the user must make again.
+    """Describe the fault of an object, and name the variable that the user must make again.
 
     >>> _describe("trainer.optimizer", "it differs", "make it again")
     'trainer.optimizer: it differs; make `trainer` again'

@@ -19,15 +19,11 @@ from torch.optim import Optimizer
 
 from nbddp.formatting import with_article
 from nbddp.reporting import state_providers
+from nbddp.sharding import parameters_of
 from nbddp.worker.process_group.object_collectives import fingerprints
 
 PLAIN = (type(None), bool, int, float, str)
 MakeTensor = Callable[[list[Any], Any], torch.Tensor]
-
-
-def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    """Return the parameters that an optimizer updates, in the order of its groups."""
-    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def state_of(obj: Any) -> Any:

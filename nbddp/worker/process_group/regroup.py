@@ -12,13 +12,13 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from nbddp.formatting import with_article
+from nbddp.sharding import parameters_of
 from nbddp.wire.messages import Failure, Regroup, RunCell
 from nbddp.worker.process_group import unfinished_steps
 from nbddp.worker.process_group.bound_objects import accumulations
 from nbddp.worker.process_group.kept_references import renew_torch
 from nbddp.worker.process_group.migration import Migration, unbind
 from nbddp.worker.process_group.object_collectives import gather_objects
-from nbddp.worker.process_group.object_state import parameters_of
 from nbddp.worker.process_group.process_group import ProcessGroup
 from nbddp.worker.process_group.revival import Connected
 from nbddp.worker.torch_errors import is_backend_error
@@ -30,7 +30,7 @@ _EXHAUSTED = (
     "connections, and there were too many of them"
 )
 
-_TURN = (
+_BETWEEN_STEPS = (
     "the cell ended between the steps of one iteration: {} made a step, and {} did not; load a "
     "checkpoint if they must have made the same steps"
 )
@@ -104,20 +104,28 @@ class Regrouper:
         totals = {name: counts.total(each) for name, each in optimizers.items()}
         micro_steps = [each.micro_step for each in accumulations(objects.optimizers)]
         stepped, others = map(self._names_of, counts.unfinished_iteration())
-        turn = _TURN.format(", ".join(stepped), ", ".join(others)) if stepped else ""
-        report = [steps, totals, counts.has_begun_backward, micro_steps, turn]
+        between = _BETWEEN_STEPS.format(", ".join(stepped), ", ".join(others)) if stepped else ""
+        report = {
+            "steps": steps,
+            "totals": totals,
+            "has begun backward": counts.has_begun_backward,
+            "micro-steps": micro_steps,
+            "between": between,
+        }
         subgroups = self._group.revive_subgroups(report, new_ranks) if lives_on else None
         reports = subgroups.reports if subgroups is not None else []
         for name, optimizer in optimizers.items() if reports else ():
-            counts.set_total(optimizer, max(totals.get(name, 0) for _, totals, *_ in reports))
+            counts.set_total(optimizer, max(each["totals"].get(name, 0) for each in reports))
         # all ranks drop their gradients, or none does
-        is_uneven = any(has_begun or number != micro_steps for *_, has_begun, number, _ in reports)
+        is_uneven = any(
+            other["has begun backward"] or other["micro-steps"] != micro_steps for other in reports
+        )
         drops = not lives_on or bool(new_ranks) or is_uneven
         not_reset = unfinished_steps.reset(objects, drops_gradients=drops) if lives_on else []
-        all_steps = [steps for steps, *_ in reports]
+        all_steps = [each["steps"] for each in reports]
         uneven = unfinished_steps.describe_uneven(all_steps)
-        turns = {turn for rank, (*_, turn) in enumerate(reports) if rank not in new_ranks}
-        uneven += filter(None, turns if len(turns) == 1 else ())  # else some ranks are behind
+        lines = {each["between"] for rank, each in enumerate(reports) if rank not in new_ranks}
+        uneven += filter(None, lines if len(lines) == 1 else ())  # else some ranks are behind
         is_inside_step = counts.is_inside_step or bool(stepped)
         return Connected(
             subgroups, new_ranks, all_steps, counts.of, uneven, is_inside_step, drops, not_reset

@@ -1,8 +1,6 @@
 """What becomes of what extensions know of cells, and of their errors."""
 
-import sys
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
 
@@ -34,15 +32,12 @@ class Broken(CellHooks):
 def test_what_extensions_know_is_used_if_they_have_no_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    cells = {"broken": "Broken", "none": "CellHooks", "odd": "Odd"}
     manifests = {
-        name: Extension(name=name, cells=f"{name}_cells:Odd")
-        for name in ("broken", "gone", "none", "odd")
+        name: Extension(name=name, cells=f"{__name__}:{kind}") for name, kind in cells.items()
     }
+    manifests["gone"] = Extension(name="gone", cells="gone_cells:Gone")
     monkeypatch.setattr(cell_hooks, "installed", lambda: manifests)
-    for name, kind in (("broken", Broken), ("odd", Odd), ("none", CellHooks)):
-        module: Any = ModuleType(f"{name}_cells")
-        module.Odd = kind
-        monkeypatch.setitem(sys.modules, f"{name}_cells", module)
     told: list[str] = []
     hooks = AllCellHooks(told.append, lambda: 1)
     assert hooks.hang_causes(CellRequest(source="x")) == ["x waits"]
