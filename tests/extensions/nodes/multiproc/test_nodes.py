@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -211,9 +212,12 @@ def test_stop_does_not_wait_for_agents_that_are_still_connecting(
     me = psutil.Process()
 
     def dialing() -> list[psutil.Process]:
-        agents = me.children()
-        node_agents = [each for agent in agents for each in agent.children()]
-        return [each for each in node_agents if "nbddp.nodes" in each.cmdline() and each.children()]
+        found = []
+        for agent in me.children():
+            with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                node_agents = [each for each in agent.children() if each.children()]
+                found += [each for each in node_agents if "nbddp.nodes" in each.cmdline()]
+        return found
 
     assert wait_until(lambda: bool(dialing()), timeout=CONNECT_TIMEOUT)
     processes = [process for each in dialing() for process in process_tree(each)]
