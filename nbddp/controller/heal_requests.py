@@ -54,6 +54,9 @@ class HealRequests:
         self._start_processes = start_processes
         self._end_waits = end_waits
         self._ranks = heal.replacements
+        # now: a new process has no faults when it is ready
+        armed = [state.armed_faults.get(rank, ()) for rank in heal.replacements]
+        self._armed = (*chain.from_iterable(armed),)
         self._donor = heal.donor
         self._join_requests: dict[int, int] = {}  # the number of the newest request to each rank
         self._names: PickledNames | None = None
@@ -252,6 +255,7 @@ class HealRequests:
             fork=self._ready_at - self._started_at,
             carry=self._join_asked_at - self._ready_at,
             meet=time.monotonic() - self._join_asked_at,
+            disarmed=self._armed,
         )
 
     def _record(self, healed: Healed) -> None:

@@ -31,6 +31,7 @@ from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.parser import command_parser, help_text, parse_line
 from nbddp.magics.presenter import ViewChoice
 from nbddp.record.cell import CellRequest
+from nbddp.record.heal.heal_report import describe_disarmed
 from nbddp.record.heal.rerun import cells_to_rerun
 from nbddp.record.log_reader import log_name, tail
 from nbddp.ui.wording import describe_armed, relative_path
@@ -174,8 +175,11 @@ def _pull(notebook: NotebookState, args: PullArguments) -> Any:
 def _stop(notebook: NotebookState, _args: StopArguments) -> None:
     sessions = notebook.group.session, notebook.group.scripts.active_session
     is_live = any(session.life.state.is_live for session in sessions)
+    disarmed = notebook.group.session.armed_now
     notebook.group.stop()
     notebook.presenter.print_line(f"nbddp: {STOPPED if is_live else NOTHING_TO_STOP}")
+    if disarmed:
+        notebook.presenter.print_line(f"nbddp: {describe_disarmed(disarmed)}")
 
 
 def _kill(notebook: NotebookState, args: KillArguments) -> None:

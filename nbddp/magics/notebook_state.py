@@ -28,14 +28,13 @@ from nbddp.magics.notebook_names import describe_name
 from nbddp.magics.presenter import NotebookDisplay, Presenter
 from nbddp.magics.run_arguments import GroupArguments, RunArguments, check_unchanged
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
-from nbddp.record.heal.heal_report import Healed
+from nbddp.record.heal.heal_report import Healed, describe_disarmed
 from nbddp.record.run_folder import folder_name
 from nbddp.record.verdict import Verdict
 from nbddp.sigint import Future, run_in_thread, sigint_deferred, wait_for_all
 from nbddp.ui.frontend import is_restarting
 from nbddp.ui.report.blocks import Block, Report
 from nbddp.ui.report.render import text_lines
-from nbddp.ui.wording import describe_disarmed
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.options.option_values import ALL_RANKS

@@ -112,17 +112,6 @@ def describe_armed(faults: Sequence[str]) -> str:
     return f"armed faults: {' '.join(faults)}; `%ddp fault off` disarms all"
 
 
-def describe_disarmed(faults: Sequence[str]) -> str:
-    """Say that new ranks do not have the faults that the old ones had.
-
-    >>> describe_disarmed(["kill@rank=1,step=30"])
-    'the new ranks have no faults: kill@rank=1,step=30 is disarmed; arm faults after a restart'
-    """
-    are = "is" if len(faults) == 1 else "are"
-    named = f"{' '.join(faults)} {are} disarmed"
-    return f"the new ranks have no faults: {named}; arm faults after a restart"
-
-
 def describe_straggler(straggler: Straggler) -> str:
     """Say which rank the others wait for, how long, before which collective, and at which line.
 

@@ -97,9 +97,14 @@ def test_an_armed_fault_is_confirmed_listed_and_disarmed(notebook: Notebook) -> 
     assert notebook.run("%ddp restart --replay").status == "ok"
     assert notebook.run("%%ddp\nnbddp.log(step=3, loss=1)").status == "ok"
     notebook.run("%ddp fault kill --rank 1 --step 4")
-    text = "nbddp: the new ranks have no faults: kill@rank=1,step=4 is disarmed; arm faults after"
+    text = "nbddp: kill@rank=1,step=4 is disarmed, because its rank has ended; arm it again on"
     reply = notebook.run("%%ddp --fresh\nnbddp.log(step=4, loss=1)")
     assert (reply.status, text in reply.text) == ("ok", True)
+    notebook.run("%ddp fault kill --rank 1 --step 4\n%ddp kill 1")
+    assert text.removeprefix("nbddp: ") in notebook.run("%ddp heal").text
+    notebook.run("%ddp fault kill --rank 1 --step 4")
+    assert text in notebook.run("%ddp stop").text
+    assert "disarmed" not in notebook.run("%%ddp\npass").text
     notebook.run("%ddp fault kill --rank 1 --step 5")
     assert "disarmed" not in notebook.run("%ddp restart --replay").text
     assert "kill@rank=1,step=5" in notebook.run("%ddp status").text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from nbddp.formatting import format_bytes, format_number_ranges, format_ranks, list_some, plural
 from nbddp.wire.frozen import Frozen
@@ -10,6 +10,18 @@ from nbddp.wire.request_messages import KEEPS_RANK, ON_ALL_RANKS
 
 MAX_SHOWN_PLACES = 20  # paths in the report
 MAX_SHOWN_VALUES = 100  # values in the report
+
+
+def describe_disarmed(faults: Sequence[str]) -> str:
+    """Say that new ranks do not have the faults that the old ones had.
+
+    >>> describe_disarmed(["kill@rank=1,step=30"])
+    'kill@rank=1,step=30 is disarmed, because its rank has ended; arm it again on the new rank'
+    """
+    if len(faults) == 1:
+        return f"{faults[0]} is disarmed, because its rank has ended; arm it again on the new rank"
+    named = " ".join(faults)
+    return f"{named} are disarmed, because their ranks have ended; arm them again on the new ranks"
 
 
 class HealFacts(Frozen):
@@ -48,10 +60,12 @@ class Healed(HealFacts):
     Attributes:
         cells: prompt number of the cell that made a name in ``left``, if known.
         size: number of carried bytes.
+        disarmed: faults that were armed in the dead ranks.
     """
 
     cells: Mapping[str, int]
     size: int
+    disarmed: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -94,6 +108,8 @@ class Healed(HealFacts):
             lines.append(f"not carried: {name} ({why}){self._way_out(name, why, reruns)}")
         if more := sum(self.more.values()):
             lines.append(f"... and {more:,} more; make them again, {self._on_which_ranks('')}")
+        if self.disarmed:
+            lines.append(describe_disarmed(self.disarmed))
         return lines
 
     def _on_which_ranks(self, why: str) -> str:
