@@ -79,6 +79,8 @@ class RankProcesses:
 
     def unseen_output(self, rank: int, output: Output) -> OutputText | LogSpan | None:
         """Return the part of an output message that was not shown yet."""
+        if output.text and output.start == output.end:
+            return OutputText(rank, output.text)
         span = self.logs[rank].unseen_part(output)
         if span is None or output.is_omitted:
             return span

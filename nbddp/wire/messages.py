@@ -106,7 +106,8 @@ class StartFailed(Frozen):
 class Output(Frozen):
     """Bytes ``start`` to ``end`` of the rank's log, decoded.
 
-    ``is_omitted`` tells that there was too much output: ``text`` is empty, and the file has it.
+    ``is_omitted`` tells that there was too much output: ``text`` is empty, and the file has it. If
+    ``start`` and ``end`` are equal, the file does not have the text, because the disk is full.
     """
 
     start: int

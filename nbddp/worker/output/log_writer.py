@@ -22,6 +22,7 @@ from nbddp.worker.output.outbox import Outbox, build_notice
 
 CHUNK_BYTES = 64 << 10
 MAX_UNREAD = 256 << 10  # bytes to send at once; of longer output, only the position is sent
+MAX_UNWRITTEN = 1000  # pieces of output that wait to be sent while the file cannot be written
 
 # the lines that Gloo prints for each new group, in one write: torch 2.9 and 2.10
 _GLOO_PREFIX = "[Gloo] Rank "  # ten times faster to find than the whole pattern
@@ -58,6 +59,7 @@ class LogWriter:
         self._streams: dict[int, Any] = {}  # by file descriptor
         self.print_count = 0
         self._hidden: deque[tuple[int, int]] = deque()
+        self._unwritten: deque[bytes] = deque(maxlen=MAX_UNWRITTEN)
         self._offset = os.fstat(self._write_fd).st_size  # the end of an earlier attempt's output
 
     def capture_output(self) -> None:
@@ -103,12 +105,16 @@ class LogWriter:
             self.print_count += 1
         self._outbox.notify()
 
-    def report_loss(self, error: OSError) -> None:
-        """Notify the user once that output is lost, with the reason."""
+    def report_loss(self, error: OSError, data: bytes = b"") -> None:
+        """Notify the user once that the file lacks output. Show it if Python has written it."""
         if not self._has_reported_loss:
             self._has_reported_loss = True
             why = f"its log file cannot be written: {error.strerror}"
-            self._outbox.post(build_notice(f"output of this rank is lost because {why}"))
+            text = "output of this rank is not kept, and that of C code and child processes is lost"
+            self._outbox.post(build_notice(f"{text}, because {why}"))
+        if data:
+            self._unwritten.append(data[-CHUNK_BYTES:])
+            self._outbox.notify()
 
     def position(self) -> int:
         """Return the size of the log file in bytes."""
@@ -148,13 +154,19 @@ class LogWriter:
         data = os.pread(self._read_fd, max(0, min(CHUNK_BYTES, unread)), self._offset)
         text, used = codecs.utf_8_decode(data, "replace")
         if not used:
-            return None
+            return self._take_unwritten()
         if _GLOO_PREFIX in text:
             text = _GLOO_LINES.sub("", text)
         if _STORE_PREFIX in text:
             text = _STORE_TRACE.sub("", text)
         start, self._offset = self._offset, self._offset + used
         return Output(start=start, end=self._offset, text=text)
+
+    def _take_unwritten(self) -> Output | None:
+        if not self._unwritten:
+            return None
+        text = self._unwritten.popleft().decode(errors="replace")
+        return Output(start=self._offset, end=self._offset, text=text)
 
     def _skip_unread(self, unread: int) -> Output:
         """Skip unread output, to the end of a line if possible, else of a character."""
@@ -175,7 +187,7 @@ def _is_closed(stream: object) -> bool:
 class _LogStream(io.RawIOBase):
     """Write to a file descriptor and notify the log, so that its reader need not poll.
 
-    If the disk is full, output is lost and the user is notified, but ``print`` does not fail.
+    If the disk is full, output is only shown and the user is notified, but ``print`` does not fail.
     """
 
     def __init__(self, fd: int, log: LogWriter) -> None:
@@ -193,7 +205,7 @@ class _LogStream(io.RawIOBase):
         try:
             written = os.write(self._fd, data)
         except OSError as error:
-            self._log.report_loss(error)
+            self._log.report_loss(error, bytes(data))
             return len(data)
         self._log.on_write()
         return written

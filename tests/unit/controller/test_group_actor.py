@@ -159,6 +159,9 @@ def test_output_between_cells_is_shown_in_the_next_cell_unless_the_group_restart
     driver.deliver(0, Output(start=0, end=6, text="a line"))
     driver.end(handle := driver.run(), 0, 1)
     assert list(handle.notices()) == [OutputText(0, "a line")]
+    driver.deliver(0, Output(start=6, end=6, text="\n"))  # not in the file: its disk is full
+    driver.end(handle := driver.run(), 0, 1)
+    assert list(handle.notices()) == [OutputText(0, "\n")]
     driver.deliver(0, Output(start=6, end=13, text=" and on"))
     restarted = driver.session.request_restart(TWO)
     for rank in (0, 1):

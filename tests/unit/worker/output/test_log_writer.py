@@ -159,6 +159,9 @@ def test_a_loss_of_output_is_reported_once_in_each_cell(
         [notice] = [call.args[0] for call in outbox.post.call_args_list]
         assert "No space left on device" in str(notice)
         outbox.post.reset_mock()
+    log.report_loss(full, "grüße\n".encode())
+    outbox.notify.assert_called_once_with()
+    assert [(each.start, each.end, each.text) for each in pieces_of(log)] == [(0, 0, "grüße\n")]
 
 
 def test_hidden_text_is_skipped_only_once_it_is_complete(
