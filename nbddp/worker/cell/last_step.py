@@ -93,7 +93,10 @@ class LastStep:
         self._forward_hook: RemovableHandle | None = None  # after the last step
         self.is_awaited = self.is_undecided = False
         self.raise_interrupt: Callable[[str], None] = lambda _: None
-        optimizer.register_optimizer_step_pre_hook(self._begin_step)
+        handle = optimizer.register_optimizer_step_pre_hook(self._begin_step)
+        hooks: Any = optimizer._global_optimizer_pre_hooks
+        # the first hook: if it raises the interrupt, no other one has counted the step as begun
+        hooks.move_to_end(handle.id, last=False)
         optimizer.register_optimizer_step_post_hook(self._end_step)
 
     def begin_cell(self) -> None:

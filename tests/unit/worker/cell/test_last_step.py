@@ -16,6 +16,7 @@ from torch.optim import SGD
 from nbddp.wire.rank_start import last_step_key
 from nbddp.worker.cell import last_step
 from nbddp.worker.cell.last_step import LastStep
+from nbddp.worker.process_group.unfinished_steps import StepCounts
 
 
 class Training:
@@ -93,6 +94,7 @@ def wait_and_train(training: Training, steps: int) -> None:
 def test_a_cell_ends_after_the_last_iteration_of_all_ranks(
     other: str, last: int, optimizers: int, *, calls_model: bool
 ) -> None:
+    counts = StepCounts()
     training = Training(optimizers=optimizers, calls_model=calls_model)
     training.train(3)
     training.other_rank_sets(1, other)
@@ -104,6 +106,7 @@ def test_a_cell_ends_after_the_last_iteration_of_all_ranks(
     interrupted(training, go_on)
     assert (training.reason, training.steps) == ("", last)
     assert {each.count for each in training.last_step._progress.values()} == {last}
+    assert not counts.is_inside_step
     assert not module._has_any_global_hook()
 
 
