@@ -261,18 +261,14 @@ class ShardCopies:
 
         A new rank has never seen the old paths, and learns them from another rank.
         """
-        others = companions(self._namespace)
-        bound_objects = self._group.bound_objects
-        late = late_companions(objects, self._namespace, bound_objects)
-        gathered = gather_objects(copy.old_paths(objects | others | late))
+        late = late_companions(objects, self._namespace, self._group.bound_objects)
+        found = objects | companions(self._namespace) | late
+        gathered = gather_objects(copy.old_paths(found))
         survivors = [paths for rank, paths in enumerate(gathered) if rank not in new_ranks]
         paths = survivors[0] if self._rank in new_ranks else gathered[self._rank]
-        renamed = {paths.get(path, path): each for path, each in objects.items()}
-        # the settings of an optimizer have its path
-        others |= late_companions(renamed, self._namespace, bound_objects)
-        others = {paths.get(path, path): each for path, each in others.items()}
-        copy.references = _references(renamed | others)
-        return renamed | others
+        renamed = {paths.get(path, path): each for path, each in found.items()}
+        copy.references = _references(renamed)
+        return renamed
 
     def begin_again(self, objects: Objects) -> None:
         """Drop the copies after a heal, because a new rank lacks them.

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.optim import Optimizer
 
 from nbddp import accelerator
 from nbddp.reporting import state_providers
@@ -44,22 +43,6 @@ class RandomState:
         random.setstate(state["python"])
 
 
-class LearningRates:
-    """The settings of an optimizer, which a schedule changes after the optimizer's step."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._groups = optimizer.param_groups
-
-    def state_dict(self) -> list[dict[str, Any]]:
-        """Return the settings of each group of parameters."""
-        return [{key: group[key] for key in group if key != "params"} for group in self._groups]
-
-    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        """Set the settings."""
-        for group, values in zip(self._groups, state, strict=True):
-            group.update(values)
-
-
 state_providers.register(StateProvider("random state", RandomState))
 _RANDOM = RandomState()
 
@@ -81,10 +64,8 @@ def late_companions(
         namespace: the user's variables.
         bound_objects: the schedules and scalers of this process.
     """
-    optimizers = {path: each for path, each in objects.items() if isinstance(each, Optimizer)}
-    owners = {*map(id, optimizers.values())}
+    owners = {*map(id, objects.values())}
     found = [each for each in bound_objects.schedules if id(each.optimizer) in owners]
     found += [each for each in bound_objects.scalers if each.is_enabled()]
     paths = paths_of(found, namespace)
-    rates = {f"{path}.param_groups": LearningRates(each) for path, each in optimizers.items()}
-    return rates | {paths[id(each)]: each for each in found if id(each) in paths}
+    return {paths[id(each)]: each for each in found if id(each) in paths}
