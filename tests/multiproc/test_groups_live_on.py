@@ -213,8 +213,16 @@ def wait(*_):
 
 
 @pytest.mark.skipif(torch.__version__ < "2.10", reason="Gloo ends ranks in any pipeline")
-def test_a_pipeline_works_again_after_an_interrupt(group: Ranks) -> None:
+def test_a_pipeline_works_again_after_an_interrupt_and_an_error(group: Ranks) -> None:
     group.run(PIPELINE)
+    group.run(
+        "def fail(*_):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) == 3 - rank: raise ValueError('on purpose')\n"
+        "handle = layer.register_forward_pre_hook(fail)"
+    )
+    group.failure_of("step()")  # no rank waits for the other
+    group.run("handle.remove()\nassert torch.equal(step(), wanted)")
     for _ in range(2):
         group.run("calls.clear()\nhandle = layer.register_forward_pre_hook(wait)")
         interrupt(group, "step()\ndist.barrier()")

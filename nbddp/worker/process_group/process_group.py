@@ -371,22 +371,28 @@ class ProcessGroup:
         )
 
     def record_failure(self, error: BaseException | None) -> None:
-        """Mark the group as broken after an error of the backend, or in a pass of DDP or FSDP2.
+        """Mark the group as broken after an error of the backend, or in a pass of a model.
 
         Call this at the end of each cell, with None if it has succeeded.
 
         The backend closes its connections in the first case. In the second one, DDP waits for the
         rest of the gradients, and refuses each later step: "Expected to have finished reduction".
-        FSDP2 hangs in its next step. A regroup repairs all of them.
+        FSDP2 hangs in its next step, and a pipeline uses old losses. A regroup repairs all of them.
         """
         self.step_counts.end_cell(error)
+        if error is None:
+            return
         has_ddp = any(True for _ in self.bound_objects.models)
-        has_stopped_ddp = has_ddp and _was_in_backward(error)
-        has_stopped_fsdp = error is not None and unfinished_steps.is_unfinished()
-        # other ranks may have finished the step: the regroup compares the models
-        has_stopped_step = error is not None and self.step_counts.is_inside_step
-        has_stopped = has_stopped_ddp or has_stopped_fsdp or has_stopped_step
-        self.is_broken = self.is_broken or has_stopped or is_backend_error(error)
+        functions = {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}
+        self.is_broken = (
+            self.is_broken
+            or is_backend_error(error)
+            or (has_ddp and "_engine_run_backward" in functions)
+            or "_step_microbatches" in functions
+            or unfinished_steps.is_unfinished()
+            # other ranks may have finished the step: the regroup compares the models
+            or self.step_counts.is_inside_step
+        )
 
     def begin_cell(self, command: RunCell, *, may_request_input: bool = False) -> None:
         """Prepare for a cell, which may create groups or processes, or ask the user for input."""
@@ -413,11 +419,6 @@ def _number_groups_from(number: int) -> None:
     group that one rank alone has created, the ranks have different numbers.
     """
     dist.distributed_c10d._world.group_count = number
-
-
-def _was_in_backward(error: BaseException | None) -> bool:
-    frames = walk_tb(error.__traceback__) if error is not None else ()
-    return any(frame.f_code.co_name == "_engine_run_backward" for frame, _ in frames)
 
 
 def choose_backend(requested: str, local_world_size: int) -> str:
