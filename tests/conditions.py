@@ -13,14 +13,14 @@ from processes import wait_until
 
 from nbddp import CellInterruptedError
 from nbddp.record.cell import CellHandle
-from nbddp.worker.process_group import process_group
+from nbddp.worker.process_group import revival
 
 RESTING = 0.2  # seconds in which a blocked thread must not wake
 COMPUTING = 0.1  # seconds of CPU time that show new computation
 # before slow work in a group with a short timeout
 NO_TIMEOUT = (
-    f"from datetime import timedelta\n{imported(process_group)}"
-    "process_group.set_timeout(timedelta(minutes=2))\n"
+    f"from datetime import timedelta\n{imported(revival)}"
+    "revival.set_timeout(timedelta(minutes=2))\n"
 )
 BEGUN = "open(f'begun{rank}', 'w').close()"  # in a cell, for run_and_interrupt()
 SHORT = 3.0  # seconds without progress that make a hang in a test; 10 for the user

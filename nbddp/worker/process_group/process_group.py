@@ -37,8 +37,6 @@ CONNECT_TIMEOUT_PER_RANK = timedelta(milliseconds=100)
 EXTRA_DESCRIPTORS = 10  # file descriptors of a group, in addition to one for each rank
 MESH = "mesh_"  # begins torch's description of a group that belongs to a DeviceMesh
 GROUPS_PER_CELL = 10_000  # numbers of groups that are reserved for each cell
-# torch 2.14 made it public, and warns when the private function is called
-set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
 
 
 class ProcessGroup:
@@ -167,7 +165,7 @@ class ProcessGroup:
             self._form_new(self._group_store, name)
         self._check_not_broken()
         # nbddp's own collectives follow, until apply_user_timeout()
-        self._set_timeout(max(self._connect_timeout, FORM_TIMEOUT))
+        revival.set_timeout(max(self._connect_timeout, FORM_TIMEOUT))
         return all_can
 
     def _has_gloo_groups(self) -> bool:
@@ -243,7 +241,7 @@ class ProcessGroup:
 
     def apply_user_timeout(self) -> None:
         """Apply the user's timeout, now that the ranks have finished their own collectives."""
-        self._set_timeout(self._timeout)
+        revival.set_timeout(self._timeout)
         self._has_input_timeout = self._was_suspended = False
 
     def suspend(self, *, has_lost_connection: bool, is_heal: bool) -> bool:
@@ -260,10 +258,6 @@ class ProcessGroup:
             self._connections.close_groups()  # ends the waits of other ranks for this one
             self.reviver.forget_devices()
         return self._was_suspended
-
-    def _set_timeout(self, timeout: timedelta) -> None:
-        if dist.get_debug_level() != dist.DebugLevel.DETAIL:
-            set_timeout(timeout)
 
     def _wait_for_all_ranks(self, store: dist.Store, world_size: int, *, can_revive: bool) -> bool:
         """Wait until every rank has arrived. Return whether all of them can revive their groups."""
@@ -401,7 +395,7 @@ class ProcessGroup:
         self.step_counts.begin_cell()
         if dist.is_initialized() and may_request_input is not self._has_input_timeout:
             # a wait keeps the timeout that it has started with, so set it before the cell
-            self._set_timeout(INPUT_TIMEOUT if may_request_input else self._timeout)
+            revival.set_timeout(INPUT_TIMEOUT if may_request_input else self._timeout)
             self._has_input_timeout = may_request_input
         if command.script and self._timeout.total_seconds() != StartOptions.timeout:
             module: Any = dist.distributed_c10d

@@ -25,6 +25,14 @@ from nbddp.worker.process_group.unfinished_steps import StepReport
 # a number below 256, and torch uses those below 10.
 FIRST_TYPE = 50
 MAX_DEAD_BACKENDS = 200  # each keeps two threads until its group is destroyed
+# torch 2.14 made it public, and warns when the private function is called
+_set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+
+
+def set_timeout(timeout: timedelta, group: Any = None) -> None:
+    """Set the timeout of a group, unless the checks of TORCH_DISTRIBUTED_DEBUG wrap it."""
+    if dist.get_debug_level() != dist.DebugLevel.DETAIL:
+        _set_timeout(timeout, group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +177,7 @@ class GroupReviver:
                     group = _adopt(name, ranks, text, store, group_timeout)
                 else:
                     self._revive(group, store, group_timeout)
+                set_timeout(timedelta(seconds=seconds), group)
                 subgroups.with_objects.extend([group] if any(has for *_, has in members) else [])
         return subgroups
 
