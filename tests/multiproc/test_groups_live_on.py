@@ -18,12 +18,13 @@ pytestmark = pytest.mark.usefixtures("lasting_group")
 
 GROUPS = """
 import torch.distributed._functional_collectives as funcol
+from datetime import timedelta
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as DDP
 world = dist.group.WORLD
 pair = dist.new_group([0, 1], group_desc="pair")
 mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("row", "one"))
-local = dist.new_group([rank], use_local_synchronization=True)
+local = dist.new_group([rank], timeout=timedelta(seconds=7), use_local_synchronization=True)
 torch.manual_seed(rank)
 model = DDP(torch.nn.Linear(4, 4), process_group=pair)
 optimizer = torch.optim.AdamW(model.parameters())
@@ -39,6 +40,8 @@ def use():
     optimizer.step()
     optimizer.zero_grad()
     assert objects == [id(each) for each in (dist.group.WORLD, pair, mesh, model)]
+    seconds = local._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+    assert seconds == 7
     assert dist.get_process_group_ranks(pair) == [0, 1] and pair.group_desc == "pair"
     return x.sum().item()
 """
@@ -196,8 +199,14 @@ import time
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 torch.manual_seed(9)
 layer = torch.nn.Linear(8, 8)
-stage = PipelineStage(layer, rank, world_size, torch.device("cpu"))
-schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=lambda a, b: (a - b).square().mean())
+def make():
+    global schedule
+    stage = PipelineStage(layer, rank, world_size, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=lambda a, b: (a - b).square().mean())
+make()
+def evaluate():
+    if rank == 0: schedule.eval(torch.ones(8, 8))
+    else: schedule.eval(target=torch.zeros(8, 8))
 def step():
     layer.zero_grad()
     if rank == 0: schedule.step(torch.ones(8, 8))
@@ -223,6 +232,9 @@ def test_a_pipeline_works_again_after_an_interrupt_and_an_error(group: Ranks) ->
     )
     group.failure_of("step()")  # no rank waits for the other
     group.run("handle.remove()\nassert torch.equal(step(), wanted)")
+    group.run("calls.clear()\nhandle = layer.register_forward_pre_hook(fail)\nmake()")
+    group.failure_of("calls.extend([1] * rank)\nevaluate()")  # of rank 1, while shapes are sent
+    group.run("handle.remove()\nevaluate()\nassert torch.equal(step(), wanted)")
     for _ in range(2):
         group.run("calls.clear()\nhandle = layer.register_forward_pre_hook(wait)")
         interrupt(group, "step()\ndist.barrier()")

@@ -46,6 +46,11 @@ _RESULTS = {
     *("_reshard_after_forward_event", "_post_forward_indices"),
     *("fwd_cache", "bwd_cache", "backward_state", "dw_runner", "_forward_chunk_states"),
 }
+# What a schedule has exchanged with the other ranks; they repeat it together. Since torch 2.13.
+_EXCHANGED = {
+    *("_stage_forward_initialized", "_stage_backward_initialized", "_p2p_initialized"),
+    *("_stages_forward_initialized", "_stages_backward_initialized"),
+}
 _GRADIENTS = {"unsharded_accumulated_grad", "grad_offload_event", "_partial_reduce_output"}
 StepReport = dict[str, list[int]]  # by optimizer; see describe_uneven()
 _FSDP1 = "FSDP 1 cannot leave an unfinished step"
@@ -239,6 +244,7 @@ def reset(bound_objects: BoundObjects, *, drops_gradients: bool = True) -> list[
         _reset_stage(stage)
     for schedule in _pipeline_objects("schedules", "_PipelineSchedule"):
         schedule._internal_losses.clear()
+        vars(schedule).update(dict.fromkeys(vars(schedule).keys() & _EXCHANGED, False))
     if drops_gradients:
         for stage in _stages():
             stage.submod.zero_grad(set_to_none=True)
