@@ -273,15 +273,21 @@ class Notebook:
                 return reply
 
     def run_and_stop_at(self, source: str, *marks: str) -> Reply:
-        """Run a cell and interrupt it once these files exist in the kernel's first folder."""
+        """Run a cell and interrupt it once these files exist in the kernel's first folder.
+
+        The reply has the seconds since the interrupt.
+        """
         paths = [self.folder / mark for mark in marks]
         for path in paths:
             path.unlink(missing_ok=True)
         request = self.begin(source)
         are_there = wait_until(lambda: all(path.exists() for path in paths), timeout=PATIENCE)
         assert are_there, "the cell did not create the files"
+        began = time.monotonic()
         self.interrupt()
-        return self.finish(request)
+        reply = self.finish(request)
+        reply.seconds = time.monotonic() - began
+        return reply
 
     def restart(self) -> None:
         self._manager.restart_kernel()

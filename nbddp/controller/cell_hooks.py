@@ -15,7 +15,7 @@ from nbddp.wire.messages import JsonDict
 class CellHooks:
     """What an extension knows of cells and scripts; it overrides the hooks that it needs.
 
-    They run on the session's thread, so no hook may wait.
+    The session's thread waits for them, so no hook may wait.
     """
 
     def hang_causes(self, cell: CellRequest) -> Sequence[str]:
@@ -44,14 +44,16 @@ class AllCellHooks:
         """Return the sentences of all extensions."""
         texts: list[str] = []
         for name, hooks in self._hooks():
-            texts += self._guard.call(name, hang_causes, hooks, cell, default=[])
+            texts += self._guard.call(name, hang_causes, hooks, cell, default=[], is_urgent=True)
         return texts
 
     def run_facts(self, cell: CellResult) -> JsonDict:
         """Return the facts of all extensions."""
         facts: JsonDict = {}
         for name, hooks in self._hooks():
-            found: JsonDict = self._guard.call(name, run_facts, hooks, cell, default={})
+            found: JsonDict = self._guard.call(
+                name, run_facts, hooks, cell, default={}, is_urgent=True
+            )
             facts |= found
         return facts
 

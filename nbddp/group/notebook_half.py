@@ -214,12 +214,15 @@ class NotebookHalves:
             if _has_options(cell, extension)
         )
 
-    def tell(self, event: NotebookEvent) -> None:
-        """Call the hook of each extension that hears of such events."""
+    def tell(self, event: NotebookEvent, *, is_urgent: bool = False) -> None:
+        """Call the hook of each extension that hears of such events.
+
+        ``is_urgent``: the cell of the event was interrupted.
+        """
         for extension in installed().values():
             name = extension.name
             if type(event) in extension.events and (half := self._loaded(name)) is not None:
-                self._guard.call(name, half.on_event, event, default=None)
+                self._guard.call(name, half.on_event, event, default=None, is_urgent=is_urgent)
 
     def _loaded(self, name: str) -> NotebookHalf | None:
         """Return the half of an extension; None if it has none, or if that cannot be made."""

@@ -11,7 +11,7 @@ from nbddp.errors import RequestError
 from nbddp.extension.guard import Guard
 from nbddp.extension.installed import installed
 from nbddp.lifecycle.refusals import BUSY
-from nbddp.record.cell import CellResult
+from nbddp.record.cell import CellResult, is_interrupted
 from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.rank_start import Script
 
@@ -108,7 +108,8 @@ class ScriptRanks:
             return  # the user has ended the script
         for name, hooks in self._hooks():
             after = hooks.after_script
-            self._guard.call(name, after, session, self._cell_session, default=None)
+            arguments = after, session, self._cell_session
+            self._guard.call(name, *arguments, default=None, is_urgent=is_interrupted(result))
         can_debug = result.verdict is not None and not result.verdict.ended_by
         if not (can_debug and session.life.alive):
             session.close()

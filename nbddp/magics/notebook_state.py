@@ -27,7 +27,7 @@ from nbddp.magics.auto_mode import AutoMode
 from nbddp.magics.notebook_names import describe_name
 from nbddp.magics.presenter import NotebookDisplay, Presenter
 from nbddp.magics.run_arguments import GroupArguments, RunArguments, check_unchanged
-from nbddp.record.cell import CellHandle, CellRequest, CellResult
+from nbddp.record.cell import CellHandle, CellRequest, CellResult, is_interrupted
 from nbddp.record.heal.heal_report import Healed, describe_disarmed
 from nbddp.record.run_folder import folder_name
 from nbddp.record.verdict import Verdict
@@ -253,7 +253,8 @@ class NotebookState:
         self.last_succeeded = result.is_ok
         if request.once or not result.is_ok:
             reason = "it is marked --once" if request.once else "it failed"
-            self.extensions.tell(CellLeftOut(request=request, reason=reason))
+            left_out = CellLeftOut(request=request, reason=reason)
+            self.extensions.tell(left_out, is_urgent=is_interrupted(result))
         reports = self.extensions.after_cell(request, session, result)
 
         verdict, life = result.verdict, session.life
@@ -362,7 +363,8 @@ class NotebookState:
             list(text_lines(blocks))  # an error in a block is one of the hook that adds it
             shown.extend(blocks)
 
-        self.tell(CellShown(session=session, handle=handle, add=add))
+        event = CellShown(session=session, handle=handle, add=add)
+        self.extensions.tell(event, is_urgent=is_interrupted(handle.result))
         return shown
 
     def notifier(self) -> Callable[[str], None]:

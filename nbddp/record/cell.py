@@ -151,6 +151,11 @@ class CellResult:
             raise self.verdict.error()
 
 
+def is_interrupted(result: CellResult | None) -> bool:
+    """Return whether a cell has ended because the user interrupted it."""
+    return result is not None and result.verdict is not None and result.verdict.is_interrupt
+
+
 @dataclass(eq=False, repr=False)
 class CellHandle:
     """A running cell. The session adds reports and notices; one reader shows the notices.

@@ -32,7 +32,7 @@ from nbddp.wire.envelope import CONTROLLER
 from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.rank_start import RANKS_QUEUE, URGENT_QUEUE, RankStart, command_queue, control_queue
 from nbddp.wire.request_messages import Request
-from nbddp.worker import lazy_preload
+from nbddp.worker import lazy_preload, rank_halves
 from nbddp.worker.cell.debugger import Debuggers, clear_last_error
 from nbddp.worker.cell.display import truncate_failure
 from nbddp.worker.cell.failure import describe_failure
@@ -177,7 +177,7 @@ class Rank:
         self._log = log
         self._metric_sink = metric_sink
         log_and_track.set_sink(metric_sink)
-        self._extensions = RankHalves(self._notify_user, start.attempt)
+        self._extensions = RankHalves(self._notify_user, start.attempt, self._was_interrupted)
         self._group = ProcessGroup(
             clients.groups,
             connections,
@@ -201,9 +201,7 @@ class Rank:
             self._topology.world_size,
             self._notify_user,
         )
-        self._stdin = StdinProxy(
-            self._post_input_request, is_interrupted=lambda: self._interrupter.was_interrupted
-        )
+        self._stdin = StdinProxy(self._post_input_request, is_interrupted=self._was_interrupted)
         self._debuggers = Debuggers(self._stdin, self._topology.rank, self._claim_breakpoint)
         usage = UsageSampler(self._group.device)
         self._sampler = Sampler(
@@ -384,9 +382,8 @@ class Rank:
             self._sampler.end_cell()
             self._end_cell(command, failure)
             return
-        self._extensions.before_cell(command)
         pid = os.getpid()
-        result = self._shell.run(command)
+        result = self._shell.run(command, self._extensions.before_cell)
         if os.getpid() != pid:  # a forked child; only the rank itself may serve
             exit_forked_child(result.error_before_exec or result.error_in_exec)
         if result.success:
@@ -430,8 +427,11 @@ class Rank:
         self._log.write_hidden(self._shell.format_error(error, is_whole=True))
         return describe_failure(error, self._shell, stuck_in=self._group.stuck_in, at=at)
 
+    def _was_interrupted(self) -> bool:
+        return self._interrupter.was_interrupted
+
     def _is_interruptible(self, filename: str) -> bool:
-        is_ours = filename in (PULL_FILENAME, EXIT_FILENAME)
+        is_ours = filename in (PULL_FILENAME, EXIT_FILENAME, rank_halves.__file__)
         return is_ours or self._shell.is_cell_file(filename)
 
     def _prepare_cell(self, command: msg.RunCell) -> bool:

@@ -1,4 +1,7 @@
-"""Calls the halves of extensions on a rank."""
+"""Calls the halves of extensions on a rank.
+
+An interrupt ends a hook that is called from here, as it ends the code of a cell.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,13 @@ class RankHalves:
     Args:
         notify: shows a sentence to the user, with the number of the rank.
         attempt: the attempt of the ranks.
+        was_interrupted: whether the cell was interrupted.
     """
 
-    def __init__(self, notify: Callable[[str], None], attempt: int) -> None:
+    def __init__(
+        self, notify: Callable[[str], None], attempt: int, was_interrupted: Callable[[], bool]
+    ) -> None:
+        self._was_interrupted = was_interrupted
         self._guard = Guard(notify, lambda: attempt)
         made = {name: self._guard.call(name, kind, default=None) for name, kind in CLASSES.items()}
         self._halves = {name: half for name, half in made.items() if half is not None}
@@ -68,9 +75,11 @@ class RankHalves:
 
     def facts(self, cell: EndedCell) -> JsonDict:
         """Return the facts of each half that has some, by extension."""
+        is_asked = cell.source is None
+        is_urgent = self._was_interrupted() and not is_asked
         found: dict[str, JsonDict] = {
             name: self._guard.call(
-                name, facts, half, cell, default={}, may_be_slow=cell.source is None
+                *(name, facts, half, cell), default={}, may_be_slow=is_asked, is_urgent=is_urgent
             )
             for name, half in self._halves.items()
         }
@@ -98,7 +107,13 @@ class RankHalves:
         texts: list[str] = []
         for name, half in self._halves.items():
             may_be_slow = name in self._given
-            texts += self._guard.call(name, hook, half, *args, default=[], may_be_slow=may_be_slow)
+            is_urgent = self._was_interrupted() and not may_be_slow
+            texts += self._guard.call(
+                *(name, hook, half, *args),
+                default=[],
+                may_be_slow=may_be_slow,
+                is_urgent=is_urgent,
+            )
         return texts
 
 

@@ -67,7 +67,7 @@ FAILURES = {  # and whether a hook that does this is off after three calls
     "return 3": False,
     f"time.sleep({SLOW + 0.2})": True,
 }
-PREPARE = """%%ddp
+TRAIN = """%%ddp
 import time
 from pathlib import Path
 from torch.nn.parallel import DistributedDataParallel
@@ -79,17 +79,39 @@ def train(first):
         loss = model(torch.full((4, 3), step * scale)).square().mean()
         optimizer.zero_grad(); loss.backward(); optimizer.step()
         nbddp.log(step=step, loss=loss)
+train(0)
+Path(f"trained{rank}").touch()
+time.sleep(600)
 """
-WAITS = "%%ddp\ntrain(0)\nPath(f'trained{rank}').touch()\ntime.sleep(60)"
+WAITING = {
+    "waiting/__init__.py": """
+from nbddp.extension.manifest import API, Extension
+EXTENSION = Extension(name="waiting", api=API, rank="waiting.rank:Waiting")
+""",
+    "waiting/rank.py": """
+import time
+from pathlib import Path
+from nbddp.extension.rank_half import RankHalf
+
+class Waiting(RankHalf):
+    def before_cell(self, cell):
+        if cell.number == 2:
+            Path("waits").touch()
+            time.sleep(600)
+""",
+}
 
 
 def train_and_heal(folder: Path) -> Any:
-    """Train in a kernel, interrupt, heal and train on; return the results and the record."""
+    """Train in a kernel, interrupt, heal and train on.
+
+    Return the seconds that the interrupt took, then the results and the record.
+    """
     folder.mkdir()
     with Notebook(folder) as notebook:
-        for cell in ("scale = 0.1", "%ddp start --nproc 2", PREPARE, "%ddp push scale"):
+        for cell in ("scale = 0.1", "%ddp start --nproc 2", "%ddp push scale"):
             assert notebook.run(cell).status == "ok"
-        interrupted = notebook.run_and_stop_at(WAITS, "trained0", "trained1").error
+        interrupted = notebook.run_and_stop_at(TRAIN, "trained0", "trained1")
         for cell in ("%ddp kill 1", "%ddp heal", "%%ddp\ntrain(3)", *["%ddp push scale"] * 2):
             assert notebook.run(cell).status == "ok"
         for cell in ("%%ddp\nscale", "%%ddp\nscale", "%ddp stop"):
@@ -101,13 +123,14 @@ def train_and_heal(folder: Path) -> Any:
     )
     losses = sorted((row["step"], row["rank"], row["loss"]) for row in rows)
     kinds = [event["kind"] for event in events]
-    return interrupted, losses, kinds, sorted(json.loads((path / "run.json").read_text()))
+    facts = sorted(json.loads((path / "run.json").read_text()))
+    return interrupted.seconds, interrupted.error, losses, kinds, facts
 
 
 def test_a_faulty_extension_changes_neither_results_nor_the_record(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = train_and_heal(folder / "without")
+    seconds, *expected = train_and_heal(folder / "without")
     assert "ranks 0-1 interrupted" in expected[0]
     assert len(expected[1]) == 12  # steps 0 to 5 on two ranks
     calls = folder / "calls"
@@ -118,7 +141,22 @@ def test_a_faulty_extension_changes_neither_results_nor_the_record(
         calls.mkdir()
         files = FILES | {"faulty/__init__.py": MANIFEST.replace("FAILURE", failure)}
         install(folder / "site", "faulty", "faulty:EXTENSION", files)
-        assert train_and_heal(folder / str(number)) == expected, failure
+        delayed, *found = train_and_heal(folder / str(number))
+        assert found == expected, failure
+        # a hook of 1.2 s delays it by 0.3 s in the notebook, and by 0.3 s on the ranks
+        assert delayed < 5 * seconds, failure
         counts = {path.name: len(path.read_text()) for path in calls.iterdir()}
         assert len(counts) == 3 + 3 * 4  # in the notebook, on two ranks and a new one
         assert (max(counts.values()) == MAX_FAILURES) == is_off, counts
+
+
+def test_an_interrupt_ends_a_hook_before_a_cell(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(folder / "site"), prepend=os.pathsep)
+    install(folder / "site", "waiting", "waiting:EXTENSION", WAITING)
+    with Notebook(folder) as notebook:
+        assert notebook.run("%%ddp --nproc 2\nx = 1").status == "ok"
+        error = notebook.run_and_stop_at("%%ddp\nx = 2", "waits").error
+        assert "ranks 0-1 interrupted" in error
+        assert "[ranks 0-1] 1" in notebook.run("%%ddp\nx").text

@@ -77,8 +77,13 @@ class RankShell(InteractiveShell):
 
     # ---- cells
 
-    def run(self, command: RunCell) -> ExecutionResult:
-        """Run a cell, and return its result. The result holds errors of the cell."""
+    def run(
+        self, command: RunCell, prepare: Callable[[RunCell], object] = lambda _: None
+    ) -> ExecutionResult:
+        """Run a cell, and return its result. The result holds errors of the cell.
+
+        ``prepare`` is called before. An interrupt of it is one of the cell.
+        """
         # multiprocessing needs __spec__, which `%reset -f` removes
         self.user_module.__dict__.setdefault("__spec__", None)
         self.execution_count = command.execution_count
@@ -89,6 +94,12 @@ class RankShell(InteractiveShell):
         self._nested_errors.clear()
         with suppress(OSError):  # no memory
             self._reserve = self._reserve or mmap.mmap(-1, RESERVE_BYTES)
+        try:
+            prepare(command)
+        except KeyboardInterrupt as error:
+            result = ExecutionResult(None)
+            result.error_before_exec = error
+            return result
         if command.script:
             result = self._run_script(command.script)
         else:

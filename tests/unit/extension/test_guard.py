@@ -1,6 +1,7 @@
 """What becomes of a hook that fails, or is slow."""
 
 import logging
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -34,9 +35,8 @@ class Guarded:
         self.hooks = Hooks(iter(errors))
         self.guard = Guard(self.told.append, lambda: self.attempt)
 
-    def call(self, *, may_be_slow: bool = False) -> int:
-        hook = self.hooks.before_cell
-        return self.guard.call("odd", hook, 7, default=0, may_be_slow=may_be_slow)
+    def call(self, **how: bool) -> int:
+        return self.guard.call("odd", self.hooks.before_cell, 7, default=0, **how)
 
 
 def test_a_hook_that_fails_is_logged_each_time_told_once_and_then_off(
@@ -78,3 +78,39 @@ def test_an_interrupt_ends_a_hook_and_is_no_failure() -> None:
     with pytest.raises(KeyboardInterrupt):
         guarded.call()
     assert (guarded.call(), guarded.told) == (7, [])
+
+
+def test_an_interrupt_waits_for_no_slow_hook_and_for_no_other_hook_of_its_extension(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(guard, "URGENT", 2)
+    guarded, may_end, has_ended = Guarded(*[None] * 9), threading.Event(), threading.Event()
+
+    def facts() -> int:
+        may_end.wait()
+        has_ended.set()
+        raise OSError("late")
+
+    assert guarded.call(is_urgent=True) == 7
+    assert guarded.guard.call("odd", facts, default=0, is_urgent=True) == 0
+    assert (
+        "in its hook facts (TimeoutError: it is slow, and an interrupt waits for it)"
+        in guarded.told[0]
+    )
+    assert (guarded.call(), guarded.call(is_urgent=True)) == (0, 0)
+    assert guarded.guard.call("other", guarded.hooks.close, default="") == "closed"
+    may_end.set()
+    assert has_ended.wait(60)
+    while guarded.call() == 0:
+        pass
+    assert caplog.messages[-1] == "the extension odd failed after an interrupt"
+
+
+def test_an_interrupt_waits_for_no_hook_of_which_the_last_call_was_slow(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, guard.__name__)
+    monkeypatch.setattr(guard, "SLOW", 0.0)
+    guarded = Guarded(*[None] * 9)
+    assert guarded.call(may_be_slow=True) == guarded.call(is_urgent=True) == 7
+    assert guarded.call(is_urgent=True) == 0

@@ -76,7 +76,7 @@ def test_a_half_gets_its_options_and_its_errors_are_told_once(
     monkeypatch.setattr(rank_halves, "installed", lambda: manifests)
     monkeypatch.setattr(rank_halves, "CLASSES", {"broken": Broken, "garbage": Garbage, "odd": Odd})
     told: list[str] = []
-    halves = RankHalves(told.append, attempt=1)
+    halves = RankHalves(told.append, attempt=1, was_interrupted=lambda: False)
     for number, options in enumerate(({}, {"odd": {"odd": True}}, {"odd": {"unknown": 1}}, {})):
         is_last = bool(options)
         cell = RunCell(cell=number, source="", options=options, is_again=True, is_replay=is_last)
