@@ -127,9 +127,10 @@ class NotebookHalf:
         return None
 
     def run_cell(self, cell: UnstartedCell) -> bool:
-        """Run a cell that has its options in another way; return whether that was done.
+        """Prepare for a cell, or run it in another way; return whether that was done.
 
-        Its errors are those of the cell.
+        Called before ranks are started for the cell. Its errors are those of the cell, which then
+        does not run.
         """
         del cell
         return False
@@ -207,11 +208,11 @@ class NotebookHalves:
         return reports
 
     def run_cell(self, cell: UnstartedCell) -> bool:
-        """Let the extensions whose options the cell has run it in another way."""
+        """Let the extensions that are in use, or whose options the cell has, run it otherwise."""
         return any(
-            self.load(extension.name).run_cell(cell)
-            for extension in installed().values()
-            if _has_options(cell, extension)
+            self.load(name).run_cell(cell)
+            for name, extension in installed().items()
+            if name in self._halves or _has_options(cell, extension)
         )
 
     def tell(self, event: NotebookEvent, *, is_urgent: bool = False) -> None:
