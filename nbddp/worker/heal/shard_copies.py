@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 
 TIMEOUT = timedelta(seconds=60)  # for all ranks to reach a copy, and to exchange it
 _LEFT_OUT = "left out"  # key of a copy that a rank leaves out; its value says why it failed, if so
+_NOT_FOUND = (
+    "no copies of shards: no variable leads to the optimizer that trains them, so a heal could not "
+    "find it; keep the model and the optimizer in variables, not only in those of a function"
+)
 # Two ranks on one machine: packing 120 MB took 0.09 s of CPU time (0.3 s on two busy cores), and
 # the exchange took 0.2 s (0.8 s).
 SECONDS_PER_BYTE = 0.3 / 120e6
@@ -157,10 +161,13 @@ class ShardCopies:
         if step % self._every and not self._is_due:
             return
         objects = spread_objects(self._namespace, self._group.bound_objects)
-        if _optimizers(objects)[:1] != [obj]:  # another optimizer decides when
+        optimizers = _optimizers(objects)
+        if obj not in optimizers:
+            self._announce(_NOT_FOUND)
+        if optimizers[:1] != [obj]:  # another optimizer decides when
             return
         self._is_due = False
-        self._announce(objects)
+        self._announce(self._describe(objects))
         copy = Copy(step)
         if not self._busy.locked():
             others = companions(self._namespace)
@@ -187,13 +194,16 @@ class ShardCopies:
         copy.references |= _references(late)
         self._jobs.put((key, copy))
 
-    def _announce(self, objects: Objects) -> None:
-        if self._was_announced:
-            return
-        self._was_announced = True
+    def _announce(self, text: str) -> None:
+        """Show a line once in each cell."""
+        if not self._was_announced:
+            self._was_announced = True
+            self._notify(text)
+
+    def _describe(self, objects: Objects) -> str:
         size = sum(each.to_local().nbytes for each in dtensors_in(objects))
         seconds = max(0.01, size * SECONDS_PER_BYTE)
-        self._notify(
+        return (
             f"copies of shards: every {plural(self._every, 'step')}, each rank copies its shards "
             f"and those of the rank before, together {format_bytes(2 * size)}, and needs twice "
             f"that during a copy, which takes about {seconds:.2g} s, most of it in the background"

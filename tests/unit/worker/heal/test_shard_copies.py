@@ -97,3 +97,16 @@ def test_no_rank_waits_for_one_whose_cell_has_failed(ending: str) -> None:
     second.begin_cell("2", 1)
     assert wait_until(lambda: not first._busy.locked())
     assert (first._problem, pair.steps) == ("", [[], []])
+
+
+def test_a_line_says_that_an_optimizer_is_in_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_copies, "has_dtensors", lambda _: True)
+    pair = Pair()
+    group: Any = pair.ranks[0]._group
+    group.step_counts = SimpleNamespace(total=lambda _: 4)
+    group.bound_objects = SimpleNamespace(optimizers=[])
+    optimizer = torch.optim.SGD([torch.ones(1)])
+    for _ in range(2):
+        pair.ranks[0]._count_step(optimizer)
+    [line] = pair.lines
+    assert "no variable leads to the optimizer" in line
