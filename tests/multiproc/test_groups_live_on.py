@@ -241,6 +241,16 @@ def test_a_pipeline_works_again_after_an_interrupt_and_an_error(group: Ranks) ->
         group.run("handle.remove()\nassert torch.equal(step(), wanted)")
 
 
+@pytest.mark.skipif(torch.__version__ < "2.10", reason="Gloo ends ranks in any pipeline")
+def test_a_stage_that_is_a_step_behind_is_named(group: Ranks, capsys: Capture) -> None:
+    group.run(f"{PIPELINE}optimizers = {{rank: torch.optim.SGD(layer.parameters())}}")
+    group.failure_of(
+        "step()\nif rank == 1: raise ValueError('on purpose')\noptimizers[rank].step()"
+    )
+    group.run("step()")
+    assert "optimizers[1]: rank 1 is 1 step behind; load a" in capsys.readouterr().out
+
+
 LOOP = """
 import time
 from torch.nn.parallel import DistributedDataParallel as DDP

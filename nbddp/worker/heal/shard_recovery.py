@@ -35,15 +35,14 @@ def choose_sources(
         new_ranks: ranks with a new process.
 
     >>> rows = [[[0]], [[1]], [[0]], [[1]]]
-    >>> before, after = {"optimizer": [4, 4, True]}, {"optimizer": [5, 5, True]}
+    >>> before, after = {"optimizer": [4, 4, "shards"]}, {"optimizer": [5, 5, "shards"]}
     >>> choose_sources(rows, [before, {}, before, before], {1})
     [0, 3, 2, 3]
     >>> choose_sources(rows, [after, {}, before, before], {1})
     [2, 3, 2, 3]
     """
     spread = [
-        {name: counts for name, (*counts, is_spread) in report.items() if is_spread}
-        for report in steps
+        {name: counts for name, (*counts, kind) in report.items() if kind} for report in steps
     ]
     whole = {
         rank: {name: finished for name, (_, finished) in counts.items()}

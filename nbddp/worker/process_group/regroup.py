@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -98,9 +98,12 @@ class Regrouper:
         if self._group.is_exhausted:
             self._notify_user(_EXHAUSTED)
         counts, objects = self._group.step_counts, self._group.bound_objects
-        spread = {*map(id, unfinished_steps.spread_optimizers(objects))}
+        spread = unfinished_steps.spread_optimizers(objects)
         optimizers = self._optimizers(spread)
-        steps = {name: [*counts.of(each), id(each) in spread] for name, each in optimizers.items()}
+        steps = {
+            name: [*counts.of(optimizer), spread.get(optimizer, "")]
+            for name, optimizer in optimizers.items()
+        }
         totals = {name: counts.total(each) for name, each in optimizers.items()}
         micro_steps = [each.micro_step for each in accumulations(objects.optimizers)]
         stepped, others = map(self._names_of, counts.unfinished_iteration())
@@ -151,17 +154,17 @@ class Regrouper:
         self._group.step_counts.clear()  # a new process begins at zero
         self._group.apply_user_timeout()
 
-    def _optimizers(self, spread: Set[int]) -> dict[str, Optimizer]:
-        """Return all optimizers except those of DDP models, which are made equal, by name.
+    def _optimizers(self, spread: Container[Optimizer]) -> dict[str, Optimizer]:
+        """Return ``spread`` optimizers and those of plain models, by name.
 
-        ``spread``: the ids of the optimizers of sharded models.
+        Those of DDP models are left out, because they are made equal.
         """
         objects = self._group.bound_objects
         of_ddp = {id(each) for model in objects.models for each in model.parameters()}
         found = [
             optimizer
             for optimizer in objects.optimizers
-            if id(optimizer) in spread or of_ddp.isdisjoint(map(id, parameters_of(optimizer)))
+            if optimizer in spread or of_ddp.isdisjoint(map(id, parameters_of(optimizer)))
         ]
         return dict(zip(self._names_of(found), found, strict=True))
 

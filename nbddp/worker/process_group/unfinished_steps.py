@@ -11,7 +11,8 @@ evaluation keeps what an earlier cell has accumulated.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from itertools import count
 from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -21,7 +22,7 @@ from torch.optim import Optimizer, optimizer
 
 from nbddp import accelerator
 from nbddp.formatting import format_ranks, plural
-from nbddp.sharding import has_dtensors
+from nbddp.sharding import has_dtensors, parameters_of
 from nbddp.worker.process_group.bound_objects import (
     BoundObjects,
     accumulations,
@@ -52,7 +53,9 @@ _EXCHANGED = {
     *("_stages_forward_initialized", "_stages_backward_initialized"),
 }
 _GRADIENTS = {"unsharded_accumulated_grad", "grad_offload_event", "_partial_reduce_output"}
-StepReport = dict[str, list[int]]  # by optimizer; see describe_uneven()
+StepReport = dict[str, list[Any]]  # by optimizer; see describe_uneven()
+_STAGE = "stage"  # the kind of the optimizer of a pipeline stage
+_LOAD = "load a checkpoint"
 _FSDP1 = "FSDP 1 cannot leave an unfinished step"
 
 
@@ -181,48 +184,64 @@ def describe_uneven(all_ranks: Sequence[StepReport]) -> list[str]:
     """Return a line for each optimizer that has not made the same whole steps on its ranks.
 
     Optimizers of plain models may belong to a training on each rank alone. They have made the same
-    steps but the last one if they train together.
+    steps but the last one if they train together. Those of pipeline stages may have other names on
+    each rank.
 
     Args:
-        all_ranks: for each rank, the steps that each optimizer has begun and finished, and whether
-            each of its parameters, or its shard, is on one rank only.
+        all_ranks: for each rank, the steps that each optimizer has begun and finished, and its kind
+            of :func:`spread_optimizers`, or "".
 
-    >>> describe_uneven([{"optimizer": [4, 4, True]}, {"optimizer": [3, 3, True]}, {}])
+    >>> describe_uneven([{"optimizer": [4, 4, "shards"]}, {"optimizer": [3, 3, "shards"]}, {}])
     ['optimizer: rank 1 is 1 step behind; load a checkpoint']
+    >>> describe_uneven([{"first": [4, 4, "stage"]}, {"last": [3, 3, "stage"]}])
+    ['last: rank 1 is 1 step behind; load a checkpoint']
     """
     lines = []
-    for name in dict.fromkeys(name for counts in all_ranks for name in counts):
-        counts = {rank: counts[name] for rank, counts in enumerate(all_ranks) if name in counts}
-        numbers = [begun for begun, *_ in counts.values()]
+    for counts in _matched(all_ranks):
+        numbers = [begun for _, begun, *_ in counts.values()]
         begun = max(numbers)
-        is_spread = any(is_spread for *_, is_spread in counts.values())
+        is_spread = any(kind for *_, kind in counts.values())
         if not is_spread and (len(counts) < len(all_ranks) or min(numbers) < max(1, begun - 1)):
             continue
-        inside = [rank for rank, (started, finished, _) in counts.items() if started > finished]
-        behind = [rank for rank, (started, *_) in counts.items() if started < begun]
+        inside = [rank for rank, (_, started, ended, _) in counts.items() if started > ended]
+        behind = [rank for rank, (_, started, *_) in counts.items() if started < begun]
         if inside:
-            reason = "stopped inside a step, and may have updated only some parameters"
-            lines.append(f"{name}: {format_ranks(inside)} {reason}; load a checkpoint")
+            name, reason = counts[inside[0]][0], "stopped inside a step, and may have updated only"
+            lines.append(f"{name}: {format_ranks(inside)} {reason} some parameters; {_LOAD}")
         if behind:
-            steps = plural(begun - min(counts[rank][0] for rank in behind), "step")
+            name, steps = counts[behind[0]][0], begun - min(counts[rank][1] for rank in behind)
             verb = "is" if len(behind) == 1 else "are"
-            lines.append(f"{name}: {format_ranks(behind)} {verb} {steps} behind; load a checkpoint")
+            lines.append(
+                f"{name}: {format_ranks(behind)} {verb} {plural(steps, 'step')} behind; {_LOAD}"
+            )
     return lines
 
 
-def spread_optimizers(bound_objects: BoundObjects) -> list[Optimizer]:
-    """Return the optimizers of sharded models and of pipeline stages, and sharded optimizers.
+def _matched(all_ranks: Sequence[StepReport]) -> Iterable[dict[int, list[Any]]]:
+    """Return for each optimizer its name and its report, by rank."""
+    matched: dict[str | int, dict[int, list[Any]]] = {}
+    for rank, report in enumerate(all_ranks):
+        stages = count()
+        for name, (*steps, kind) in report.items():
+            is_stage = kind == _STAGE and any(name not in each for each in all_ranks)
+            matched.setdefault(next(stages) if is_stage else name, {})[rank] = [name, *steps, kind]
+    return matched.values()
 
-    Each of their parameters, or its shard, or its state, is on one rank only.
+
+def spread_optimizers(bound_objects: BoundObjects) -> dict[Optimizer, str]:
+    """Return the optimizers of pipeline stages and of sharded models, and sharded optimizers.
+
+    Each of their parameters, or its shard, or its state, is on one rank only. With each optimizer
+    comes its kind: "stage" or "shards".
     """
     of_stages = {id(each) for stage in _stages() for each in stage.submod.parameters()}
-    return [
-        opt
-        for opt in bound_objects.optimizers
-        if is_sharded(opt)
-        or has_dtensors(opt)
-        or any(id(each) in of_stages for group in opt.param_groups for each in group["params"])
-    ]
+    kinds = {}
+    for opt in bound_objects.optimizers:
+        if any(id(each) in of_stages for each in parameters_of(opt)):
+            kinds[opt] = _STAGE
+        elif is_sharded(opt) or has_dtensors(opt):
+            kinds[opt] = "shards"
+    return kinds
 
 
 def is_unfinished() -> bool:
@@ -256,7 +275,7 @@ def reset(bound_objects: BoundObjects, *, drops_gradients: bool = True) -> list[
     return [(module, reason) for module, reason in reasons if reason]
 
 
-def drop_gradients(bound_objects: BoundObjects, optimizers: Sequence[Optimizer]) -> None:
+def drop_gradients(bound_objects: BoundObjects, optimizers: Collection[Optimizer]) -> None:
     """Drop the gradients of these optimizers, and what belongs to them."""
     for opt in optimizers:
         opt.zero_grad(set_to_none=True)
