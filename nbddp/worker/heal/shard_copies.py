@@ -295,6 +295,7 @@ class ShardCopies:
     def _start_again(self) -> None:
         """Leave the thread after a heal: it may wait for the dead rank for minutes."""
         self._heals += 1
+        self._problem = ""  # the death that was healed may have been the reason
         self._jobs.put(("", None))  # ends it if it does not wait
         self._jobs, self._busy, self._has_thread = SimpleQueue(), threading.Lock(), False
 

@@ -93,6 +93,7 @@ def test_no_rank_waits_for_one_whose_cell_has_failed(ending: str) -> None:
     first._jobs.put(("1/1", copy_of(4, 0)))  # rank 1 has not reached this step
     assert wait_until(lambda: pair.store.check(["1/1/here"]))
     if ending == "heal":
+        first._problem = "the copy of shards of step 2 failed: connection closed"
         first._start_again()
     second.begin_cell("2", 1)
     assert wait_until(lambda: not first._busy.locked())
