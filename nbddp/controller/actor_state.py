@@ -7,11 +7,12 @@ import logging
 from collections.abc import Callable, Set
 from typing import TYPE_CHECKING
 
-from nbddp.controller.cell_hooks import AllCellHooks
+from nbddp.controller.cell_hooks import CellHooks, run_facts
 from nbddp.controller.pending_futures import PendingFutures
 from nbddp.controller.rank_processes import RankProcesses
 from nbddp.controller.run_facts import known_facts
 from nbddp.errors import RequestError, StartError
+from nbddp.extension.guard import Guard, Hooks
 from nbddp.launch.local_launcher import Launcher
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import refusals
@@ -74,7 +75,8 @@ class ActorState:
         self.newest_cell = 0
         self.replay_log = ReplayLog()
         self.router = NoticeRouter(lambda: self.cell)
-        self.cell_hooks = AllCellHooks(self.router.notify, lambda: self.life.attempt)
+        guard = Guard(self.router.notify, lambda: self.life.attempt)
+        self.cell_hooks: Hooks[CellHooks] = Hooks("cells", guard)
         self.event_log = EventLog(self.router.notify)
         self.rank_monitor = RankMonitor(
             lambda rank: self.ranks.is_stopped(rank), lambda rank: self.ranks.is_working(rank)
@@ -185,7 +187,7 @@ class ActorState:
             facts = known_facts(self.ready, self.rank_monitor)
             result = self.cell.result if self.cell is not None else None
             if result is not None and self.rank_monitor.first_step is not None:
-                facts |= self.cell_hooks.run_facts(result)  # an evaluation has no steps
+                facts |= run_facts(self.cell_hooks, result)  # an evaluation has no steps
             self.event_log.add_facts(facts)
         except Exception:
             logger.exception("nbddp could not write the facts of the run")

@@ -14,6 +14,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from nbddp.controller.actor_state import ActorState
+from nbddp.controller.cell_hooks import hang_causes
 from nbddp.controller.executor import Executor
 from nbddp.controller.message_handler import MessageHandler
 from nbddp.controller.rank_processes import short_error
@@ -193,7 +194,7 @@ class GroupActor:
         state.rank_monitor.reset_for_cell(
             handle.ranks, now, cell=handle.number, purpose=request.purpose
         )
-        causes = partial(state.cell_hooks.hang_causes, request)
+        causes = partial(hang_causes, state.cell_hooks, request)
         state.rank_monitor.hangs.likely_causes = cache(causes)
         state.runtime.event_thread.call_later(CHECK_PERIOD, self._check_progress, handle)
         state.router.pending.move_to(handle.notice_queue)

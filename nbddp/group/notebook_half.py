@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from nbddp.controller.session import Session
-from nbddp.extension.guard import Guard
-from nbddp.extension.installed import command_name, installed, load
-from nbddp.extension.manifest import Extension
+from nbddp.extension.guard import Guard, Hooks
+from nbddp.extension.installed import command_name, installed
 from nbddp.group.display import TextDisplay
 from nbddp.group.notebook_events import NotebookEvent
 from nbddp.group.rank_group import RankGroup
 from nbddp.record.cell import CellRequest, CellResult
-from nbddp.sigint import import_interruptibly
 from nbddp.ui.report.blocks import Report
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.group_spec import GroupSpec
@@ -152,19 +150,8 @@ class NotebookHalves:
 
     def __init__(self, notebook: Notebook) -> None:
         self._notebook = notebook
-        self._halves: dict[str, NotebookHalf] = {}
-        self._guard = Guard(
-            lambda text: notebook.notifier()(text), lambda: notebook.group.life.attempt
-        )
-
-    def load(self, name: str) -> NotebookHalf:
-        """Return the half of an extension; the first time, import and make it."""
-        if name not in self._halves:
-            target = installed()[name].notebook
-            import_interruptibly(target.partition(":")[0])
-            made = load(target)(self._notebook)
-            self._halves.setdefault(name, made)  # a cell in the background may have been quicker
-        return self._halves[name]
+        guard = Guard(lambda text: notebook.notifier()(text), lambda: notebook.group.life.attempt)
+        self._hooks: Hooks[NotebookHalf] = Hooks("notebook", guard, notebook)
 
     def command(self, name: str) -> Callable[[Any], Any]:
         """Return the method that carries out a command."""
@@ -173,7 +160,7 @@ class NotebookHalves:
             for extension in installed().values()
             if name in map(command_name, extension.commands)
         )
-        method: Callable[[Any], Any] = getattr(self.load(owner), name)
+        method: Callable[[Any], Any] = getattr(self._hooks.load(owner), name)
         return method
 
     def before_cell(self, cell: CellToRun) -> Mapping[type[Frozen], Any]:
@@ -181,14 +168,10 @@ class NotebookHalves:
 
         Return the options that the cell then has.
         """
-        given = dict(cell.given)
-        for name, extension in installed().items():
-            is_used = name in self._halves or _has_options(cell, extension)
-            if is_used and (half := self._loaded(name)) is not None:
-                options = self._guard.call(name, half.before_cell, cell, default=None)
-                if options is not None:
-                    given[type(options)] = options
-        return given
+        found = self._hooks.call(
+            "before_cell", lambda _, half: half.before_cell(cell), self._used(cell)
+        )
+        return {**cell.given, **{type(options): options for options in found.values()}}
 
     def after_cell(
         self, request: CellRequest, session: Session, result: CellResult
@@ -197,52 +180,42 @@ class NotebookHalves:
 
         The user waits for these reports, so there is no limit of time.
         """
-        reports: list[Report] = []
         cell = CellWithResult(given=request.given, session=session, result=result)
-        for name, extension in installed().items():
-            if _has_options(cell, extension) and (half := self._loaded(name)) is not None:
-                arguments = half, cell, self._notebook.show
-                reports += self._guard.call(
-                    name, after_cell, *arguments, default=(), may_be_slow=True
-                )
-        return reports
+
+        def call(_: str, half: NotebookHalf) -> Sequence[Report]:
+            reports = half.after_cell(cell)
+            for report in reports:
+                self._notebook.show(report)  # an error in a report belongs to the hook
+            return reports
+
+        names = self._with_options(cell)
+        found = self._hooks.call("after_cell", call, names, slow=names)
+        return [report for reports in found.values() for report in reports]
 
     def run_cell(self, cell: UnstartedCell) -> bool:
         """Let the extensions that are in use, or whose options the cell has, run it otherwise."""
-        return any(
-            self.load(name).run_cell(cell)
-            for name, extension in installed().items()
-            if name in self._halves or _has_options(cell, extension)
-        )
+        return any(self._hooks.load(name).run_cell(cell) for name in self._used(cell))
 
     def tell(self, event: NotebookEvent, *, is_urgent: bool = False) -> None:
         """Call the hook of each extension that hears of such events.
 
         ``is_urgent``: the cell of the event was interrupted.
         """
-        for extension in installed().values():
-            name = extension.name
-            if type(event) in extension.events and (half := self._loaded(name)) is not None:
-                self._guard.call(name, half.on_event, event, default=None, is_urgent=is_urgent)
+        names = [name for name in self._hooks.names if type(event) in installed()[name].events]
+        self._hooks.call(
+            "on_event", lambda _, half: half.on_event(event), names, is_urgent=is_urgent
+        )
 
-    def _loaded(self, name: str) -> NotebookHalf | None:
-        """Return the half of an extension; None if it has none, or if that cannot be made."""
-        if not installed()[name].notebook:
-            return None
-        return self._guard.call(name, self.load, name, default=None, may_be_slow=True)
+    def _used(self, cell: CellToRun) -> list[str]:
+        """Return the extensions that are in use, or whose options a cell has."""
+        used = {*self._hooks.made, *self._with_options(cell)}
+        return [name for name in self._hooks.names if name in used]
 
-
-def after_cell(
-    half: NotebookHalf, cell: CellWithResult, show: Callable[[Report], None]
-) -> Sequence[Report]:
-    """Call the hook of a half, and show its reports; an error in a report belongs to the hook."""
-    reports = half.after_cell(cell)
-    for report in reports:
-        show(report)
-    return reports
-
-
-def _has_options(cell: CellToRun, extension: Extension) -> bool:
-    """Return whether a cell has options that a half in the notebook reads."""
-    has_any = extension.options in cell.given or extension.cell_options in cell.given
-    return has_any and bool(extension.notebook)
+    def _with_options(self, cell: CellToRun) -> list[str]:
+        """Return the extensions whose options a cell has."""
+        kinds = {name: installed()[name] for name in self._hooks.names}
+        return [
+            name
+            for name, kind in kinds.items()
+            if kind.options in cell.given or kind.cell_options in cell.given
+        ]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
-from nbddp.extension.guard import Guard
-from nbddp.extension.installed import installed
+from nbddp.extension.guard import Guard, Hooks
 from nbddp.lifecycle.refusals import BUSY
 from nbddp.record.cell import CellResult, is_interrupted
 from nbddp.wire.group_spec import GroupSpec
@@ -49,7 +48,8 @@ class ScriptRanks:
 
     def __init__(self, cells: Session) -> None:
         self._cell_session = cells
-        self._guard = Guard(cells.router.notify, lambda: cells.life.attempt)
+        guard = Guard(cells.router.notify, lambda: cells.life.attempt)
+        self._hooks: Hooks[ScriptHooks] = Hooks("scripts", guard)
         self._script_session: Session | None = None
 
     @property
@@ -91,10 +91,9 @@ class ScriptRanks:
             RequestError: the ranks cannot be started now.
             StartError: a rank failed to start.
         """
-        env, cells = {**spec.env}, self._cell_session
-        for name, hooks in self._hooks():
-            none: dict[str, str] = {}
-            env |= self._guard.call(name, environment, hooks, cells, default=none)
+        env = {**spec.env}
+        for added in self._hooks.call("environment", self._environment).values():
+            env |= added
         started_by = {"started_by": Path(script.name).name} if script else {}
         try:
             self.last_session.start(replace(spec, env=env, joins_group=False, more=started_by))
@@ -106,10 +105,11 @@ class ScriptRanks:
         """End the ranks of a script that has ended, unless a debugger may inspect them."""
         if session is not self._script_session:
             return  # the user has ended the script
-        for name, hooks in self._hooks():
-            after = hooks.after_script
-            arguments = after, session, self._cell_session
-            self._guard.call(name, *arguments, default=None, is_urgent=is_interrupted(result))
+        self._hooks.call(
+            "after_script",
+            lambda _, hooks: hooks.after_script(session, self._cell_session),
+            is_urgent=is_interrupted(result),
+        )
         can_debug = result.verdict is not None and not result.verdict.ended_by
         if not (can_debug and session.life.alive):
             session.close()
@@ -131,13 +131,6 @@ class ScriptRanks:
             self._script_session.close()
         self._script_session = None  # last, so that the next cell can close it after an interrupt
 
-    def _hooks(self) -> Iterator[tuple[str, ScriptHooks]]:
-        """Yield the hooks of each extension that has some, with its name."""
-        for name, extension in installed().items():
-            if extension.scripts:
-                yield name, self._guard.make(name, extension.scripts, ScriptHooks)
-
-
-def environment(hooks: ScriptHooks, cells: Session) -> dict[str, str]:
-    """Call the hook; return its variables as texts, whatever it returns."""
-    return {str(name): str(text) for name, text in hooks.environment(cells).items()}
+    def _environment(self, _: str, hooks: ScriptHooks) -> dict[str, str]:
+        variables = hooks.environment(self._cell_session)
+        return {str(name): str(text) for name, text in variables.items()}

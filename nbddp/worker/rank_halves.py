@@ -5,34 +5,23 @@ An interrupt ends a hook that is called from here, as it ends the code of a cell
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from nbddp.errors import RequestError
-from nbddp.extension.guard import Guard
+from nbddp.extension.guard import Guard, Hooks, as_json
 from nbddp.extension.installed import installed, load
 from nbddp.extension.rank_half import EndedCell, RankAnswer, RankCell, RankHalf
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.messages import JsonDict, RunCell
 
-logger = logging.getLogger(__name__)
-
-
-def _load_classes() -> dict[str, type[RankHalf]]:
-    classes: dict[str, type[RankHalf]] = {}
-    for extension in installed().values():
-        if extension.rank:
-            try:
-                classes[extension.name] = load(extension.rank)
-            except Exception:
-                logger.exception("ranks work without the extension %s", extension.name)
-    return classes
-
-
-CLASSES = _load_classes()  # the forkserver imports this module, so that forked ranks have them
+# the forkserver imports this module, so that forked ranks have their modules
+for _extension in installed().values():
+    if _extension.rank:
+        with suppress(Exception):  # each rank reports it
+            load(_extension.rank)
 
 
 class RankHalves:
@@ -47,47 +36,47 @@ class RankHalves:
     def __init__(
         self, notify: Callable[[str], None], attempt: int, was_interrupted: Callable[[], bool]
     ) -> None:
+        self._hooks: Hooks[RankHalf] = Hooks("rank", Guard(notify, lambda: attempt))
         self._was_interrupted = was_interrupted
-        self._guard = Guard(notify, lambda: attempt)
-        made = {name: self._guard.call(name, kind, default=None) for name, kind in CLASSES.items()}
-        self._halves = {name: half for name, half in made.items() if half is not None}
         self._given: Mapping[str, Any] = {}  # the options in the line of the cell, by extension
+        self._hooks.call("load", lambda _name, _half: None)
 
     def before_cell(self, command: RunCell) -> None:
         """Call each half with its options."""
         self._given = command.options
-        for name, half in self._halves.items():
+
+        def call(name: str, half: RankHalf) -> None:
             kind: type[Frozen] = installed()[name].options or Frozen
+            # another version of its extension may not know all options
+            options = kind(**self._given.get(name, {}))
             cell = RankCell(
-                options=self._given.get(name, {}),
+                options=options,
                 number=command.cell,
                 is_again=command.is_again,
                 is_replay=command.is_replay,
             )
-            may_be_slow = name in self._given  # the user waits for an extension with options
-            self._guard.call(
-                name, before_cell, half, kind, cell, default=None, may_be_slow=may_be_slow
-            )
+            half.before_cell(cell)
+
+        # the user waits for an extension with options
+        self._hooks.call("before_cell", call, slow=self._given)
 
     def after_cell(self, error: BaseException | None) -> list[str]:
         """Call each half with the error of the cell; return their sentences for the user."""
-        return self._texts(after_cell, error)
+        return self._texts("after_cell", lambda half: half.after_cell(error))
 
     def facts(self, cell: EndedCell) -> JsonDict:
         """Return the facts of each half that has some, by extension."""
-        is_asked = cell.source is None
-        is_urgent = self._was_interrupted() and not is_asked
-        found: dict[str, JsonDict] = {
-            name: self._guard.call(
-                *(name, facts, half, cell), default={}, may_be_slow=is_asked, is_urgent=is_urgent
-            )
-            for name, half in self._halves.items()
-        }
-        return {name: each for name, each in found.items() if each}
+        found = self._hooks.call(
+            "facts",
+            lambda _, half: as_json(half.facts(cell)),
+            slow=self._hooks.names if cell.source is None else (),
+            is_urgent=self._was_interrupted(),
+        )
+        return {name: facts for name, facts in found.items() if facts}
 
     def armed(self) -> list[str]:
         """Return the faults that are armed on this rank."""
-        return self._texts(armed)
+        return self._texts("armed", lambda half: half.armed())
 
     def answer(self, name: str, content: Mapping[str, Any]) -> RankAnswer:
         """Return the answer of a half to a message of the notebook.
@@ -95,50 +84,22 @@ class RankHalves:
         Raises:
             RequestError: it has failed, or this rank does not have it.
         """
-        half = self._halves.get(name)
-        found: RankAnswer | None = None
-        if half is not None:
-            found = self._guard.call(name, answer, half, content, default=None, may_be_slow=True)
-        if found is None:
+
+        def call(_: str, half: RankHalf) -> RankAnswer:
+            answer = half.answer(content)
+            return replace(answer, content=as_json(answer.content))
+
+        names = {name}.intersection(self._hooks.names)
+        found = self._hooks.call("answer", call, names, slow=names)
+        if not found:
             raise RequestError(f"the extension {name} failed there; the log of the rank says why")
-        return found
+        return found[name]
 
-    def _texts(self, hook: Callable[..., list[str]], *args: Any) -> list[str]:
-        texts: list[str] = []
-        for name, half in self._halves.items():
-            may_be_slow = name in self._given
-            is_urgent = self._was_interrupted() and not may_be_slow
-            texts += self._guard.call(
-                *(name, hook, half, *args),
-                default=[],
-                may_be_slow=may_be_slow,
-                is_urgent=is_urgent,
-            )
-        return texts
-
-
-def before_cell(half: RankHalf, kind: type[Frozen], cell: RankCell) -> None:
-    """Call the hook of a half; another version of its extension may not know all options."""
-    half.before_cell(replace(cell, options=kind(**cell.options)))
-
-
-def after_cell(half: RankHalf, error: BaseException | None) -> list[str]:
-    """Call the hook of a half, whose result may be no list of texts."""
-    return [str(text) for text in half.after_cell(error)]
-
-
-def armed(half: RankHalf) -> list[str]:
-    """Call the hook of a half, whose result may be no list of texts."""
-    return [str(text) for text in half.armed()]
-
-
-def facts(half: RankHalf, cell: EndedCell) -> JsonDict:
-    """Call the hook of a half; facts that are not JSON are its error, not one of the message."""
-    found: JsonDict = json.loads(json.dumps(half.facts(cell)))
-    return found
-
-
-def answer(half: RankHalf, content: Mapping[str, Any]) -> RankAnswer:
-    """Call the hook of a half; content that is not JSON is its error, not one of the message."""
-    found = half.answer(content)
-    return replace(found, content=json.loads(json.dumps(found.content)))
+    def _texts(self, hook: str, act: Callable[[RankHalf], Sequence[str]]) -> list[str]:
+        found = self._hooks.call(
+            hook,
+            lambda _, half: [str(text) for text in act(half)],
+            slow=self._given,
+            is_urgent=self._was_interrupted(),
+        )
+        return [text for texts in found.values() for text in texts]

@@ -6,8 +6,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from nbddp.controller import cell_hooks
-from nbddp.controller.cell_hooks import AllCellHooks, CellHooks
+from nbddp.controller.cell_hooks import CellHooks, hang_causes, run_facts
+from nbddp.extension import guard
+from nbddp.extension.guard import Guard, Hooks
 from nbddp.extension.manifest import Extension
 from nbddp.record.cell import CellRequest, CellResult
 
@@ -37,14 +38,14 @@ def test_what_extensions_know_is_used_if_they_have_no_error(
         name: Extension(name=name, cells=f"{__name__}:{kind}") for name, kind in cells.items()
     }
     manifests["gone"] = Extension(name="gone", cells="gone_cells:Gone")
-    monkeypatch.setattr(cell_hooks, "installed", lambda: manifests)
+    monkeypatch.setattr(guard, "installed", lambda: manifests)
     told: list[str] = []
-    hooks = AllCellHooks(told.append, lambda: 1)
-    assert hooks.hang_causes(CellRequest(source="x")) == ["x waits"]
-    found = [hooks.run_facts(Mock(spec=CellResult, number=number)) for number in (1, 2)]
+    hooks = Hooks[CellHooks]("cells", Guard(told.append, lambda: 1))
+    assert hang_causes(hooks, CellRequest(source="x")) == ["x waits"]
+    found = [run_facts(hooks, Mock(spec=CellResult, number=number)) for number in (1, 2)]
     assert found == [{}, {"odd": 2}]
     assert [text.partition(":")[0] for text in told] == [
-        "the extension broken failed in its hook Broken (OSError",
+        "the extension broken failed in its hook load (OSError",
         "the extension gone failed in its hook load (ModuleNotFoundError",
         "the extension odd failed in its hook run_facts (TypeError",
     ]

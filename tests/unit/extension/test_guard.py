@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -36,7 +37,7 @@ class Guarded:
         self.guard = Guard(self.told.append, lambda: self.attempt)
 
     def call(self, **how: bool) -> int:
-        return self.guard.call("odd", self.hooks.before_cell, 7, default=0, **how)
+        return self.guard.call("odd", "before_cell", partial(self.hooks.before_cell, 7), **how) or 0
 
 
 def test_a_hook_that_fails_is_logged_each_time_told_once_and_then_off(
@@ -48,7 +49,7 @@ def test_a_hook_that_fails_is_logged_each_time_told_once_and_then_off(
     assert [record.exc_info is not None for record in caplog.records] == [True] * 3
     [told] = guarded.told
     assert told.startswith("the extension odd failed in its hook before_cell (ValueError: no such)")
-    assert guarded.guard.call("odd", guarded.hooks.close, default="") == "closed"
+    assert guarded.guard.call("odd", "close", guarded.hooks.close) == "closed"
     guarded.attempt = 2
     assert guarded.call() == 0
     assert (guarded.hooks.calls, len(guarded.told)) == (4, 2)
@@ -92,13 +93,13 @@ def test_an_interrupt_waits_for_no_slow_hook_and_for_no_other_hook_of_its_extens
         raise OSError("late")
 
     assert guarded.call(is_urgent=True) == 7
-    assert guarded.guard.call("odd", facts, default=0, is_urgent=True) == 0
+    assert guarded.guard.call("odd", "facts", facts, is_urgent=True) is None
     assert (
         "in its hook facts (TimeoutError: it is slow, and an interrupt waits for it)"
         in guarded.told[0]
     )
     assert (guarded.call(), guarded.call(is_urgent=True)) == (0, 0)
-    assert guarded.guard.call("other", guarded.hooks.close, default="") == "closed"
+    assert guarded.guard.call("other", "close", guarded.hooks.close) == "closed"
     may_end.set()
     assert has_ended.wait(60)
     while guarded.call() == 0:

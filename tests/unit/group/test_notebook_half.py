@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from nbddp.extension import guard
 from nbddp.extension.manifest import Command, Extension
 from nbddp.group import notebook_half
 from nbddp.group.notebook_events import NotebookEvent, PushAsked, ValuePulled
@@ -89,7 +90,9 @@ def halves(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> NotebookHalves:
         notebook="odd_half:Odd",
     )
     of_ranks = Extension(name="of_ranks", options=RankOptions)
-    monkeypatch.setattr(notebook_half, "installed", lambda: {"odd": manifest, "of_ranks": of_ranks})
+    manifests = {"odd": manifest, "of_ranks": of_ranks}
+    for module_with_list in (guard, notebook_half):
+        monkeypatch.setattr(module_with_list, "installed", lambda: manifests)
     module: Any = ModuleType("odd_half")
     module.Odd = Odd
     monkeypatch.setitem(sys.modules, "odd_half", module)
@@ -141,7 +144,7 @@ def test_an_event_that_the_extension_hears_of_makes_the_half(
     halves: NotebookHalves, told: list[str]
 ) -> None:
     halves.tell(PushAsked(names={}))
-    assert halves._halves == {}
+    assert halves._hooks.made == {}
     halves.tell(ValuePulled(expression="x", rank=None))
     assert halves.command("odd")(OddArguments()) == "odd [] x"
     assert ["in its hook on_event" in text for text in told] == [True]

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 import pytest
 
 from nbddp.controller.session import Session
+from nbddp.extension import guard
 from nbddp.extension.manifest import Extension
-from nbddp.group import script_ranks
 from nbddp.group.script_ranks import ScriptHooks, ScriptRanks
 from nbddp.record.cell import CellResult
 from nbddp.wire.group_spec import GroupSpec
@@ -47,7 +47,7 @@ def test_extensions_add_variables_and_their_errors_do_not_keep_the_ranks(
         "garbage": Extension(name="garbage", scripts=f"{__name__}:Garbage"),
         "broken": Extension(name="broken", scripts=f"{__name__}:Broken"),
     }
-    monkeypatch.setattr(script_ranks, "installed", lambda: manifests)
+    monkeypatch.setattr(guard, "installed", lambda: manifests)
     cells = Mock(**{"life.attempt": 3, "life.state.is_busy": False})
     ranks = ScriptRanks(cells)
     script = ranks.open()
@@ -62,6 +62,6 @@ def test_extensions_add_variables_and_their_errors_do_not_keep_the_ranks(
         "'gone_scripts')",
         "the extension garbage failed in its hook environment (AttributeError: 'int' object has no "
         "attribute 'items')",
-        "the extension broken failed in its hook Broken (OSError: no file)",
+        "the extension broken failed in its hook load (OSError: no file)",
         "the extension odd failed in its hook after_script (ValueError: False)",
     ]

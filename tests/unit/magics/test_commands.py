@@ -362,7 +362,7 @@ def test_what_is_no_block_is_an_error_of_its_extension_and_not_of_the_view(
     typed: Typed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     notebook = typed.notebook
-    notebook.extensions._halves["checks"] = Garbage(notebook)
+    notebook.extensions._hooks.made["checks"] = Garbage(notebook)
     assert notebook.presenter.remarks(notebook.group.session, Mock()) == [note("a remark")]
     assert "the extension checks failed in its hook on_event" in capsys.readouterr().out
 

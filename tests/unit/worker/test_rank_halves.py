@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from nbddp.errors import RequestError
+from nbddp.extension import guard
 from nbddp.extension.manifest import Extension
 from nbddp.extension.rank_half import EndedCell, RankAnswer, RankCell, RankHalf
 from nbddp.wire.frozen import Frozen
@@ -69,12 +70,14 @@ def test_a_half_gets_its_options_and_its_errors_are_told_once(
     monkeypatch: pytest.MonkeyPatch, noted: list[tuple[Any, ...]]
 ) -> None:
     manifests = {
-        "broken": Extension(name="broken"),
-        "garbage": Extension(name="garbage"),
-        "odd": Extension(name="odd", options=OddOptions),
+        "broken": Extension(name="broken", rank=f"{__name__}:Broken"),
+        "garbage": Extension(name="garbage", rank=f"{__name__}:Garbage"),
+        "gone": Extension(name="gone", rank="no_such_module:Half"),
+        "odd": Extension(name="odd", rank=f"{__name__}:Odd", options=OddOptions),
+        "options": Extension(name="options", options=OddOptions),
     }
-    monkeypatch.setattr(rank_halves, "installed", lambda: manifests)
-    monkeypatch.setattr(rank_halves, "CLASSES", {"broken": Broken, "garbage": Garbage, "odd": Odd})
+    for module in (guard, rank_halves):
+        monkeypatch.setattr(module, "installed", lambda: manifests)
     told: list[str] = []
     halves = RankHalves(told.append, attempt=1, was_interrupted=lambda: False)
     for number, options in enumerate(({}, {"odd": {"odd": True}}, {"odd": {"unknown": 1}}, {})):
@@ -92,18 +95,10 @@ def test_a_half_gets_its_options_and_its_errors_are_told_once(
         with pytest.raises(RequestError, match=f"the extension {name} failed there"):
             halves.answer(name, content)
     assert [text.partition(" (")[0] for text in told] == [
-        "the extension broken failed in its hook Broken",
+        "the extension broken failed in its hook load",
+        "the extension gone failed in its hook load",
         "the extension odd failed in its hook before_cell",
         "the extension garbage failed in its hook armed",
         "the extension odd failed in its hook facts",
         "the extension odd failed in its hook answer",
     ]
-
-
-def test_the_class_of_a_half_that_cannot_be_imported_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    manifests = {"gone": Extension(name="gone", rank="no_such_module:Half")}
-    monkeypatch.setattr(rank_halves, "installed", lambda: manifests)
-    assert rank_halves._load_classes() == {}
-    assert "ranks work without the extension gone" in caplog.text
