@@ -25,9 +25,9 @@ def run_cell(notebook: NotebookState, line: str, cell: str) -> None:
         args = parse_line(CELL, line)
         first_line = 1 if args.auto else 2
         _check_syntax(notebook, cell, first_line)
-        notebook.check_ranks(args)
+        notebook.ranks.check_ranks(args)
         values = notebook.notebook_values(args.push)
-        spec = replace(notebook.requested_spec(args), joins_group=not args.no_init)
+        spec = replace(notebook.ranks.requested_spec(args), joins_group=not args.no_init)
         request = CellRequest(
             source=cell,
             ranks=args.ranks,
@@ -50,7 +50,7 @@ def run_cell(notebook: NotebookState, line: str, cell: str) -> None:
         )
         if notebook.extensions.run_cell(unstarted):
             return
-        with notebook.started_for_cell(spec, args):
+        with notebook.ranks.started_for_cell(spec, args):
             if values:
                 notebook.group.push(values)
             result = notebook.run(request, args)

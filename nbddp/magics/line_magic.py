@@ -88,21 +88,23 @@ def _status(notebook: NotebookState, _args: StatusArguments) -> None:
 
 
 def _start(notebook: NotebookState, args: StartArguments) -> None:
-    notebook.ensure_started(replace(notebook.requested_spec(args), joins_group=True), fresh=False)
+    notebook.ranks.ensure_started(
+        replace(notebook.ranks.requested_spec(args), joins_group=True), fresh=False
+    )
     notebook.presenter.show_status(notebook.group.session)
 
 
 def _restart(notebook: NotebookState, args: RestartArguments) -> None:
-    spec, new_run = notebook.requested_spec(args), "name" in args.start
+    spec, new_run = notebook.ranks.requested_spec(args), "name" in args.start
     if args.replay:
-        notebook.restart_and_replay(spec, new_run=new_run)
+        notebook.ranks.restart_and_replay(spec, new_run=new_run)
     else:
-        notebook.ensure_started(spec, fresh=True, new_run=new_run)
+        notebook.ranks.ensure_started(spec, fresh=True, new_run=new_run)
     notebook.presenter.show_status(notebook.group.session)
 
 
 def _run(notebook: NotebookState, args: ScriptArguments) -> None:
-    notebook.check_ranks(args)
+    notebook.ranks.check_ranks(args)
     script = find_script(args.script, args.script_args, is_module=args.module, keeps=args.keep)
     request = CellRequest(
         source=f"%ddp run {args.line}",
@@ -115,7 +117,9 @@ def _run(notebook: NotebookState, args: ScriptArguments) -> None:
     if not args.keep:
         notebook.run_script(request, args)
         return
-    with notebook.started_for_cell(replace(notebook.requested_spec(args), joins_group=False), args):
+    with notebook.ranks.started_for_cell(
+        replace(notebook.ranks.requested_spec(args), joins_group=False), args
+    ):
         notebook.run(request, args)
 
 
@@ -130,13 +134,13 @@ def _heal(notebook: NotebookState, args: HealArguments) -> None:
         notebook.presenter.print_line(f"nbddp: {SCRIPT_RANKS_DIED}")
         return
     before = notebook.group.session.last_healed
-    healed = notebook.heal(args.rank, donor=args.donor, rerun=args.rerun)
+    healed = notebook.ranks.heal(args.rank, donor=args.donor, rerun=args.rerun)
     if healed is not before:
         log = notebook.group.session.replay_log
         reruns = cells_to_rerun(log) if args.rerun else ()
         notebook.presenter.print_line("nbddp: " + "\n".join(healed.lines(reruns)))
     if args.rerun:
-        notebook.rerun_after_heal()
+        notebook.ranks.rerun_after_heal()
 
 
 def _logs(notebook: NotebookState, args: LogsArguments) -> None:

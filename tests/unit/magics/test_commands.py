@@ -51,7 +51,8 @@ class Typed:
     def __init__(self, shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launcher, self.link = FakeLauncher(), FakeLink()
         self.notebook = NotebookState(shell)
-        self.notebook.group = RankGroup(GroupSpec(), fake_session(self.launcher, self.link))
+        group = RankGroup(GroupSpec(), fake_session(self.launcher, self.link))
+        self.notebook.group = self.notebook.ranks.group = group
         self.start, self.run = Mock(), Mock(return_value=WENT_WELL)
         monkeypatch.setattr(Session, "start", self.start)
         monkeypatch.setattr(Recovery, "run", self.run)
