@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -219,3 +220,11 @@ class NotebookHalves:
             for name, kind in kinds.items()
             if kind.options in cell.given or kind.cell_options in cell.given
         ]
+
+
+def options_for_ranks(given: Mapping[type[Frozen], Any]) -> dict[str, dict[str, Any]]:
+    """Return the options of extensions that ranks obey, by extension and name."""
+    with_rank = {kind.options: name for name, kind in installed().items() if kind.rank}
+    return {
+        with_rank[kind]: asdict(options) for kind, options in given.items() if kind in with_rank
+    }

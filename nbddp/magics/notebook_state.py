@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,10 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.controller.session import Session
-from nbddp.errors import CellFailedError, NbddpError, RequestError
-from nbddp.extension.installed import installed
+from nbddp.errors import CellFailedError, RequestError
 from nbddp.formatting import plural
 from nbddp.group.notebook_events import CellLeftOut, CellShown, NotebookEvent, PushAsked
-from nbddp.group.notebook_half import CellToRun, NotebookHalves
+from nbddp.group.notebook_half import CellToRun, NotebookHalves, options_for_ranks
 from nbddp.group.push_pull import check_names
 from nbddp.group.rank_group import RankGroup
 from nbddp.group.recovery import Recovery
@@ -33,7 +32,6 @@ from nbddp.sigint import Future, run_in_thread, sigint_deferred, wait_for_all
 from nbddp.ui.frontend import is_restarting
 from nbddp.ui.report.blocks import Block, Report
 from nbddp.ui.report.render import text_lines
-from nbddp.wire.frozen import Frozen
 from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.options.option_values import ALL_RANKS
 
@@ -182,8 +180,8 @@ class NotebookState:
         elif verdict is not None and not verdict.is_interrupt and not verdict.ended_by:
             can_heal = life.gone and life.alive
             self.presenter.show_retry_buttons(
-                restart=partial(_try_action, self.ranks.restart),
-                heal=partial(_try_action, lambda: str(self.ranks.heal())) if can_heal else None,
+                restart=self.ranks.restart,
+                heal=(lambda: str(self.ranks.heal())) if can_heal else None,
             )
         return reports
 
@@ -309,21 +307,3 @@ class NotebookState:
                 raise UsageError(f"there is no {name!r} in the notebook to push")
         self.extensions.tell(PushAsked(names=self.shell.user_ns))
         return {name: self.shell.user_ns[name] for name in names}
-
-
-def options_for_ranks(given: Mapping[type[Frozen], Any]) -> dict[str, dict[str, Any]]:
-    """Return the options of extensions that ranks obey, by extension and name."""
-    with_rank = {kind.options: name for name, kind in installed().items() if kind.rank}
-    return {
-        with_rank[kind]: asdict(options) for kind, options in given.items() if kind in with_rank
-    }
-
-
-def _try_action(act: Callable[[], str]) -> str:
-    """Run the action of a button. Return its result, or the error as text."""
-    try:
-        return act()
-    except NbddpError as error:
-        return str(error)
-    except KeyboardInterrupt:
-        return "interrupted"

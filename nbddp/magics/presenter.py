@@ -15,6 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import clear_output, publish_display_data
 
 from nbddp.controller.session import Session
+from nbddp.errors import NbddpError
 from nbddp.group.display import TextDisplay
 from nbddp.record.cell import CellHandle
 from nbddp.sigint import import_interruptibly
@@ -118,9 +119,10 @@ class Presenter:
         from nbddp.ui.panel.controls import HEAL, RESTART, RetryButtons
 
         self._withdraw_retry_buttons()
-        offers = {HEAL: heal} if heal else {}
+        offers = ({HEAL: heal} if heal else {}) | {RESTART: restart}
+        actions = {name: partial(_try_action, act) for name, act in offers.items()}
         root = self._last_panel.slot.root if self._last_panel else None
-        self._retry_buttons = RetryButtons(self._shell.kernel, offers | {RESTART: restart}, root)
+        self._retry_buttons = RetryButtons(self._shell.kernel, actions, root)
         self._retry_buttons.publish()
 
     def hide_heal_button(self) -> None:
@@ -267,3 +269,13 @@ class NotebookDisplay(TextDisplay):
 
     def show(self, report: Report) -> None:
         self._presenter.show(report)
+
+
+def _try_action(act: Callable[[], str]) -> str:
+    """Run the action of a button. Return its result, or the error as text."""
+    try:
+        return act()
+    except NbddpError as error:
+        return str(error)
+    except KeyboardInterrupt:
+        return "interrupted"
