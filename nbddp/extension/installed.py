@@ -86,6 +86,7 @@ def _claims(extension: Extension) -> set[str]:
         f"the name {extension.name}",
         *(f"the command {command_name(kind)}" for kind in extension.commands),
         *(f"the option {flag}" for flag in flags if flag.startswith("-")),
+        *(f"an option with the field {option.name}" for option in options),
         *(f"the name nbddp.{name}" for name in extension.public),
         *(f"the method WorkerGroup.{name}" for name in extension.group_methods),
     }

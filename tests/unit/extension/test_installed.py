@@ -39,12 +39,17 @@ class SecondOptions(Frozen):
     other: bool = flag("--same", "in another way")
 
 
+class ThirdOptions(Frozen):
+    other: bool = flag("--third", "in a third way")
+
+
 def same(name: str, number: int) -> dict[str, Extension]:
     """Return two extensions that declare the same."""
     pairs: dict[str, list[dict[str, Any]]] = {
         "the command same": [{"commands": (kind,)} for kind in (FirstArguments, SecondArguments)],
         "the option --same": [{"options": kind} for kind in (FirstOptions, SecondOptions)],
         "the option --same 2": [{"options": FirstOptions}, {"cell_options": SecondOptions}],
+        "an option with the field other": [{"options": SecondOptions}, {"options": ThirdOptions}],
         "the name nbddp.same": [{"public": {"same": "json:loads"}}] * 2,
         "the method WorkerGroup.same": [{"group_methods": {"same": "json:loads"}}] * 2,
     }
