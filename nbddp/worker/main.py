@@ -32,7 +32,7 @@ from nbddp.wire.envelope import CONTROLLER
 from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.rank_start import RANKS_QUEUE, URGENT_QUEUE, RankStart, command_queue, control_queue
 from nbddp.wire.request_messages import Request
-from nbddp.worker import lazy_preload, rank_halves
+from nbddp.worker import lazy_preload
 from nbddp.worker.cell.debugger import Debuggers, clear_last_error
 from nbddp.worker.cell.display import truncate_failure
 from nbddp.worker.cell.failure import describe_failure
@@ -431,8 +431,8 @@ class Rank:
         return self._interrupter.was_interrupted
 
     def _is_interruptible(self, filename: str) -> bool:
-        is_ours = filename in (PULL_FILENAME, EXIT_FILENAME, rank_halves.__file__)
-        return is_ours or self._shell.is_cell_file(filename)
+        is_code = filename in (PULL_FILENAME, EXIT_FILENAME) or self._shell.is_cell_file(filename)
+        return is_code or self._extensions.is_in_hook(filename)
 
     def _prepare_cell(self, command: msg.RunCell) -> bool:
         """Prepare for a cell. Return False if it was interrupted before it could start."""

@@ -1,7 +1,4 @@
-"""Calls the halves of extensions on a rank.
-
-An interrupt ends a hook that is called from here, as it ends the code of a cell.
-"""
+"""Calls the halves of extensions on a rank."""
 
 from __future__ import annotations
 
@@ -38,6 +35,7 @@ class RankHalves:
     ) -> None:
         self._hooks: Hooks[RankHalf] = Hooks("rank", Guard(notify, lambda: attempt))
         self._was_interrupted = was_interrupted
+        self._is_preparing = False
         self._given: Mapping[str, Any] = {}  # the options in the line of the cell, by extension
         self._hooks.call("load", lambda _name, _half: None)
 
@@ -57,8 +55,19 @@ class RankHalves:
             )
             half.before_cell(cell)
 
-        # the user waits for an extension with options
-        self._hooks.call("before_cell", call, slow=self._given)
+        self._is_preparing = True
+        try:  # the user waits for an extension with options
+            self._hooks.call("before_cell", call, slow=self._given)
+        finally:
+            self._is_preparing = False
+
+    def is_in_hook(self, filename: str) -> bool:
+        """Return whether an interrupt ends a hook that is called from this file.
+
+        It ends ``before_cell``, as it ends the code of the cell. It does not end ``answer``, which
+        may do the same on all ranks.
+        """
+        return self._is_preparing and filename == __file__
 
     def after_cell(self, error: BaseException | None) -> list[str]:
         """Call each half with the error of the cell; return their sentences for the user."""

@@ -24,8 +24,10 @@ class Odd(RankHalf):
     """Fails in each cell, after it noted its options, and says what it has noted."""
 
     noted: list[tuple[Any, ...]]
+    halves: RankHalves
 
     def before_cell(self, cell: RankCell) -> None:
+        assert self.halves.is_in_hook(rank_halves.__file__)
         self.noted.append((cell.options.odd, cell.number, cell.is_again, cell.is_replay))
         raise ValueError("odd")
 
@@ -33,6 +35,7 @@ class Odd(RankHalf):
         return [f"{len(self.noted)} cells, {error}"]
 
     def answer(self, content: Mapping[str, Any]) -> RankAnswer:
+        assert not self.halves.is_in_hook(rank_halves.__file__)
         return RankAnswer(content={"noted": content["most"] and {*self.noted}})
 
     def facts(self, cell: EndedCell) -> JsonDict:
@@ -80,6 +83,7 @@ def test_a_half_gets_its_options_and_its_errors_are_told_once(
         monkeypatch.setattr(module, "installed", lambda: manifests)
     told: list[str] = []
     halves = RankHalves(told.append, attempt=1, was_interrupted=lambda: False)
+    monkeypatch.setattr(Odd, "halves", halves, raising=False)
     for number, options in enumerate(({}, {"odd": {"odd": True}}, {"odd": {"unknown": 1}}, {})):
         is_last = bool(options)
         cell = RunCell(cell=number, source="", options=options, is_again=True, is_replay=is_last)
