@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from datetime import timedelta
+from functools import partial
 from operator import index
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from nbddp.errors import RequestError
 from nbddp.extensions.checks.checker import check_source
 from nbddp.extensions.checks.source import CellSource
+from nbddp.extensions.course import time_limit
 from nbddp.extensions.course.grading import (
     RIGHT,
     WrongError,
@@ -29,22 +32,22 @@ from nbddp.extensions.course.grading import (
     stop_if,
 )
 from nbddp.extensions.course.own_classes import Sent, Traffic, recording_waits
+from nbddp.extensions.course.time_limit import LateError
 from nbddp.extensions.train.collectives import all_gather
 from nbddp.extensions.train.prepare import prepare
 from nbddp.reporting import this_rank
 from nbddp.reporting.this_rank import communication_device
 
-SECONDS_TO_PUSH = 20  # many times what it takes on a busy machine
-SECONDS_TO_SEND = 10  # a ring takes less, on a busy machine too
+T = TypeVar("T")
 
 
 @judge("1.3a", on_ranks=True)
 def _turn_right(turn: Any) -> None:
     require_function(turn)
     world_size, rank = this_rank.world_size(), this_rank.rank()
-    parcels = torch.arange(world_size) * 10 + 1
+    parcels = (torch.arange(world_size) * 10 + 1).to(communication_device())
     own_tensor, from_left, right = (int(parcels[(rank + step) % world_size]) for step in (0, -1, 1))
-    got, sent = _exchange(turn, parcels[rank : rank + 1].clone(), "1.3a hangs")
+    got, sent = _exchange(turn, parcels[rank : rank + 1].clone())
     require(isinstance(got, torch.Tensor) and got.numel() == 1, "1.3a no tensor")
     mistakes = {"1.3a own tensor": own_tensor, "1.3a right neighbour": right}
     require_value(got.item(), from_left, mistakes, "1.3a other tensor")
@@ -57,9 +60,9 @@ def _turn_right(turn: Any) -> None:
 def _ring_reduce_scatter(ring: Any) -> None:
     require_function(ring)
     world_size, rank = this_rank.world_size(), this_rank.rank()
-    values = torch.arange(2 * world_size) * 10 + rank
+    values = (torch.arange(2 * world_size) * 10 + rank).to(communication_device())
     total = torch.arange(2 * world_size) * 10 * world_size + sum(range(world_size))
-    got, sent = _exchange(ring, values.clone(), "1.3b hangs")
+    got, sent = _exchange(ring, values.clone())
     require(isinstance(got, torch.Tensor), "1.3b no tensor")
     require(got.numel() == 2, "1.3b other size", got=got.numel(), right=2)
     chunks = [chunk.tolist() for chunk in total.tensor_split(world_size)]
@@ -73,29 +76,11 @@ def _ring_reduce_scatter(ring: Any) -> None:
 
 
 def _exchange(
-    function: Callable[[torch.Tensor], Any], tensor: torch.Tensor, mistake: str
+    function: Callable[[torch.Tensor], Any], tensor: torch.Tensor
 ) -> tuple[Any, list[Sent]]:
-    """Return the result of a function, and its messages; the mistake is that it does not end.
-
-    It gets a process group of its own, because a timeout breaks the group.
-    """
-    group: Any = dist.group
-    before, is_late, got, sent = group.WORLD, False, None, list[Sent]()
-    limit = timedelta(seconds=SECONDS_TO_SEND)
-    group.WORLD = breakable = dist.new_group(backend="gloo", timeout=limit)
-    began = time.monotonic()
-    try:
-        with recording_waits() as waits, Traffic(waits) as traffic:
-            got, sent = function(tensor), traffic.sent
-    except RuntimeError:  # a timeout, or the connection to a rank that had one
-        is_late = time.monotonic() - began > SECONDS_TO_SEND / 2
-        if not is_late:
-            raise
-    finally:
-        group.WORLD = before
-        dist.destroy_process_group(breakable)
-    require(not is_late, mistake, seconds=SECONDS_TO_SEND)
-    return got, sent
+    """Return the result of a function, and its messages."""
+    with recording_waits() as waits, Traffic(waits) as traffic:
+        return function(tensor), traffic.sent
 
 
 def _collectives(sent: Sequence[Sent]) -> list[str]:
@@ -114,9 +99,11 @@ def _download_once(name_of: Any) -> None:
         downloads.append(f"digits-{this_rank.rank()}.zip")
         return downloads[-1]
 
-    served = dist.TCPStore("127.0.0.1", 0, is_master=True) if this_rank.rank() == 0 else None
+    limit = timedelta(seconds=time_limit.SECONDS)
+    is_first = this_rank.rank() == 0
+    served = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=limit) if is_first else None
     port = all_gather(served.port if served else 0)[0]
-    store = served or dist.TCPStore("127.0.0.1", port)
+    store = served or dist.TCPStore("127.0.0.1", port, timeout=limit)
     all_gather(None)  # all ranks begin together
     got = name_of(store, download)
     everyone = all_gather((got, len(downloads)))  # keeps the store until all ranks have used it
@@ -158,8 +145,34 @@ def _call_with_absent_ranks(
         time.sleep(0.3 if rank == late else 0)
         return rank, [*absent], missing(store, rank, ranks, seconds)
 
-    with ThreadPoolExecutor(ranks) as pool:
-        return [*pool.map(come, (rank for rank in range(ranks) if rank not in absent))]
+    return _at_once([partial(come, rank) for rank in range(ranks) if rank not in absent])
+
+
+def _at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Make calls in threads. If it is too late for their results, end the threads."""
+    results: list[Future[T]] = [Future() for _ in calls]
+
+    def run(call: Callable[[], T], result: Future[T]) -> None:
+        try:
+            result.set_result(call())
+        except LateError:
+            return  # nobody waits for the result
+        except Exception as error:  # noqa: BLE001 - raised by the thread that waits
+            result.set_exception(error)
+
+    threads = [
+        Thread(target=run, args=pair, daemon=True) for pair in zip(calls, results, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        wait(results)
+    except LateError:
+        raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
+        for thread in filter(Thread.is_alive, threads):
+            raise_in_thread(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(LateError))
+        raise
+    return [each.result() for each in results]
 
 
 @judge("1.5a", on_ranks=True)
@@ -348,27 +361,12 @@ def _refuse_stale_gradients(server: Any) -> None:
     gradients = [torch.ones_like(each) for each in made.model.parameters()]
     weight = next(made.model.parameters()).detach().clone()
     made.version = 10
-    answer = _push(made, 5, gradients)
+    answer = made.push(1, 5, gradients, 1.0)
     is_unchanged = made.version == 10 and weight.equal(next(made.model.parameters()))
     require(is_unchanged, "A1a applied")
     require(not made.history, "A1a in history")
     require(answer is True, "A1a no answer")
-    _push(made, 6, gradients)
+    made.push(1, 6, gradients, 1.0)
     require(made.version == 11, "A1a refuses four")
     made.close()
-    require(_push(made, 5, gradients) is False, "A1a no answer")
-
-
-def _push(server: Any, version: int, gradients: Sequence[torch.Tensor]) -> Any:
-    """Push gradients to a server. A thread waits, and not the rank, if the push never ends."""
-    answer: Future[Any] = Future()
-
-    def push() -> None:
-        try:
-            answer.set_result(server.push(1, version, gradients, 1.0))
-        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
-            answer.set_exception(error)
-
-    Thread(target=push, daemon=True).start()
-    require(wait([answer], SECONDS_TO_PUSH).done, "A1a own lock")
-    return answer.result()
+    require(made.push(1, 5, gradients, 1.0) is False, "A1a no answer")

@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from nbddp.extensions.course import time_limit
+from nbddp.extensions.course.time_limit import LateError, line_of_answer, run_limited
 from nbddp.extensions.train.collectives import all_gather
 from nbddp.reporting import this_rank
 
@@ -36,8 +38,14 @@ class WrongError(Exception):
     """An answer is wrong. The text is the hint; it is empty if only other ranks have one."""
 
 
-def judge(exercise: str, *, on_ranks: bool = False) -> Callable[[F], F]:
-    """Register the judge of an exercise; ``on_ranks`` if the answer needs two ranks or more."""
+def judge(exercise: str, *, on_ranks: bool = False, limited: bool = True) -> Callable[[F], F]:
+    """Register the judge of an exercise.
+
+    Args:
+        exercise: the number, such as ``"1.3a"``.
+        on_ranks: whether the answer needs two ranks or more.
+        limited: whether an answer is wrong that does not end in time.
+    """
 
     def register(test: F) -> F:
         @wraps(test)
@@ -45,7 +53,10 @@ def judge(exercise: str, *, on_ranks: bool = False) -> Callable[[F], F]:
             try:
                 require(not on_ranks or this_rank.world_size() > 1, "any needs ranks")
                 with torch.random.fork_rng(devices=[]):
-                    test(*given)
+                    if not limited:
+                        test(*given)
+                    elif late := run_limited(lambda: test(*given)):
+                        return _say_late(exercise, late)
             except WrongError as wrong:
                 return str(wrong)
             except Exception as error:
@@ -66,6 +77,18 @@ def _call(error: Exception) -> str:
     return [each.line or "" for each in frames if each.filename.startswith(folder)][-1]
 
 
+def _say_late(exercise: str, late: LateError) -> str:
+    """Return a hint, the same on all ranks, with the first rank whose answer has not ended."""
+    lines = all_gather(line_of_answer(late))
+    parts = [say("any too late", seconds=time_limit.SECONDS)]
+    rank = next((rank for rank, line in enumerate(lines) if line), None)
+    if rank is not None:
+        who = "It" if len(lines) == 1 else f"Rank {rank}"
+        parts.append(say("any line", who=who, line=lines[rank]))
+    advice = "" if len(lines) == 1 else HINTS["any wait"]
+    return " ".join([*parts, HINTS.get(f"{exercise} hangs", advice)]).rstrip()
+
+
 def say(mistake: str, **facts: Any) -> str:
     """Return the hint to a mistake.
 
@@ -79,6 +102,7 @@ def stop_if(hint: str) -> None:
     """Stop all ranks if one of them has a hint, as the next test may contain a collective."""
     if any(all_gather(hint)):
         raise WrongError(hint)
+    time_limit.restart()
 
 
 def require(is_right: object, mistake: str, **facts: Any) -> None:

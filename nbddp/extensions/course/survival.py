@@ -229,7 +229,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-@judge("2.6a")
+@judge("2.6a", limited=False)  # it limits the runs of the script
 def survives(script: Any) -> None:
     """Judge a training script, given as a path or as text."""
     require(this_rank.world_size() == 1, "2.6a on ranks")

@@ -1,6 +1,8 @@
 """The course's exercises: right answers are accepted, and each mistake gets a fitting hint."""
 
 import re
+import signal
+import threading
 from datetime import timedelta
 from fractions import Fraction
 from itertools import islice
@@ -14,13 +16,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from processes import wait_until
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 from torch import nn
 
 import nbddp
 from nbddp.errors import ArgumentError
-from nbddp.extensions.course import code_exercises, grading
+from nbddp.extensions.course import grading, time_limit
 from nbddp.extensions.course.exercises import (
     EXERCISES,
     VALUE_EXERCISES,
@@ -283,12 +286,23 @@ def test_an_error_inside_a_users_function_is_raised() -> None:
         check_answer("3.5c", lambda: [0])
 
 
-def test_a_push_that_never_ends_gets_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_exercises, "SECONDS_TO_PUSH", 0.1)
-    end = Event()
-    waiting = type("Waiting", (Server,), {"push": lambda *_: end.wait()})
-    assert hint("A1a", waiting) == f"Not yet. {HINTS['A1a own lock']}"
-    end.set()
+def test_an_answer_that_waits_forever_gets_a_hint(
+    monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+) -> None:
+    monkeypatch.setattr(time_limit, "SECONDS", 0.5)
+
+    def wait(*_: Any) -> Any:
+        Event().wait()
+
+    def loop(store: Any, *_: Any) -> Any:
+        while not store.check(["never"]):
+            pass
+
+    waiting = {"A1a": type("Waiting", (Server,), {"push": wait}), "2.1a": wait, "3.5c": wait}
+    before, threads = signal.getsignal(signal.SIGALRM), threading.active_count()
+    assert {name: hint(name, each) for name, each in (waiting | {"1.2b": loop}).items()} == snapshot
+    assert signal.getsignal(signal.SIGALRM) is before
+    wait_until(lambda: threading.active_count() == threads)
 
 
 def test_a_function_with_collectives_is_not_called_outside_of_ranks(
@@ -312,7 +326,7 @@ def test_no_hint_contains_the_right_number() -> None:
 def test_each_hint_to_code_is_used_and_each_mistake_has_one() -> None:
     sources = "".join(path.read_text() for path in Path(grading.__file__).parent.glob("*.py"))
     named = {*re.findall(r'"((?:any|(?:\d\.|A)\d[a-z]) [^"{]+)"', sources)}
-    computed = re.compile(r"2\.5c \d+|2\.6a (event|fault) \w+")
+    computed = re.compile(r"2\.5c \d+|2\.6a (event|fault) \w+|(?!any)\S+ hangs")
     assert {each for each in HINTS if not computed.fullmatch(each)} <= named <= {*HINTS}
 
 

@@ -6,6 +6,8 @@ from drivers.ranks import MakeRanks
 from lessons import definitions
 from syrupy.assertion import SnapshotAssertion
 
+from nbddp.extensions.course.exercises import EXERCISES, VALUE_EXERCISES
+
 ANSWERS = """
 import math
 from torch.nn.parallel import DistributedDataParallel
@@ -24,12 +26,6 @@ def turn(x, to=right, of=left):
     calls = [lambda: dist.send(x, to), lambda: dist.recv(arriving, of)]
     for call in calls[:: -1 if rank == 0 else 1]:  # only rank 0 receives first
         call()
-    return arriving
-
-def jammed(x):
-    arriving = torch.empty_like(x)
-    dist.send(x, right)
-    dist.recv(arriving, left)
     return arriving
 
 def at_once(x):
@@ -92,13 +88,11 @@ WRONG = [
     '"1.3a", lambda x: turn(x) * (rank != 2)',
     '"1.3a", at_once',
     '"1.3a", gathered',
-    '"1.3a", jammed',
     '"1.3b", lambda x: ring(x, first=0)',
     '"1.3b", lambda x: ring(x, steps=1)',
     '"1.3b", lambda x: ring(x, step_of=gathered)',
     '"1.3b", reduced',
     '"1.3b", whole',
-    '"1.3b", lambda x: ring(x, step_of=jammed)',
     '"1.3b", lambda x: None',
     '"1.3b", lambda x: x',
     '"1.2a", lambda store, download: download()',
@@ -159,6 +153,65 @@ def test_an_error_of_an_answer_names_the_call_of_the_judge(make_group: MakeRanks
     assert "'NoneType' object has no attribute 'sum'" in report
     call = 'require(not differs(_prepared()), "1.5a equal")'
     assert f"check_answer('1.5a') has called your code: {call}" in report
+
+
+ENDLESS = """
+from torch import nn
+from nbddp.extensions.course import time_limit
+
+time_limit.SECONDS = 2.0
+
+def receive(*given):
+    if rank == world_size - 1:
+        dist.recv(torch.empty(1), 0)  # nobody sends
+    return given[0]
+
+def loop(*given):
+    while rank == 0:
+        pass
+
+def send(x):
+    dist.send(x, (rank + 1) % world_size)
+
+def get(store, download):
+    return store.get("name")
+
+def wait_in_mesh(model, mesh):
+    return rank or dist.barrier(mesh.get_group("data"))
+
+class Waiting(nn.Module):
+    def __init__(self, *given):
+        super().__init__()
+        receive(self)
+
+answers = {
+    **dict.fromkeys(["1.4b", "1.5a", "2.2c", "2.3a", "3.7c"], receive),
+    **dict.fromkeys(["1.2b", "2.1a", "2.5b", "3.5c", "3.7b"], loop),
+    **dict.fromkeys(["1.3a", "1.3b"], send),
+    **dict.fromkeys(["4.1a", "4.1b", "4.2a", "4.2b", "4.2c", "A1a"], Waiting),
+    **{"1.2a": get, "3.7a": wait_in_mesh},
+}
+hints = {}
+for name, answer in sorted(answers.items()):
+    took, given = time.monotonic(), (answer,) * (2 if name in ("3.7b", "3.7c") else 1)
+    hint = repr(nbddp.check_answer(name, *given))
+    hints[name] = hint, time.monotonic() - took
+"""
+
+
+@pytest.mark.full
+def test_each_exercise_refuses_an_answer_that_does_not_end(
+    make_group: MakeRanks, snapshot: SnapshotAssertion
+) -> None:
+    group = make_group(4)
+    first, *others = group.evaluate(f"import time\n{ENDLESS}\nhints")
+    assert max(seconds for _, seconds in first.values()) < 60  # with a limit of 2 s
+    hints = {name: hint for name, (hint, _) in first.items()}
+    assert [{name: hint for name, (hint, _) in each.items()} for each in others] == [hints] * 3
+    assert hints == snapshot
+    without_calls = {"2.1b", "2.3b", "2.5a", "2.5c", "2.6a", "3.1c"}  # 2.6a has its own limits
+    assert {*EXERCISES} - {*VALUE_EXERCISES} - {*hints} == without_calls
+    group.assert_works()
 
 
 MESH_IMPORTS = """

@@ -251,7 +251,11 @@ def test_classes_of_fsdp_and_tensor_parallelism_get_a_verdict(
     )
 
 
-def test_an_answer_that_gathers_on_rank_0_only_kills_no_rank(make_group: MakeRanks) -> None:
+def test_an_answer_that_gathers_on_rank_0_only_gets_a_hint(make_group: MakeRanks) -> None:
     answer = FSDP_ANSWERS.replace("if size_of(self.full) == 0", "if rank == 0")
-    code = f"from torch import nn\n{answer}\nnbddp.check_answer('4.2a', MyFSDP)"
-    assert "Timed out" in str(make_group(2, timeout=2.0).failure_of(code))
+    limit = "from nbddp.extensions.course import time_limit\ntime_limit.SECONDS = 2.0"
+    code = f"from torch import nn\n{limit}\n{answer}\nrepr(nbddp.check_answer('4.2a', MyFSDP))"
+    group = make_group(2)
+    late = "Not yet. It has not ended after 2 seconds. Rank 0 is at `dist.all_gather"
+    assert all(hint.startswith(late) for hint in group.evaluate(code))
+    group.assert_works()
