@@ -83,8 +83,8 @@ def _say_late(exercise: str, late: LateError) -> str:
     parts = [say("any too late", seconds=time_limit.SECONDS)]
     rank = next((rank for rank, line in enumerate(lines) if line), None)
     if rank is not None:
-        who = "It" if len(lines) == 1 else f"Rank {rank}"
-        parts.append(say("any line", who=who, line=lines[rank]))
+        subject = "It" if len(lines) == 1 else f"Rank {rank}"
+        parts.append(say("any line", subject=subject, line=lines[rank]))
     advice = "" if len(lines) == 1 else HINTS["any wait"]
     return " ".join([*parts, HINTS.get(f"{exercise} hangs", advice)]).rstrip()
 
