@@ -17,7 +17,10 @@ from notebook import Notebook
 pytestmark = [pytest.mark.notebook, pytest.mark.multiproc]
 
 QUICKSTART = NOTEBOOKS[0]
-SAYS = {"1.4_from_one_process_to_ddp": "a larger rate brings back"}  # with its own settings
+SAYS = {  # with their own settings
+    "1.4_from_one_process_to_ddp": "a larger rate brings back",
+    "2.1_checkpoint_and_resume": "the largest bump: optimizer",
+}
 # tests/multiproc/ecosystem/test_notebook.py runs the other one
 EACH = [path for path in NOTEBOOKS if path.stem[:2] != "A2"]
 
