@@ -395,7 +395,8 @@ def test_a_group_that_not_all_of_its_ranks_have_is_named(group: Ranks, capsys: C
     group.assert_works()
 
 
-def test_a_revival_that_is_interrupted_is_tried_again(group: Ranks) -> None:
+def test_a_revival_that_is_interrupted_is_tried_again(make_group: MakeRanks) -> None:
+    group = make_group(2)  # other tests use up the revivals of their ranks
     group.run(
         f"{imported(revival)}import time\npair = dist.new_group([0, 1])\n"
         "revive = revival.GroupReviver.revive_others\n"
