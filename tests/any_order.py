@@ -14,6 +14,7 @@ from fakes import (
     ManualEventThread,
     SilentLink,
     manual_runtime,
+    manual_session,
     ready,
     request_start,
 )
@@ -24,7 +25,6 @@ from life_history import History
 from nbddp.controller import actor_state
 from nbddp.controller.group_actor import start_event
 from nbddp.controller.rank_processes import RankProcesses
-from nbddp.controller.session import Session
 from nbddp.controller.threads import Runtime
 from nbddp.errors import RequestError, StartError
 from nbddp.lifecycle import events as ev
@@ -93,7 +93,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.patch.setattr(run_folder, "_version", lambda _package: "1")
         self.launcher = FakeLauncher(obeys=False)
         self.launcher.on_launch = self.add_rank
-        self.session = Session(self.launcher, make_runtime=self.make_runtime)
+        self.session = manual_session(self.launcher, self.make_runtime)
         self.ranks: dict[tuple[int, int], Rank] = {}
         self.replaced: list[Rank] = []
         self.mail: list[Envelope] = []

@@ -15,9 +15,11 @@ from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
+from unittest.mock import Mock
 
 from nbddp.controller.session import Session
 from nbddp.controller.threads import EventThread, Runtime
+from nbddp.extension.guard import Hooks
 from nbddp.launch.local_launcher import Launcher, RankHandle
 from nbddp.lifecycle.events import Event
 from nbddp.sigint import Future
@@ -313,6 +315,13 @@ class ManualRuntime(Runtime):
 
 def manual_runtime(link: Any) -> ManualRuntime:
     return ManualRuntime(link, ManualEventThread(), ManualEventThread())
+
+
+def manual_session(launcher: FakeLauncher, make_runtime: Callable[[], Runtime]) -> Session:
+    """Return a session without threads, so also without those of extensions."""
+    session = Session(launcher, make_runtime=make_runtime)
+    session._hooks = Mock(spec=Hooks, made=())
+    return session
 
 
 def with_threads(link: Any) -> Runtime:

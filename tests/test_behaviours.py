@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import nbddp
+from nbddp.__main__ import command_parser
 from nbddp.extensions.checks import registry
 from nbddp.extensions.checks.checker import ALL_RULES
 from nbddp.extensions.faults.arming import KINDS
@@ -64,7 +65,9 @@ def public_names() -> dict[str, list[str]]:
 
 def behaviours() -> dict[str, dict[str, list[str]]]:
     """Return all behaviours by section and row, with the names that their test files mention."""
-    parsers = {"%%ddp": CELL} | {f"%ddp {name}": parser for name, parser in COMMANDS.items()}
+    parsers: dict[str, ArgumentParser] = {"%%ddp": CELL}
+    parsers |= {f"%ddp {name}": parser for name, parser in COMMANDS.items()}
+    parsers |= {f"nbddp {name}": parser for name, (*_, parser) in command_parser()[1].items()}
     found = {}
     for magic, parser in parsers.items():
         word = magic.rpartition(" ")[2]  # an argument without dashes has no name in a line

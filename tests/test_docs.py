@@ -17,6 +17,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 from PIL import Image
 
 import nbddp
+from nbddp.__main__ import command_parser
 from nbddp.extension.installed import installed
 from nbddp.extensions.faults.arming import KINDS
 from nbddp.magics.magic_parser import MagicParser
@@ -92,7 +93,9 @@ def test_overview_of_commands_is_short_and_names_and_links_every_command() -> No
 
 
 def test_pages_use_only_existing_options() -> None:
-    ours = {name for parser in parsers().values() for name in parser._option_string_actions}
+    of_terminal = [parser for _, _, parser in command_parser()[1].values()]
+    all_parsers = [*parsers().values(), *of_terminal]
+    ours = {name for parser in all_parsers for name in parser._option_string_actions}
     others = {  # of pip, torchrun, Jupyter, Docker and our installer
         *("--test", "--execute", "--to", "--no-input", "--stdout"),
         *("--standalone", "--nproc-per-node", "--max-restarts"),

@@ -41,3 +41,19 @@ def run_facts(hooks: Hooks[CellHooks], cell: CellResult) -> JsonDict:
     """Return the facts of all extensions."""
     found = hooks.call("run_facts", lambda _, each: as_json(each.run_facts(cell)), is_urgent=True)
     return {name: fact for facts in found.values() for name, fact in facts.items()}
+
+
+class SessionHooks:
+    """What an extension does with a worker group; it overrides the hooks that it needs.
+
+    It is made at the first start of the ranks. The argument is their
+    :class:`~nbddp.controller.session.Session`, whose module imports this one.
+    """
+
+    def opened(self, session: Any) -> None:
+        """Called before each start or restart of the ranks, on the thread that starts them."""
+        del session
+
+    def closed(self, session: Any) -> None:
+        """Called when the session has ended its ranks and is about to end its threads."""
+        del session

@@ -13,12 +13,14 @@ from dataclasses import replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
+from nbddp.controller.cell_hooks import SessionHooks
 from nbddp.controller.gpu_monitor import GpuMonitor
 from nbddp.controller.group_actor import GroupActor, start_event
 from nbddp.controller.rank_processes import start_error
 from nbddp.controller.surviving_group import SurvivingGroup
 from nbddp.controller.threads import Runtime, open_runtime
 from nbddp.errors import RequestError
+from nbddp.extension.guard import Guard, Hooks
 from nbddp.launch.local_launcher import Launcher, LocalLauncher
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.group_state import GroupState, Life
@@ -97,6 +99,8 @@ class Session:
         self.last_healed: Healed | None = None
         self._push_store = PushStore()
         self._gpus = GpuMonitor()
+        guard = Guard(self.router.notify, lambda: self.life.attempt)
+        self._hooks: Hooks[SessionHooks] = Hooks("sessions", guard)
 
     # ---- what the actor knows
 
@@ -314,6 +318,7 @@ class Session:
         """Start the processes that ranks of this spec need, and open the link to the ranks."""
         self.prepare(spec)
         self._ensure_runtime()
+        self._hooks.call("opened", lambda _, each: each.opened(self))
 
     @contextmanager
     def _stop_on_interrupt(self) -> Iterator[None]:
@@ -415,12 +420,19 @@ class Session:
         with self._opening:
             self.stop()
             try:
-                if self._owns_launcher:
-                    self.launcher.close()  # ends a wait for a forkserver that still imports
+                made = [*self._hooks.made]  # those of a session that had ranks
+                self._hooks.call("closed", lambda _, each: each.closed(self), made, slow=made)
             finally:
-                self._close_runtime()
-                self.actor.set_pending((), is_all=True)  # the replay log refers to the pushes
-                self._push_store.free()
+                self._close_all()
+
+    def _close_all(self) -> None:
+        try:
+            if self._owns_launcher:
+                self.launcher.close()  # ends a wait for a forkserver that still imports
+        finally:
+            self._close_runtime()
+            self.actor.set_pending((), is_all=True)  # the replay log refers to the pushes
+            self._push_store.free()
 
     def _close_runtime(self) -> None:
         """Close the connection and the threads, after all processes have exited."""

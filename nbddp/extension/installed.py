@@ -85,6 +85,7 @@ def _claims(extension: Extension) -> set[str]:
     return {
         f"the name {extension.name}",
         *(f"the command {command_name(kind)}" for kind in extension.commands),
+        *(f"the command nbddp {command_name(kind)}" for kind in extension.terminal_commands),
         *(f"the option {flag}" for flag in flags if flag.startswith("-")),
         *(f"an option with the field {option.name}" for option in options),
         *(f"the name nbddp.{name}" for name in extension.public),
@@ -97,9 +98,11 @@ def command_name(kind: type[Command]) -> str:
     return kind.example.partition(" ")[0]
 
 
-def owner_of_command(name: str) -> str:
+def owner_of_command(name: str, *, is_of_terminal: bool = False) -> str:
     """Return the extension that has a command, installed or not; "" if none has it."""
-    return str(import_module(PACKAGE).COMMANDS.get(name, ""))
+    extensions = import_module(PACKAGE)
+    owners = extensions.TERMINAL_COMMANDS if is_of_terminal else extensions.COMMANDS
+    return str(owners.get(name, ""))
 
 
 def public_targets() -> dict[str, str]:

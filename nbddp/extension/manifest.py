@@ -15,7 +15,9 @@ API = 1  # the version of this interface; it may change with each version of nbd
 
 
 class Command(Frozen):
-    """A command of ``%ddp``: its docstring is the help, its fields are the options and arguments.
+    """A command of ``%ddp``, or of ``nbddp`` in a terminal.
+
+    Its docstring is the help, its fields are the options and arguments.
 
     Attributes:
         example: the command with its required arguments.
@@ -48,6 +50,10 @@ class Extension(Frozen):
         rank: the target of its :class:`~nbddp.extension.rank_half.RankHalf`.
         cells: the target of its :class:`~nbddp.controller.cell_hooks.CellHooks`.
         scripts: the target of its :class:`~nbddp.group.script_ranks.ScriptHooks`.
+        sessions: the target of its :class:`~nbddp.controller.cell_hooks.SessionHooks`.
+        terminal_commands: its commands of ``nbddp`` in a terminal.
+        terminal: the target of a class without arguments; a method of the name of each of these
+            commands carries it out.
         group_methods: its methods of :class:`~nbddp.WorkerGroup`, each with its target: a function
             whose first argument is the group.
     """
@@ -64,4 +70,7 @@ class Extension(Frozen):
     rank: str = ""
     cells: str = ""
     scripts: str = ""
+    sessions: str = ""
+    terminal_commands: tuple[type[Command], ...] = ()
+    terminal: str = ""
     group_methods: Mapping[str, str] = field(default_factory=dict)

@@ -62,3 +62,7 @@ COMMANDS = {
     "timeline": "timeline",
     "trace": "trace",
 }
+# the same of `nbddp` in a terminal
+TERMINAL_COMMANDS = dict.fromkeys(
+    ("status", "why", "logs", "metrics", "watch", "runs", "show"), "terminal"
+)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import REMAINDER, SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Mapping, Sequence
+from argparse import SUPPRESS, ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
 from dataclasses import Field, fields
 from functools import partial
 from inspect import getdoc
@@ -13,9 +13,9 @@ from IPython.core.error import UsageError
 
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.group_spec import StartOptions
+from nbddp.wire.options.option import add_option
 
 T = TypeVar("T", bound=Frozen)
-_NOT_OF_ARGPARSE = ("names", "what", "read", "repeat", "complete", "needs", "excludes", "before")
 _Formatter = partial(RawDescriptionHelpFormatter, max_help_position=28, width=100)
 
 
@@ -50,23 +50,7 @@ class MagicParser(ArgumentParser, Generic[T]):
         self._extensions = extensions
         self.declared = {each.name: each for each in _declared(kind, extensions)}
         for option in self.declared.values():
-            self._add(option.name, option.metadata)
-
-    def _add(self, field_name: str, declared: Mapping[str, Any]) -> None:
-        more = {name: value for name, value in declared.items() if name not in _NOT_OF_ARGPARSE}
-        names = declared["names"].split()
-        flags = [each for each in names if each.startswith("-")]
-        values = names[len(flags) :]
-        more |= {"help": declared["what"]} | ({"dest": field_name} if flags else {})
-        if flags and not values and "choices" not in more:
-            self.add_argument(*flags, action="store_true", **more)
-            return
-        if flags:
-            more["metavar"] = "".join(values) or None
-        if "repeat" in declared:
-            more["action"] = "append"
-        action = self.add_argument(*(flags or values), type=declared["read"], **more)
-        action.required = action.required and action.nargs != REMAINDER  # Python 3.11 differs
+            add_option(self, option)
 
     def build(self, parsed: Namespace) -> T:
         """Return what was parsed as the dataclass of this parser."""

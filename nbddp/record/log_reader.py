@@ -12,10 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from nbddp.formatting import format_bytes
-from nbddp.wire.messages import Output
+
+if TYPE_CHECKING:
+    from nbddp.wire.messages import Output  # a terminal reads logs without it, more quickly
 
 MAX_LINE = 100_000  # characters shown of a line
 MAX_PANEL_LINE = 4096  # characters of a line in a panel, which redraws hundreds of lines often

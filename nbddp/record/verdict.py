@@ -281,9 +281,10 @@ class Verdict:
             is_obvious = other.is_interrupted or not other.is_consequence
             suffix = "" if is_obvious else f" (a consequence of {format_ranks(self.causes)})"
             lines.append(f"  {format_ranks(ranks)}: {other.headline()}{suffix}")
-        return "\n".join([*lines, self._way_out()] if advises else lines)
+        return "\n".join([*lines, self.way_out()] if advises else lines)
 
-    def _way_out(self) -> str:
+    def way_out(self) -> str:
+        """Return what the user can do next."""
         if self.is_script:
             return self._way_out_of_script()
         if self.ended_by == RESTART_WITH_REPLAY:

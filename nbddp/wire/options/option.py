@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from argparse import REMAINDER, ArgumentParser
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import Field, field
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_NOT_OF_ARGPARSE = ("names", "what", "read", "repeat", "complete", "needs", "excludes", "before")
 
 
 def option(names: str, what: str, default: T, read: Callable[[str], Any] = str, **more: Any) -> T:
@@ -41,3 +43,22 @@ def flag(names: str, what: str, **more: Any) -> bool:
 def argument(names: str, what: str, read: Callable[[str], Any] = str, **more: Any) -> Any:
     """Declare an argument that must be given; see :func:`option`."""
     return field(metadata={"names": names, "what": what, "read": read, **more})
+
+
+def add_option(parser: ArgumentParser, item: Field[Any]) -> None:
+    """Add the option or argument that a field declares to a parser."""
+    declared = item.metadata
+    more = {name: value for name, value in declared.items() if name not in _NOT_OF_ARGPARSE}
+    names = declared["names"].split()
+    flags = [each for each in names if each.startswith("-")]
+    values = names[len(flags) :]
+    more |= {"help": declared["what"]} | ({"dest": item.name} if flags else {})
+    if flags and not values and "choices" not in more:
+        parser.add_argument(*flags, action="store_true", **more)
+        return
+    if flags:
+        more["metavar"] = "".join(values) or None
+    if "repeat" in declared:
+        more["action"] = "append"
+    action = parser.add_argument(*(flags or values), type=declared["read"], **more)
+    action.required = action.required and action.nargs != REMAINDER  # Python 3.11 differs

@@ -17,6 +17,7 @@ from fakes import (
     ManualEventThread,
     SilentLink,
     manual_runtime,
+    manual_session,
     ready,
     request_start,
 )
@@ -24,7 +25,6 @@ from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller.group_actor import start_event
-from nbddp.controller.session import Session
 from nbddp.controller.surviving_group import SurvivingGroup, SurvivingRank
 from nbddp.errors import RequestError
 from nbddp.extensions.runs.find import runs_below
@@ -56,7 +56,7 @@ class Driver:
         self.launcher = FakeLauncher()
         self.link = SilentLink()
         self.runtime = manual_runtime(self.link)
-        self.session = Session(self.launcher, make_runtime=lambda: self.runtime)
+        self.session = manual_session(self.launcher, lambda: self.runtime)
 
     @property
     def actor(self) -> ManualEventThread:

@@ -1,0 +1,124 @@
+"""Write the state of a session's run into its folder, for terminals; on a thread of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import threading
+import time
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import psutil
+
+from nbddp.controller.cell_hooks import SessionHooks
+from nbddp.controller.session import Session
+from nbddp.extensions.terminal import STATE_FILE
+from nbddp.extensions.terminal.live_index import IndexEntry
+from nbddp.extensions.terminal.live_state import describe_run
+from nbddp.private_files import open_private_folder
+from nbddp.record.run_folder import write_atomic
+from nbddp.sigint import Future, start_thread, wait_for_all
+
+PERIOD = 1.0  # seconds between two heartbeats
+LAST_WRITE = 2.0  # seconds that the end of a session, or a new start, waits for the last state
+logger = logging.getLogger(__name__)
+
+
+class StatePublisher(SessionHooks):
+    """Writes ``state.json`` when something changed, at most once a second.
+
+    The time of the file's last change is the heartbeat: it is set every second. A write may take
+    long, as on NFS, so neither the session's thread nor the main thread makes one.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Future[None], bool]] = SimpleQueue()  # is it the last one?
+        self._thread: threading.Thread | None = None
+        self._path: Path | None = None  # the folder of the run
+        self._is_over = True
+        self._written = ""
+        self._has_failed = False
+        self._index = IndexEntry()
+
+    def opened(self, session: Session) -> None:
+        """Start the thread. Write the last state of the run before, if it was not written yet."""
+        if self._thread is None:
+            work = threading.Thread(
+                target=self._publish_until_closed,
+                args=(session,),
+                name="nbddp-terminal",
+                daemon=True,
+            )
+            start_thread(work)
+            self._thread = work
+        elif session.event_log.folder is None and not self._is_over:
+            self._publish_now(is_last=False)
+
+    def closed(self, session: Session) -> None:
+        """Write the last state, and end the thread."""
+        del session
+        if self._thread is not None:
+            self._publish_now(is_last=True)
+            self._thread = None
+
+    def _publish_now(self, *, is_last: bool) -> None:
+        done: Future[None] = Future()
+        self._calls.put((done, is_last))
+        wait_for_all([done], timeout=LAST_WRITE)
+
+    # ---- on the thread
+
+    def _publish_until_closed(self, session: Session) -> None:
+        next_at, is_last = time.monotonic(), False
+        while not is_last:
+            done = None
+            try:
+                done, is_last = self._calls.get(timeout=max(0.0, next_at - time.monotonic()))
+            except Empty:
+                next_at = max(next_at + PERIOD, time.monotonic())
+            self._try_to_publish(session)
+            if done is not None:
+                done.set_result(None)
+
+    def _try_to_publish(self, session: Session) -> None:
+        """Write the state. An error is logged once for each run: the next second may go well."""
+        try:
+            self._publish(session)
+        except Exception:
+            if not self._has_failed:
+                self._has_failed = True
+                logger.exception("the state of %s could not be written", self._path)
+
+    def _publish(self, session: Session) -> None:
+        path, is_over = session.event_log.path, session.event_log.folder is None
+        if path is None:
+            return
+        if path != self._path:
+            if not is_over:
+                self._index.write(path)
+            self._path, self._is_over, self._written, self._has_failed = path, False, "", False
+        if self._is_over:
+            return
+        facts = {**describe_run(session, is_over=is_over), "kernel": _kernel()}
+        text = json.dumps(facts, default=str)
+        if text != self._written:
+            write_atomic(path / STATE_FILE, text + "\n")
+            self._written = text
+        else:
+            now = time.time()
+            with open_private_folder(path) as folder:
+                os.utime(STATE_FILE, (now, now), dir_fd=folder, follow_symlinks=False)
+        self._is_over = is_over
+        if is_over:
+            self._index.remove()
+
+
+def _kernel() -> dict[str, object]:
+    return {
+        "pid": os.getpid(),
+        "started": round(psutil.Process().create_time(), 2),
+        "host": platform.node(),
+    }
