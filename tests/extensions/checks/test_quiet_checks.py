@@ -5,13 +5,15 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from typed import Typed
 
 from nbddp.extensions.checks.facts import LoaderFacts, RankFacts
 from nbddp.extensions.checks.notebook import Checks, find_new
 from nbddp.group.notebook_events import CellShown
+from nbddp.group.notebook_half import NotebookHalf
 from nbddp.lifecycle.group_state import Life, RankLife
 from nbddp.record.cell import CellHandle, CellRequest
-from nbddp.ui.report.blocks import Block
+from nbddp.ui.report.blocks import Block, note
 from nbddp.ui.report.render import text_lines
 from nbddp.wire.messages import CellEnded
 
@@ -78,3 +80,20 @@ def test_a_cell_has_findings_only_where_they_apply(
     world_size: int, handle: CellHandle, found: list[str]
 ) -> None:
     assert rules(Checks(Mock()), session(world_size), handle) == found
+
+
+class Garbage(NotebookHalf):
+    """Adds a remark below a cell, and then what is no block."""
+
+    def on_event(self, event: Any) -> None:
+        event.add([note("a remark")])
+        event.add(["garbage"])
+
+
+def test_what_is_no_block_is_an_error_of_its_extension_and_not_of_the_view(
+    typed: Typed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook = typed.notebook
+    notebook.extensions._hooks.made["checks"] = Garbage(notebook)
+    assert notebook.presenter.remarks(notebook.group.session, Mock()) == [note("a remark")]
+    assert "the extension checks failed in its hook on_event" in capsys.readouterr().out

@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch.distributed as dist
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
@@ -335,3 +336,12 @@ def test_the_code_of_a_command_is_left_out_under_the_name_of_the_command() -> No
     entries = [cell("x = 1"), cell("nbddp.faults.clear()  # %ddp fault off", command="fault off")]
     session = Mock(**{"life.attempt": 1, "replay_log.all_entries": entries})
     assert ExportLog(session).items() == [entries[0], Omitted("%ddp fault off", "a fault")]
+
+
+def test_the_port_of_a_store_is_known_after_the_notebook_has_dropped_the_store() -> None:
+    no_session: Any = None
+    log = ExportLog(no_session)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    log.record_store_ports({"store": store, "rate": 0.1})
+    log.record_store_ports({"rate": 0.1})
+    assert log.store_ports == {store.port}

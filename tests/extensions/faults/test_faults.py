@@ -9,22 +9,28 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from IPython.core.error import UsageError
 from refusals import refusal
 from sinks import Recorder
 from syrupy.assertion import SnapshotAssertion
+from torch import nn
+from typed import Typed
 
 from nbddp.errors import ArgumentError
 from nbddp.extensions.faults import arming, fault_actions
 from nbddp.extensions.faults.arming import KINDS, Fault, FaultError, armed, at, clear
 from nbddp.extensions.faults.kinds import FAULTS_VARIABLE
+from nbddp.record.cell import CellRequest
 from nbddp.reporting import log_and_track, this_rank
 from nbddp.reporting.log_and_track import log, report_step
+from nbddp.worker.heal.namespace_transfer import load_namespace, pickle_namespace
 
 
 @pytest.fixture(autouse=True)
@@ -448,3 +454,31 @@ def test_corrupting_a_folder_flips_bytes_of_its_largest_file(tmp_path: Path, siz
     assert smallest.read_bytes() == b""
     assert len(path.read_bytes()) == size
     assert (path.read_bytes() == bytes(size)) is (size == 0)
+
+
+def test_a_fault_is_not_copied_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a fault of the donor would be injected on the new rank, too."""
+    model = nn.Linear(1, 1, bias=False)
+    monkeypatch.setattr(fault_actions, "prepared_models", [model])
+    fault_actions.NanAction(Fault(kind="nan", rank=0, step=1)).fire()
+    carried = pickle_namespace({"model": model})
+    copies: dict[str, Any] = {}
+    load_namespace(carried.data, copies, carried.storages)
+    copies["model"](torch.ones(1, 1)).backward()
+    assert not copies["model"].weight.grad.isnan()
+
+
+def test_a_fault_is_armed_on_the_given_rank_with_the_given_options(typed: Typed) -> None:
+    typed.line("fault slow --rank 1 --step 7 --factor 3")
+    request: CellRequest = typed.run.call_args.args[0]
+    assert request.ranks == (1,)
+    calls: list[dict[str, Any]] = []
+    exec(request.source, {"nbddp": Mock(**{"faults.at": lambda **how: calls.append(how)})})
+    assert calls == [{"kind": "slow", "rank": 1, "step": 7, "factor": 3.0, "again": True}]
+    with pytest.raises(UsageError, match="required: --step; for "):
+        typed.line("fault kill --rank 1")
+    with pytest.raises(UsageError, match="disarms the faults of all ranks and steps"):
+        typed.line("fault off --rank 1")
+    typed.line("fault off")
+    exec(typed.run.call_args.args[0].source, {"nbddp": (kit := Mock())})
+    kit.faults.clear.assert_called_once_with()

@@ -18,10 +18,12 @@ from fake_nodes import FakeNodes
 from processes import wait_until
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
+from typed import Typed
 
 from nbddp.errors import RequestError
 from nbddp.extensions.nodes import handshake
 from nbddp.extensions.nodes import listener as listener_module
+from nbddp.extensions.nodes import notebook as nodes
 from nbddp.extensions.nodes.__main__ import main
 from nbddp.extensions.nodes.clock_offset import ClockOffset
 from nbddp.extensions.nodes.join_file import JoinFile
@@ -35,6 +37,7 @@ from nbddp.extensions.nodes.node_connection import (
     decode_json,
     forward,
 )
+from nbddp.extensions.nodes.node_pool import NodesSpec
 
 JOIN = JoinFile.new("127.0.0.1", 29400)
 VERSIONS = node_facts(1)["versions"]
@@ -467,3 +470,34 @@ def test_the_clock_offset_comes_from_the_shortest_round_trip() -> None:
     clock.add_round(20.0, 25.5, 20.8)  # ± 0.4
     assert clock.offset == pytest.approx(5.0)
     assert clock.error == pytest.approx(0.05)
+
+
+@pytest.mark.usefixtures("devices")
+@pytest.mark.parametrize(
+    ("variables", "count", "backend"),
+    [
+        ({}, 3, "xccl"),
+        ({"ZE_AFFINITY_MASK": "2"}, 1, "xccl"),
+        ({"ZE_AFFINITY_MASK": ""}, 0, "nccl"),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 2, "nccl"),
+    ],
+)
+def test_a_node_counts_devices_without_torch(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], count: int, backend: str
+) -> None:
+    monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": "", **variables})
+    facts = node_facts(1)
+    assert (facts["gpus"], facts["gpu_backend"]) == (count, backend)
+
+
+def test_a_listener_opens_with_given_options(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Mock()
+    monkeypatch.setattr(nodes, "open_nodes", opened)
+    options = "--nnodes 2:4 --nproc-per-node 8 --host 10.0.0.7 --port 5555 --orphan-timeout 9"
+    typed.line(f"nodes {options}")
+    asked = {"min_nodes": 2, "max_nodes": 4, "nproc_per_node": 8, "host": "10.0.0.7", "port": 5555}
+    spec = NodesSpec(**asked, orphan_timeout=9.0)
+    opened.assert_called_once_with(typed.notebook.group, spec)
+    for option in options.split("--")[1:]:  # each of them alone opens one
+        typed.line(f"nodes --{option}")
+    assert opened.call_count == 6

@@ -25,6 +25,7 @@ from published import fake_wandb
 from refusals import refusal
 from runs_on_disk import BEGAN, events_of, lines, make_run, rows_of
 from syrupy.assertion import SnapshotAssertion
+from typed import RUNS, Run, Typed
 
 from nbddp.errors import RequestError
 from nbddp.extensions.publish import TRACKER_CLASSES, PublishOptions
@@ -393,3 +394,16 @@ def test_a_running_run_is_published_once_for_several_cells(
     publishing.before_cell(cell)
     assert len(remarks) == 1
     assert "--again" in refusal(RequestError, start, is_again=False)
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_a_cell_or_a_script_has_the_given_trackers(
+    typed: Typed, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nbddp.extensions.publish.notebook.require_package", lambda _kind: None)
+    extensions = Mock(run_cell=lambda _cell: False)
+    extensions.before_cell.side_effect = lambda cell: cell.given
+    typed.notebook.extensions = extensions
+    run(typed, "--publish wandb:digits")
+    [cell] = extensions.before_cell.call_args.args
+    assert cell.options(PublishOptions).publish == [Target("wandb", "digits")]

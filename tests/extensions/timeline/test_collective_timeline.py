@@ -2,15 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from arrivals import BASE, arrival_messages, matcher_of, matcher_with
 from matplotlib.colors import to_rgba
 from pages import readable
+from typed import Typed
 
 from nbddp.charts.figure import png_of
 from nbddp.charts.palette import INK
+from nbddp.extensions.timeline import notebook as timelines
 from nbddp.extensions.timeline.collective_timeline import (
     DdpOverlap,
     Timeline,
@@ -21,6 +25,7 @@ from nbddp.extensions.timeline.collective_timeline import (
 from nbddp.extensions.timeline.figure import draw_timeline
 from nbddp.extensions.timeline.view import MAX_ROWS, shown_ranks, timeline_as_text, timeline_report
 from nbddp.lifecycle.group_state import GroupState
+from nbddp.magics.presenter import Presenter
 from nbddp.record.collectives.collective_matcher import CollectiveMatcher, Straggler
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.report.finished_cell import CellReport, record_html
@@ -264,3 +269,38 @@ def test_the_record_and_the_status_show_the_straggler_only_if_there_is_one() -> 
     assert text in record_html(CellReport(snapshot=snapshot))
     assert text in render_text(status_report(snapshot))
     assert "38 %" not in record_html(CellReport(snapshot=equal)) + render_text(status_report(equal))
+
+
+# ---- a picture
+
+STEP_TIMES = (*(0.001 * number for number in range(1, 12)), 0.5, 1.0)
+
+
+def test_the_steps_of_a_timeline_do_not_overlap_and_a_death_at_the_end_is_whole() -> None:
+    died = {1: 1.0}
+    steps = tuple((at, 1000.0 + number) for number, at in enumerate(STEP_TIMES))
+    timeline = Timeline(cell=1, ranks=(0, 1), span=(0.0, 1.0), steps=steps, died=died)
+    figure = draw_timeline(timeline, [0, 1])
+    png_of(figure)
+    ax = figure.axes[0]
+    [top] = ax.child_axes
+    labels = [each for each in top.get_xticklabels() if each.get_text()]
+    assert [each.get_text() for each in labels] == ["step 1000", "1011", "1012"]
+    boxes = [each.get_window_extent() for each in labels]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    [cross] = ax.get_lines()
+    assert not cross.get_clip_on()
+
+
+@pytest.mark.parametrize("has_record", [False, True])
+def test_a_timeline_below_a_record_does_not_repeat_its_warning(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, has_record: bool
+) -> None:
+    timeline = Timeline(cell=1, ranks=(0,), span=(0.0, 1.0), awaited=Mock())
+    monkeypatch.setattr(timelines, "timeline_of", lambda *_: timeline)
+    monkeypatch.setattr(Presenter, "has_record", has_record)
+    monkeypatch.setattr(Presenter, "show", Mock())
+    monkeypatch.setattr(timelines, "timeline_report", report := Mock())
+    typed.cell("--timeline")
+    [shown] = report.call_args.args
+    assert (shown.awaited is None) == has_record

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pages import readable
+from typed import RUNS, Run, Typed
 
 from nbddp.extensions.trace import TraceSteps
 from nbddp.extensions.trace import merge as record
@@ -100,3 +101,10 @@ def test_only_a_small_trace_file_gets_a_download_link(tmp_path: Path, snapshot: 
     told.path.unlink()
     assert "<a download" not in on_page(told)
     assert str(told.path) in on_page(told)
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_the_ranks_of_a_cell_or_a_script_get_the_steps_to_trace(typed: Typed, run: Run) -> None:
+    run(typed, "--trace 2:4")
+    steps = {"first": 2, "last": 4, "with_memory": False}
+    assert typed.asked()[0].options == {"trace": {"trace": steps}}

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_devices import FakeDevices
 from refusals import refusal
 from sinks import Recorder
 from syrupy.assertion import SnapshotAssertion
@@ -27,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import CheckpointError
 from nbddp.extensions.faults.fault_actions import flip_bytes
-from nbddp.extensions.train.checkpoint import atomic_files
+from nbddp.extensions.train.checkpoint import atomic_files, state_dicts
 from nbddp.extensions.train.checkpoint.checkpoint import Checkpoint, Resumed
 from nbddp.extensions.train.precision import precision
 from nbddp.reporting.training_objects import checkpoints
@@ -478,3 +479,10 @@ def test_a_pickled_checkpoint_object_keeps_its_folder_and_settings(tmp_path: Pat
     assert other.resume(model=nn.Linear(2, 1)).step == 4
     other.save(5, model=model)
     assert made.resume(model=nn.Linear(2, 1)).step == 5
+
+
+def test_the_random_state_of_the_device_is_restored(devices: FakeDevices) -> None:
+    state = state_dicts.random_state()
+    devices.random_state = torch.tensor([2])
+    state_dicts.restore_random(state)
+    assert devices.random_state.tolist() == [1]

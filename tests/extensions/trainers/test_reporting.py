@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from sinks import Recorder
+from typed import RUNS, Run, Typed
 
 from nbddp.extensions.trainers import attach, reporting
 from nbddp.extensions.trainers.lightning_callback import NbddpCallback
@@ -190,3 +191,9 @@ def test_lightning_gets_a_callback_only_where_trainers_report(
     reporting.enable(False)
     assert lightning_callbacks() == []
     assert rows(sink) == []
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_the_ranks_of_a_cell_or_a_script_can_leave_out_trainers(typed: Typed, run: Run) -> None:
+    run(typed, "--no-trainer-metrics")
+    assert typed.asked()[0].options == {"trainers": {"no_trainer_metrics": True}}

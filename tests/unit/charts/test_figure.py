@@ -1,9 +1,8 @@
-"""Figures of charts, of a timeline and of a scaling study, on any background."""
+"""Figures of charts, on any background."""
 
 import io
 import subprocess
 import sys
-from itertools import pairwise
 from typing import Any
 
 import matplotlib as mpl
@@ -19,28 +18,8 @@ from nbddp.charts.axes import AxisScale
 from nbddp.charts.chart_lines import Chart, rank_chart
 from nbddp.charts.figure import draw_charts, png_of, printable_name
 from nbddp.charts.palette import INK, rank_color
-from nbddp.extensions.timeline.collective_timeline import Timeline
-from nbddp.extensions.timeline.figure import draw_timeline
 from nbddp.record import metrics as record_metrics
 from nbddp.record.metrics import MetricStore
-
-STEPS = (*(0.001 * number for number in range(1, 12)), 0.5, 1.0)
-
-
-def test_the_steps_of_a_timeline_do_not_overlap_and_a_death_at_the_end_is_whole() -> None:
-    died = {1: 1.0}
-    steps = tuple((at, 1000.0 + number) for number, at in enumerate(STEPS))
-    timeline = Timeline(cell=1, ranks=(0, 1), span=(0.0, 1.0), steps=steps, died=died)
-    figure = draw_timeline(timeline, [0, 1])
-    png_of(figure)
-    ax = figure.axes[0]
-    [top] = ax.child_axes
-    labels = [each for each in top.get_xticklabels() if each.get_text()]
-    assert [each.get_text() for each in labels] == ["step 1000", "1011", "1012"]
-    boxes = [each.get_window_extent() for each in labels]
-    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
-    [cross] = ax.get_lines()
-    assert not cross.get_clip_on()
 
 
 def chart(name: str = "loss", ranks: int = 2, scale: AxisScale = AxisScale.AUTO) -> Chart:

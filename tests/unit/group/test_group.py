@@ -30,13 +30,6 @@ def group(link: FakeLink, folder: Path) -> Iterator[WorkerGroup]:  # noqa: ARG00
     group.close()
 
 
-def test_the_worker_group_has_exactly_its_documented_public_names() -> None:
-    assert [name for name in dir(WorkerGroup(nproc=2)) if not name.startswith("_")] == [
-        *("alive", "close", "folder", "heal", "interrupt", "is_live", "kill", "pull", "push"),
-        *("restart", "run", "run_script", "scale", "start", "stop", "sweep", "timeline", "trace"),
-    ]
-
-
 def test_a_group_has_its_living_ranks_and_its_run_folder(group: WorkerGroup) -> None:
     assert group.alive == [0, 1]
     assert group.folder is not None

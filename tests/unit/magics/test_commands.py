@@ -1,102 +1,32 @@
 """How `%ddp` and `%%ddp` use their options: the start of ranks, and the code they run."""
 
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import torch.distributed as dist
-from fakes import FakeLauncher, FakeLink, fake_session
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from refusals import refusal
-from traitlets.config import Config
+from typed import RUNS, Run, Typed
 
 from nbddp.controller.session import Session
 from nbddp.errors import CellFailedError
-from nbddp.extensions.export.items import ExportLog
-from nbddp.extensions.nodes import notebook as nodes
-from nbddp.extensions.nodes.node_pool import NodesSpec
-from nbddp.extensions.publish import PublishOptions
-from nbddp.extensions.publish.tracker import Target
-from nbddp.extensions.timeline import notebook as timelines
-from nbddp.extensions.timeline.collective_timeline import Timeline
-from nbddp.group.notebook_half import NotebookHalf
-from nbddp.group.rank_group import RankGroup
-from nbddp.group.recovery import Recovery
 from nbddp.lifecycle.retries import Retries
 from nbddp.magics import load as extension
-from nbddp.magics.cell_magic import run_cell
-from nbddp.magics.line_magic import run_command
-from nbddp.magics.notebook_state import NotebookState
 from nbddp.magics.presenter import Presenter
-from nbddp.record.cell import CellRequest, CellResult
+from nbddp.record.cell import CellResult
 from nbddp.sigint import run_in_thread
 from nbddp.ui.log_lines import LogBuffer
-from nbddp.ui.report.blocks import note
 from nbddp.ui.report.render import render_html
 from nbddp.wire.group_spec import GroupSpec
 from nbddp.wire.rank_start import RankStart
 from nbddp.wire.request_messages import Push
 
 start = Session.start
-WENT_WELL = Mock(spec=CellResult, is_ok=True, verdict=None, ranks=(0,), prompt=1)
 
 
-class Typed:
-    """A notebook's magics, without ranks: mocks start ranks, and run cells and scripts."""
-
-    def __init__(self, shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.launcher, self.link = FakeLauncher(), FakeLink()
-        self.notebook = NotebookState(shell)
-        group = RankGroup(GroupSpec(), fake_session(self.launcher, self.link))
-        self.notebook.group = self.notebook.ranks.group = group
-        self.start, self.run = Mock(), Mock(return_value=WENT_WELL)
-        monkeypatch.setattr(Session, "start", self.start)
-        monkeypatch.setattr(Recovery, "run", self.run)
-        Path("train.py").write_text("x = 1\n")
-
-    def asked(self) -> tuple[CellRequest, Retries]:
-        """The cell or script that was to run since the last time, and how often again."""
-        self.run.assert_called_once()
-        request, retries, begun = self.run.call_args.args
-        assert begun is None
-        self.run.reset_mock()
-        return request, retries
-
-    def line(self, line: str) -> None:
-        run_command(self.notebook, line)
-
-    def cell(self, line: str) -> None:
-        run_cell(self.notebook, line, "x = 1")
-
-
-@pytest.fixture(scope="module")
-def shell() -> Iterator[InteractiveShell]:
-    """A shell without a history; ``__main__`` is given back."""
-    main = sys.modules["__main__"]
-    yield InteractiveShell(config=Config(HistoryManager={"enabled": False}))
-    sys.modules["__main__"] = main
-
-
-@pytest.fixture
-def typed(
-    shell: InteractiveShell,
-    folder: Path,  # noqa: ARG001 - of the script and the runs
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Typed]:
-    typed = Typed(shell, monkeypatch)
-    yield typed
-    typed.notebook.group.close()
-
-
-Run = Callable[[Typed, str], object]
-RUNS: dict[str, Run] = {
-    "%%ddp": Typed.cell,
-    "%ddp run": lambda typed, options: typed.line(f"run {options} train.py"),
-}
 BEGINS = RUNS | {
     "%ddp start": lambda typed, options: typed.line(f"start {options}"),
     "%ddp restart": lambda typed, options: typed.line(f"restart {options}"),
@@ -218,22 +148,6 @@ def test_values_are_sent_to_the_ranks_that_the_option_names(with_ranks: Typed) -
         assert sorted(sent) == ranks
 
 
-def test_a_fault_is_armed_on_the_given_rank_with_the_given_options(typed: Typed) -> None:
-    typed.line("fault slow --rank 1 --step 7 --factor 3")
-    request: CellRequest = typed.run.call_args.args[0]
-    assert request.ranks == (1,)
-    calls: list[dict[str, Any]] = []
-    exec(request.source, {"nbddp": Mock(**{"faults.at": lambda **how: calls.append(how)})})
-    assert calls == [{"kind": "slow", "rank": 1, "step": 7, "factor": 3.0, "again": True}]
-    with pytest.raises(UsageError, match="required: --step; for "):
-        typed.line("fault kill --rank 1")
-    with pytest.raises(UsageError, match="disarms the faults of all ranks and steps"):
-        typed.line("fault off --rank 1")
-    typed.line("fault off")
-    exec(typed.run.call_args.args[0].source, {"nbddp": (kit := Mock())})
-    kit.faults.clear.assert_called_once_with()
-
-
 def test_armed_faults_are_those_of_living_ranks_that_have_not_fired(
     with_ranks: Typed, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,20 +174,6 @@ def test_wait_in_a_terminal_does_not_repeat_the_report_of_a_background_cell(type
     assert raised.value._render_traceback_() == ["it failed (more above)"]
 
 
-@pytest.mark.parametrize("has_record", [False, True])
-def test_a_timeline_below_a_record_does_not_repeat_its_warning(
-    typed: Typed, monkeypatch: pytest.MonkeyPatch, has_record: bool
-) -> None:
-    timeline = Timeline(cell=1, ranks=(0,), span=(0.0, 1.0), awaited=Mock())
-    monkeypatch.setattr(timelines, "timeline_of", lambda *_: timeline)
-    monkeypatch.setattr(Presenter, "has_record", has_record)
-    monkeypatch.setattr(Presenter, "show", Mock())
-    monkeypatch.setattr(timelines, "timeline_report", report := Mock())
-    typed.cell("--timeline")
-    [shown] = report.call_args.args
-    assert (shown.awaited is None) == has_record
-
-
 def test_a_message_during_a_command_is_not_kept_for_the_next_cell(
     with_ranks: Typed, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -290,8 +190,6 @@ def test_a_message_during_a_command_is_not_kept_for_the_next_cell(
 WHAT: dict[str, tuple[str, Any]] = {
     "--ranks 1": ("ranks", (1,)),
     "--break-ranks 1": ("break_ranks", (1,)),
-    "--trace 2:4": ("options", {"trace": {"trace": {"first": 2, "last": 4, "with_memory": False}}}),
-    "--no-trainer-metrics": ("options", {"trainers": {"no_trainer_metrics": True}}),
 }
 
 
@@ -303,16 +201,8 @@ RETRIES = {
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_a_cell_or_a_script_runs_with_the_given_options(
-    typed: Typed, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("nbddp.extensions.publish.notebook.require_package", lambda _kind: None)
-    extensions = Mock(run_cell=lambda _cell: False)
-    extensions.before_cell.side_effect = lambda cell: cell.given
-    typed.notebook.extensions = extensions
-    run(typed, "--publish wandb:digits")
-    [cell] = extensions.before_cell.call_args.args
-    assert cell.options(PublishOptions).publish == [Target("wandb", "digits")]
+def test_a_cell_or_a_script_runs_with_the_given_options(typed: Typed, run: Run) -> None:
+    run(typed, "")
     plain, _ = typed.asked()
     for options in (*WHAT, *RETRIES):
         run(typed, options)
@@ -336,45 +226,6 @@ def test_a_scripts_names_are_kept_and_replayed_only_with_the_keep_option(typed: 
         assert request.script is not None
         assert (request.script.keeps_names, request.once) == (keeps, not keeps)
         assert list(request.script.arguments) == ["--lr", "3"]
-
-
-def test_a_listener_opens_with_given_options(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = Mock()
-    monkeypatch.setattr(nodes, "open_nodes", opened)
-    options = "--nnodes 2:4 --nproc-per-node 8 --host 10.0.0.7 --port 5555 --orphan-timeout 9"
-    typed.line(f"nodes {options}")
-    asked = {"min_nodes": 2, "max_nodes": 4, "nproc_per_node": 8, "host": "10.0.0.7", "port": 5555}
-    spec = NodesSpec(**asked, orphan_timeout=9.0)
-    opened.assert_called_once_with(typed.notebook.group, spec)
-    for option in options.split("--")[1:]:  # each of them alone opens one
-        typed.line(f"nodes --{option}")
-    assert opened.call_count == 6
-
-
-class Garbage(NotebookHalf):
-    """Adds a remark below a cell, and then what is no block."""
-
-    def on_event(self, event: Any) -> None:
-        event.add([note("a remark")])
-        event.add(["garbage"])
-
-
-def test_what_is_no_block_is_an_error_of_its_extension_and_not_of_the_view(
-    typed: Typed, capsys: pytest.CaptureFixture[str]
-) -> None:
-    notebook = typed.notebook
-    notebook.extensions._hooks.made["checks"] = Garbage(notebook)
-    assert notebook.presenter.remarks(notebook.group.session, Mock()) == [note("a remark")]
-    assert "the extension checks failed in its hook on_event" in capsys.readouterr().out
-
-
-def test_the_port_of_a_store_is_known_after_the_notebook_has_dropped_the_store() -> None:
-    no_session: Any = None
-    log = ExportLog(no_session)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    log.record_store_ports({"store": store, "rate": 0.1})
-    log.record_store_ports({"rate": 0.1})
-    assert log.store_ports == {store.port}
 
 
 def test_a_free_threaded_python_is_refused(

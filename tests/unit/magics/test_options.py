@@ -15,7 +15,6 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
 from nbddp.extension.installed import command_name, installed, load, owner_of_command
-from nbddp.extensions.trace import TraceSteps, step_range
 from nbddp.magics.line_magic import HANDLERS
 from nbddp.magics.parser import CELL, COMMANDS, command_parser, help_text, parse_line
 from nbddp.magics.run_arguments import CellArguments, check_unchanged
@@ -62,7 +61,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--nproc 4  # as many as yesterday": {"nproc": 4},
     "--backend auto": {"backend": "auto"},
     "--backend nccl": {"backend": "nccl"},
-    "--trace 0": {"trace": TraceSteps(first=0, last=0)},
     "--timeout 2.5": {"timeout": 2.5},
     f"--grace {MAX_SECONDS}": {"grace": MAX_SECONDS},
     "--gpus 0-2,5": {"gpus": (0, 1, 2, 5)},
@@ -71,8 +69,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--ranks 0,2": {"ranks": (0, 2)},
     "--name 'my first'": {"name": "my first"},
     "--out losses": {"out": "losses"},
-    "--scale 1,2,4": {"scale": (1, 2, 4)},
-    "--scale 2-4": {"scale": (2, 3, 4)},
     "--env A=1 --env B=x=y": {"env": {"A": "1", "B": "x=y"}},
     "--env A=": {"env": {"A": ""}},
     "--env 'A=two words'": {"env": {"A": "two words"}},
@@ -93,7 +89,6 @@ COMMAND_LINES: dict[str, dict[str, Any]] = {
     "pull x": {"expression": "x", "line": "x"},
     "pull 'x + 1' --rank 1": {"expression": "x + 1", "rank": 1, "line": "'x + 1' --rank 1"},
     "auto on": {"switch": "on"},
-    "trace": {},
     "stop": {},
 }
 
@@ -119,7 +114,6 @@ def test_all_words_after_a_script_are_its_arguments_up_to_a_comment(
 
 def test_a_comment_begins_outside_of_quotes() -> None:
     assert cell("--name 'a # b' --env 'MSG=a # b' # c").start["env"] == {"MSG": "a # b"}
-    assert command("runs note 'best # 1'").run == ["note", "best # 1"]
     assert command("pull losses --rank 0 # don't").expression == "losses"
     assert command(r"pull 'it\'s # 1'").expression == r"'it\'s # 1'"
 
@@ -132,15 +126,11 @@ REFUSED = (
     *("--gpus a", "--gpus 0,GPU-8f2a", "--gpus GPU-", "--gpus 'MIG-1;rm'"),
     *("--ranks 1,", "--ranks=-1", "--ranks -1", "--ranks 3-1", "--ranks 0-10000"),
     *("--env A", "--env =1", "--env 1A=1", "--push a-b", "--push a,"),
-    *("--out", "--no", "--npro 2", "--name it's"),
-    *("--trace 15:10", "--trace a:b", "--trace 1.5:4", "--trace 1:2:3", "--trace -1:3"),
-    *("--trace :", "--trace 4:", "--trace 1:1000000000000"),
-    *("--out a-b", "--out x --no-wait", "--timeline --no-wait"),
+    *("--out", "--npro 2", "--name it's", "--out a-b", "--out x --no-wait"),
 )
 REFUSED_COMMANDS = (
     *("kill", "kill one", "logs 0 -n 0", "pull", "pull x --rank -1", "push", "push a --to 1"),
-    *("stop now", "nodes --port 65536", "nodes --nnodes 4:2", "view", "auto", "fault"),
-    *("kill 1 2", "run", "run --kep train.py", "trace --memory", "trace --off --steps 1"),
+    *("stop now", "view", "auto", "kill 1 2", "run", "run --kep train.py"),
 )
 
 
@@ -162,7 +152,7 @@ def test_the_error_for_an_unknown_option_lists_all_options(unknown: str) -> None
 def test_an_unknown_command_or_backend_is_answered_with_known_ones(
     snapshot: SnapshotAssertion,
 ) -> None:
-    words = ("hepl", "checks", "sweep", "--nproc", "nonsense")
+    words = ("hepl", "--nproc")
     assert {word: refusal(UsageError, command_parser, word) for word in words} == snapshot
     reason = refusal(UsageError, cell, "--backend mpi").replace("'", "")  # quoted until Python 3.12
     assert reason == "argument --backend: invalid choice: mpi (choose from auto, gloo, nccl)"
@@ -184,11 +174,9 @@ def test_every_command_has_a_handler_and_a_line_in_the_help() -> None:
 
 def test_help_shows_a_command_or_an_option_of_a_cell() -> None:
     assert help_text("kill") == COMMANDS["kill"].format_help()
-    for name in ("sweep", "--sweep"):
-        assert help_text(name).startswith("an option of %%ddp:\n  --sweep lr=0.1,0.01 ")
-        assert "--scale" not in help_text(name)
+    for name in ("ranks", "--ranks"):
+        assert help_text(name).startswith("an option of %%ddp:\n  --ranks ")
     assert "did you mean `%ddp kill`" in refusal(UsageError, help_text, "kil")
-    assert "else the newest)" in help_text("show")  # "last" is the name of no run
 
 
 # ---- the types
@@ -207,9 +195,7 @@ def complaint(kind: Callable[[str], Any], text: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize(
-    "kind", [numbers, positive_int, count, seconds, step_range, names, variable]
-)
+@pytest.mark.parametrize("kind", [numbers, positive_int, count, seconds, names, variable])
 @given(text=st.text(max_size=6) | st.sampled_from(["\u00b2", "-1", "1e999", "nan", "a,b", "A=1"]))
 def test_option_types_accept_a_text_or_name_it(kind: Callable[[str], Any], text: str) -> None:
     reason = complaint(kind, text)

@@ -17,7 +17,6 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller.group_actor import start_event
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.extensions.runs.find import runs_below
 from nbddp.wire import group_spec
 from nbddp.wire.group_spec import GroupSpec, check_variables
 from nbddp.wire.rank_start import RankStart
@@ -147,7 +146,7 @@ def starts(**spec: Any) -> tuple[Path, list[RankStart]]:
     launcher.on_launch = launched = Mock(side_effect=launcher.on_launch)
     session.start(GroupSpec(**spec))
     session.close()
-    [folder] = runs_below(Path.cwd())
+    [folder] = Path.cwd().glob(".nbddp/runs/*")
     return folder, [each.args[0] for each in launched.call_args_list]
 
 

@@ -15,14 +15,9 @@ import psutil
 import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
-from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
-import nbddp
-from nbddp.extensions.faults import fault_actions
-from nbddp.extensions.faults.kinds import Fault
-from nbddp.reporting.training_objects import prepared_models
 from nbddp.worker.heal.namespace_transfer import UnpickleError, load_namespace, pickle_namespace
 
 Names = dict[str, Any]
@@ -61,26 +56,6 @@ half = functools.partial(times, 0.5)
 weight = model.layer.weight
 view = weight.detach()[0]
 """
-
-
-def test_a_copy_of_a_prepared_model_is_prepared() -> None:
-    models = [nbddp.prepare(nn.Linear(1, 1)), nn.Linear(1, 1)]
-    carried = pickle_namespace({"models": models})
-    copies: Names = {}
-    load_namespace(carried.data, copies, carried.storages)
-    assert [each in prepared_models for each in copies["models"]] == [True, False]
-
-
-def test_a_fault_is_not_copied_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a fault of the donor would be injected on the new rank, too."""
-    model = nn.Linear(1, 1, bias=False)
-    monkeypatch.setattr(fault_actions, "prepared_models", [model])
-    fault_actions.NanAction(Fault(kind="nan", rank=0, step=1)).fire()
-    carried = pickle_namespace({"model": model})
-    copies: Names = {}
-    load_namespace(carried.data, copies, carried.storages)
-    copies["model"](torch.ones(1, 1)).backward()
-    assert not copies["model"].weight.grad.isnan()
 
 
 def namespace(source: str = CELLS) -> Names:
@@ -142,17 +117,6 @@ def test_transferred_instances_and_subclasses_refer_to_the_same_transferred_clas
     assert issubclass(there["Wide"], there["Net"])
     assert there["model"](torch.ones(1, 2)).shape == (1, 2)
     assert there["Net"]().layer.in_features == 2
-
-
-def test_nbddp_loaders_and_precision_objects_are_transferred() -> None:
-    loader = nbddp.loader(range(100), 4, seed=3)
-    batches = iter(loader)
-    next(batches), next(batches)
-    names = {"loader": loader, "precision": nbddp.precision("fp32"), "net": nn.Linear(1, 1)}
-    carried = packed(names)
-    assert carried.not_carried == {}
-    there = opened(carried)
-    assert there["loader"].state_dict() == loader.state_dict()
 
 
 def test_a_cached_function_is_transferred_without_its_cache() -> None:
