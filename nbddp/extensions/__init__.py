@@ -64,5 +64,6 @@ COMMANDS = {
 }
 # the same of `nbddp` in a terminal
 TERMINAL_COMMANDS = dict.fromkeys(
-    ("status", "why", "logs", "metrics", "watch", "runs", "show"), "terminal"
+    ("status", "why", "logs", "metrics", "watch", "runs", "show", "interrupt", "stop", "kill"),
+    "terminal",
 )

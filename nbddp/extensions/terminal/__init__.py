@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from nbddp.extension.manifest import Command, Extension
 from nbddp.extensions.runs import SHOWN_RUNS
-from nbddp.wire.options.option import flag, option
+from nbddp.wire.options.option import argument, flag, option
 from nbddp.wire.options.option_values import count, positive_int
 
 SCHEMA = 1  # of state.json, and of all that --json prints
 STATE_FILE = "state.json"
 RUN = "a name, a part of one, or a path (default: the live run of this folder, else yours)"
+YES = "do not ask before"
 JSON = "as JSON, whose fields docs/terminal.md lists"
 
 
@@ -75,6 +76,31 @@ class ShowCommand(Command, example="show"):
     json: bool = flag("--json", JSON)
 
 
+class InterruptCommand(Command, example="interrupt"):
+    """Interrupt the cell that runs; variables are kept."""
+
+    run: str | None = option("run", RUN, None, nargs="?")
+    yes: bool = flag("--yes", YES)
+    json: bool = flag("--json", JSON)
+
+
+class StopCommand(Command, example="stop"):
+    """End all ranks; their variables are lost."""
+
+    run: str | None = option("run", RUN, None, nargs="?")
+    yes: bool = flag("--yes", YES)
+    json: bool = flag("--json", JSON)
+
+
+class KillCommand(Command, example="kill 1"):
+    """Kill one rank; its variables are lost."""
+
+    rank: int = argument("rank", "the rank to kill, with SIGKILL", count)
+    run: str | None = option("--run NAME", RUN, None)
+    yes: bool = flag("--yes", YES)
+    json: bool = flag("--json", JSON)
+
+
 EXTENSION = Extension(
     name="terminal",
     needs=("runs",),
@@ -87,6 +113,9 @@ EXTENSION = Extension(
         WatchCommand,
         RunsCommand,
         ShowCommand,
+        InterruptCommand,
+        StopCommand,
+        KillCommand,
     ),
     terminal="nbddp.extensions.terminal.terminal_commands:Terminal",
 )

@@ -147,6 +147,20 @@ def show(path: Path) -> Json:
     return {**_head(path), "ending": ending, "facts": run.facts, "cells": cells}
 
 
+def act(path: Path, request: Json) -> Json:
+    """Ask the kernel of a run to interrupt its cell, to stop its ranks, or to kill one.
+
+    Raises:
+        RequestError: it is refused, the run is over, or its kernel is dead.
+    """
+    from nbddp.extensions.terminal.action_socket import ask
+
+    state = read_state(path)
+    if state["is_over"] or state["kernel"]["is_alive"] is not True:
+        raise RequestError(state["note"] or f"run {path.name} is over")
+    return {**_head(path), "done": ask(state["kernel"]["socket"], request)}
+
+
 def _head(path: Path) -> Json:
     return {"schema": SCHEMA, "run": path.name, "folder": str(path)}
 

@@ -8,6 +8,7 @@ import os
 import platform
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -16,6 +17,8 @@ import psutil
 from nbddp.controller.cell_hooks import SessionHooks
 from nbddp.controller.session import Session
 from nbddp.extensions.terminal import STATE_FILE
+from nbddp.extensions.terminal.action_socket import ActionSocket
+from nbddp.extensions.terminal.actions import act
 from nbddp.extensions.terminal.live_index import IndexEntry
 from nbddp.extensions.terminal.live_state import describe_run
 from nbddp.private_files import open_private_folder
@@ -42,6 +45,7 @@ class StatePublisher(SessionHooks):
         self._written = ""
         self._has_failed = False
         self._index = IndexEntry()
+        self._socket: ActionSocket | None = None
 
     def opened(self, session: Session) -> None:
         """Start the thread. Write the last state of the run before, if it was not written yet."""
@@ -80,6 +84,9 @@ class StatePublisher(SessionHooks):
             except Empty:
                 next_at = max(next_at + PERIOD, time.monotonic())
             self._try_to_publish(session)
+            if is_last and self._socket is not None:
+                self._socket.close()
+                self._socket = None
             if done is not None:
                 done.set_result(None)
 
@@ -99,10 +106,12 @@ class StatePublisher(SessionHooks):
         if path != self._path:
             if not is_over:
                 self._index.write(path)
+                self._open_socket(session)
             self._path, self._is_over, self._written, self._has_failed = path, False, "", False
         if self._is_over:
             return
-        facts = {**describe_run(session, is_over=is_over), "kernel": _kernel()}
+        kernel = {**_kernel(), "socket": str(self._socket.path) if self._socket else ""}
+        facts = {**describe_run(session, is_over=is_over), "kernel": kernel}
         text = json.dumps(facts, default=str)
         if text != self._written:
             write_atomic(path / STATE_FILE, text + "\n")
@@ -114,6 +123,14 @@ class StatePublisher(SessionHooks):
         self._is_over = is_over
         if is_over:
             self._index.remove()
+
+    def _open_socket(self, session: Session) -> None:
+        """Open the socket, once. Without it, a terminal can still read the state."""
+        if self._socket is None:
+            try:
+                self._socket = ActionSocket(partial(act, session))
+            except OSError as error:
+                logger.info("a terminal cannot act on %s: %s", self._path, error)
 
 
 def _kernel() -> dict[str, object]:

@@ -7,14 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbddp.errors import NbddpError
+from nbddp.errors import NbddpError, RequestError
 from nbddp.extensions.terminal import (
     SCHEMA,
+    InterruptCommand,
+    KillCommand,
     LogsCommand,
     MetricsCommand,
     RunsCommand,
     ShowCommand,
     StatusCommand,
+    StopCommand,
     WatchCommand,
     WhyCommand,
     answers,
@@ -88,6 +91,37 @@ class Terminal:
 
         run = StoredRun(find(args.run))
         _show(run_report(run, ending=describe_run_end(run, current=None)))
+
+    def interrupt(self, args: InterruptCommand) -> None:
+        """Interrupt the cell of a run."""
+        _act(args, {"act": "interrupt"}, "interrupt the cell")
+
+    def stop(self, args: StopCommand) -> None:
+        """End the ranks of a run."""
+        _act(args, {"act": "stop"}, "end all ranks and lose their variables")
+
+    def kill(self, args: KillCommand) -> None:
+        """Kill a rank of a run."""
+        _act(args, {"act": "kill", "rank": args.rank}, f"kill rank {args.rank}")
+
+
+def _act(args: InterruptCommand | StopCommand | KillCommand, request: Json, what: str) -> None:
+    """Ask the user, unless they said yes already, and then the kernel."""
+
+    def answer() -> Json:
+        path = find(args.run)
+        if not (args.yes or _agrees(f"{what} of run {path.name} in {path}?")):
+            raise RequestError("nothing was done")
+        return answers.act(path, request)
+
+    _print(answer, lambda found: str(found["done"]), is_json=args.json)
+
+
+def _agrees(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise RequestError("nobody can be asked here, so nothing was done; add --yes")
+    sys.stderr.write(f"{question} [y/N] ")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _show(report: Report) -> None:

@@ -23,7 +23,8 @@ from nbddp.__main__ import command_parser, main
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.extension.installed import installed
-from nbddp.extensions.terminal import SCHEMA, STATE_FILE
+from nbddp.extensions.terminal import SCHEMA, STATE_FILE, action_socket
+from nbddp.extensions.terminal.action_socket import MAX_PATH
 from nbddp.extensions.terminal.live_index import IndexEntry, entered_runs
 from nbddp.extensions.terminal.open_run import checked, find, live_runs, read_state
 from nbddp.record.cell import CellRequest
@@ -339,6 +340,48 @@ def test_light_commands_import_neither_torch_nor_ipython_nor_the_views(folder: P
     loaded = set(done.stdout.splitlines()[-1].split())
     heavy = {"torch", "IPython", "numpy", "ipywidgets", "nbddp.record.snapshot", "asyncio"}
     assert loaded & heavy == set()
+
+
+# ---- the acting commands
+
+
+def test_acting_commands_ask_first_and_go_through_a_private_socket(
+    session: Session, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = run_of(session)
+    socket = Path(read_state(path)["kernel"]["socket"])
+    assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
+    assert len(os.fsencode(socket)) <= MAX_PATH
+    assert run("interrupt", "--yes")[2] == "nbddp: no cell is running\n"
+    assert "add --yes" in run("stop")[2]
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stdin, "readline", lambda: "n\n", raising=False)
+    assert run("kill", "1")[2].endswith(" [y/N] nbddp: nothing was done\n")
+    assert "there is no rank 7" in run("kill", "7", "--yes")[2]
+    assert run("kill", "1", "--yes")[1].startswith("rank 1 was killed; `%ddp heal` replaces it")
+    with monkeypatch.context() as patch:
+        patch.setattr(action_socket, "_user_of", lambda _peer: -1)
+        assert "belongs to another user" in run("stop", "--yes")[2]
+    answer = json.loads(run("stop", "--yes", "--json")[1])
+    assert answer["done"] == "all ranks are stopped and their variables are lost"
+    assert not session.life.state.is_live
+    session.close()
+    assert not socket.exists()
+    assert run("interrupt", "--yes")[2] == f"nbddp: run {path.name} is over\n"
+
+
+def test_another_user_at_the_kernels_side_gets_nothing(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = run_of(session)
+    users = iter([os.geteuid(), -1])  # of the kernel, as the terminal sees it, and of the terminal
+    monkeypatch.setattr(action_socket, "_user_of", lambda _peer: next(users))
+    request = {"act": "stop"}
+    ask = action_socket.ask
+    reason = refusal(RequestError, ask, read_state(path)["kernel"]["socket"], request)
+    assert reason.startswith("the kernel ")  # it refuses, or does not answer
+    assert session.life.state.is_live
+    assert "no socket" in refusal(RequestError, ask, "/tmp/x", request)
 
 
 # ---- the schema

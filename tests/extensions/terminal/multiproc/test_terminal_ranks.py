@@ -108,6 +108,23 @@ def test_hang_failure_and_dead_kernel_are_named_from_outside(kernel: Notebook) -
     assert nbddp(folder, "metrics")["metrics"][0]["last"]["1"] == 0.5
 
 
+def test_cell_is_interrupted_a_rank_killed_and_all_are_stopped_from_outside(
+    kernel: Notebook,
+) -> None:
+    folder = kernel.folder
+    kernel.run("%ddp start --nproc 2")
+    request = kernel.begin(HANG)
+    assert wait_until(lambda: "step 2" in str(nbddp(folder, "logs")))
+    assert "interrupted" in nbddp(folder, "interrupt", "--yes")["done"]
+    assert "interrupted" in kernel.finish(request).error
+    request = kernel.begin(HANG)
+    assert wait_until(lambda: nbddp(folder, "status")["state"] == "running a cell")
+    assert nbddp(folder, "kill", "1", "--yes")["done"].startswith("rank 1 was killed; ")
+    assert "rank 1 was killed by you" in kernel.finish(request).error
+    assert nbddp(folder, "stop", "--yes")["done"].startswith("all ranks are stopped")
+    assert wait_until(lambda: nbddp(folder, "status").get("is_over", False))
+
+
 def test_run_that_was_stopped_has_its_end(kernel: Notebook) -> None:
     kernel.run("%%ddp --nproc 2\nrank")
     kernel.run("%ddp stop")
