@@ -16,7 +16,8 @@ from nbddp.extensions import COMMANDS
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 REPOSITORY = Path(nbddp.__file__).parents[1]
-RECORDED = Path(__file__).parents[1] / "recorded_runs"
+TESTS = Path(__file__).parents[1]
+RECORDED = TESTS / "recorded_runs"
 STORED = ("loops", "resumed", "grid-lr0.1", "killed")  # the grid is of a sweep
 PROGRAM = """
 import sys
@@ -35,8 +36,11 @@ def main():
 if __name__ == "__main__":
     main()
 """
+# what type checkers read of the folders
+TYPES = re.compile(r"^ .*(nbddp\.extensions\.|= arming|methods\.).*\n", re.MULTILINE)
 KEPT = "Out [rank 0] 20\nOut [rank 1] 21\n"
 CONTRACTS = "from importlinter.cli import lint_imports_command as run; run()"
+UNIT_TESTS = ("-m", "pytest", "-q", "-m", "unit", "-p", "no:rank_fixtures", "tests/unit")
 
 
 def with_those_that_need(names: set[str]) -> set[str]:
@@ -92,3 +96,18 @@ def test_the_core_works_without_an_extension(
     assert set(printed.splitlines()[-2].split()) == set(dir(nbddp)) - public
     contracts = run("-c", CONTRACTS, folder=copy)
     assert contracts.returncode == 0, contracts.stdout
+
+
+@pytest.mark.timeout(1800)
+def test_the_types_and_the_unit_tests_of_the_core_need_no_extension(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = copy_without({*installed()}, folder)
+    shutil.rmtree(copy / "nbddp" / "nodes")  # the old name of the program on a node
+    types = copy / "nbddp" / "extensions" / "__init__.py"
+    types.write_text(TYPES.sub("", types.read_text()))
+    shutil.copytree(TESTS, copy / "tests", ignore=shutil.ignore_patterns("extensions"))
+    monkeypatch.setenv("PYTHONPATH", str(copy))
+    for command in (("-m", "mypy", "nbddp"), UNIT_TESTS):
+        done = run(*command, folder=copy)
+        assert done.returncode == 0, done.stdout + done.stderr
