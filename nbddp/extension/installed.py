@@ -88,6 +88,7 @@ def _claims(extension: Extension) -> set[str]:
         *(f"the command nbddp {command_name(kind)}" for kind in extension.terminal_commands),
         *(f"the option {flag}" for flag in flags if flag.startswith("-")),
         *(f"an option with the field {option.name}" for option in options),
+        *(f"the backend {name}" for name in extension.backends),
         *(f"the name nbddp.{name}" for name in extension.public),
         *(f"the method WorkerGroup.{name}" for name in extension.group_methods),
     }
@@ -110,6 +111,14 @@ def public_targets() -> dict[str, str]:
     targets: dict[str, str] = {}
     for extension in installed().values():
         targets |= extension.public
+    return targets
+
+
+def own_backends() -> dict[str, str]:
+    """Return the backends of all extensions, each with its target."""
+    targets: dict[str, str] = {}
+    for extension in installed().values():
+        targets |= extension.backends
     return targets
 
 

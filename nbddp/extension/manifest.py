@@ -54,6 +54,8 @@ class Extension(Frozen):
         terminal_commands: its commands of ``nbddp`` in a terminal.
         terminal: the target of a class without arguments; a method of the name of each of these
             commands carries it out.
+        backends: its backends for ``--backend``, each with the target of its
+            :class:`~nbddp.extension.backend.Backend`.
         group_methods: its methods of :class:`~nbddp.WorkerGroup`, each with its target: a function
             whose first argument is the group.
     """
@@ -73,4 +75,5 @@ class Extension(Frozen):
     sessions: str = ""
     terminal_commands: tuple[type[Command], ...] = ()
     terminal: str = ""
+    backends: Mapping[str, str] = field(default_factory=dict)
     group_methods: Mapping[str, str] = field(default_factory=dict)

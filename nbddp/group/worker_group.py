@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from nbddp.controller.rank_requests import check_ranks
 from nbddp.errors import ArgumentError
+from nbddp.extension.installed import own_backends
 from nbddp.group.display import TextDisplay
 from nbddp.group.find_script import find_script
 from nbddp.group.method_names import with_method_names
@@ -19,7 +20,7 @@ from nbddp.group.recovery import Recovery
 from nbddp.lifecycle.retries import Retries
 from nbddp.record.cell import CellRequest, CellResult
 from nbddp.record.heal.heal_report import Healed
-from nbddp.wire.group_spec import GroupSpec, StartOptions
+from nbddp.wire.group_spec import BACKENDS, GroupSpec, StartOptions
 from nbddp.wire.options.cell_spec import CellOptions
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ class WorkerGroup(GroupMethods):
 
     Args:
         nproc: the number of ranks, 1 to 128.
-        backend: ``auto`` (NCCL if there is a GPU for each rank, else Gloo), ``gloo``, ``nccl``.
+        backend: ``auto`` (NCCL if there is a GPU for each rank, else Gloo), ``gloo``, ``nccl``,
+            or one of an extension, such as ``shm``.
         gpus: the GPUs that the ranks see, by number, UUID or MIG name; None for all.
         timeout: seconds after which a collective fails.
         env: environment variables; they override those of this process.
@@ -66,6 +68,8 @@ class WorkerGroup(GroupMethods):
         grace: float = StartOptions.grace,
         init: bool = True,
     ) -> None:
+        if backend not in (choices := (*BACKENDS, *own_backends())):
+            raise ArgumentError(f"backend must be one of {', '.join(choices)}, got {backend!r}")
         spec = GroupSpec(
             nproc=nproc,
             backend=backend,

@@ -11,6 +11,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from IPython.core.error import UsageError
 
+from nbddp.extension.installed import own_backends
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.group_spec import StartOptions
 from nbddp.wire.options.option import add_option
@@ -51,6 +52,9 @@ class MagicParser(ArgumentParser, Generic[T]):
         self.declared = {each.name: each for each in _declared(kind, extensions)}
         for option in self.declared.values():
             add_option(self, option)
+        for action in self._actions:
+            if action.dest == "backend":
+                action.choices = (*(action.choices or ()), *own_backends())
 
     def build(self, parsed: Namespace) -> T:
         """Return what was parsed as the dataclass of this parser."""

@@ -122,9 +122,6 @@ class GroupSpec(StartOptions):
     def __post_init__(self) -> None:
         if not 1 <= self.nproc <= MAX_NPROC:
             raise ArgumentError(f"nproc must be between 1 and {MAX_NPROC}, got {self.nproc}")
-        if self.backend not in BACKENDS:
-            choices = ", ".join(BACKENDS)
-            raise ArgumentError(f"backend must be one of {choices}, got {self.backend!r}")
         for name, limit in (("timeout", self.timeout), ("grace", self.grace)):
             if not limit > 0:  # also refuses NaN
                 raise ArgumentError(f"{name} must be above 0 seconds, got {limit:g}")

@@ -19,7 +19,7 @@ _TORCH_DISTRIBUTED = re.compile(r"torch[/\\]distributed[/\\](?!rpc[/\\])")
 
 # Gloo begins with a position in its code; torch's errors may name a file, such as "igloo.pt"
 _WORDS = re.compile(
-    r"\[\S*\bgloo/\S+:\d+\]|\bGloo |\bNCCL\b|\bnccl[A-Z]|"
+    r"\[\S*\bgloo/\S+:\d+\]|\bGloo |\bNCCL\b|\bnccl[A-Z]|\bDistBackendError\b|"
     r"(?i:timed out waiting|operation timed out|pair closure|closed by peer|"
     r"connection was likely closed)"
 )
@@ -34,7 +34,9 @@ def torch_errors(error: BaseException | None) -> Iterator[RuntimeError]:
     seen: set[int] = set()  # a cell may have created a cycle of causes
     while error is not None and id(error) not in seen:
         file = raising_file(error)
-        is_from_torch = not file or _TORCH_DISTRIBUTED.search(file)
+        # a backend of an extension raises torch's type of error
+        is_of_backend = isinstance(error, dist.DistBackendError)
+        is_from_torch = not file or _TORCH_DISTRIBUTED.search(file) or is_of_backend
         if isinstance(error, RuntimeError) and is_from_torch:
             yield error
         seen.add(id(error))

@@ -37,7 +37,7 @@ from nbddp.record.cell import CellRequest
 from nbddp.record.replay_log import SET_IN_EACH_RANK, assigned_names
 from nbddp.topology import TORCHRUN
 from nbddp.wire.function_sources import dumps
-from nbddp.wire.group_spec import GroupSpec
+from nbddp.wire.group_spec import BACKENDS, GroupSpec
 
 MAX_LITERAL = 500  # characters of a value that is written as a literal
 PREDEFINED_NAMES = frozenset({"torch", "dist", "nbddp", "os"})
@@ -333,7 +333,9 @@ class _Writer:
 
     def _setup_code(self, body: str) -> str:
         spec, timeout = self._spec, ""
-        backend = template.AUTO_BACKEND if spec.backend == "auto" else repr(spec.backend)
+        backend = template.AUTO_BACKEND
+        if spec.backend != "auto":  # torchrun has no backend of an extension
+            backend = repr(spec.backend if spec.backend in BACKENDS else "gloo")
         if spec.timeout != GroupSpec().timeout:
             timeout = f", timeout=datetime.timedelta(seconds={spec.timeout})"
         init = template.INIT_FIRST_GROUP if self._n_groups > 1 else template.INIT_GROUP

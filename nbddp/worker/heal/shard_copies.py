@@ -125,7 +125,7 @@ class ShardCopies:
             prefix: prefix of the keys in the store, the same on all ranks.
             every: steps.
         """
-        if every and self._group.backend != "gloo":
+        if every and not self._group.lasts:
             self._notify(f"no copies of shards: a heal over {self._group.backend} cannot use them")
             every = 0
         if self._is_in_cell and self._every:  # the last cell has failed

@@ -14,6 +14,8 @@ import torch.distributed as dist
 
 from nbddp import accelerator
 from nbddp.errors import RequestError
+from nbddp.extension.backend import Backend, lasting
+from nbddp.extension.installed import load, own_backends
 from nbddp.formatting import plural
 from nbddp.reporting import this_rank
 from nbddp.topology import Topology
@@ -74,13 +76,17 @@ class ProcessGroup:
         self._topology = topology
         self._timeout = timeout
         self._attempt = attempt
+        self._own_backend = make_own_backend(backend, topology)
         self.backend = choose_backend(backend, topology.local_world_size)
         self.device = this_rank.device()
         self.is_broken = False
         self.is_exhausted = False  # whether a rank has too many threads of earlier revivals
         self._is_reviving = self._was_suspended = self._has_input_timeout = False
         self.stuck_in: RecordedCollective | None = None
-        self._rendezvous = rendezvous.Rendezvous(topology, attempt, store.open_connection)
+        default = self.backend if self._own_backend else None
+        self._rendezvous = rendezvous.Rendezvous(
+            topology, attempt, store.open_connection, default_backend=default
+        )
         self._rendezvous.install()
         rendezvous.refuse_launchers()
 
@@ -133,7 +139,7 @@ class ProcessGroup:
         longer to arrive, wait for each other before that.
         """
         is_new = self._topology.rank in new_ranks
-        keeps_groups = keeps_groups and (self._has_gloo_groups() or is_new)
+        keeps_groups = keeps_groups and (self._has_lasting_groups() or is_new)
         is_exhausted = keeps_groups and self.reviver.is_exhausted()
         can_revive = keeps_groups and not is_exhausted
         if is_new or not can_revive:
@@ -168,16 +174,21 @@ class ProcessGroup:
         revival.set_timeout(max(self._connect_timeout, FORM_TIMEOUT))
         return all_can
 
-    def _has_gloo_groups(self) -> bool:
-        """Return whether there is a default group of all ranks, and all groups use Gloo."""
-        return self.backend == "gloo" and self._has_all_ranks() and self.reviver.can_revive()
+    @property
+    def lasts(self) -> bool:
+        """Whether groups of this backend can live on after an interrupt."""
+        return self.backend == "gloo" or self._own_backend is not None
+
+    def _has_lasting_groups(self) -> bool:
+        """Return whether there is a default group of all ranks, and all groups can live on."""
+        return self.lasts and self._has_all_ranks() and self.reviver.can_revive()
 
     def lasting_names(self, new_ranks: Sequence[int]) -> dict[Any, str]:
         """Return the names by which new processes find the living groups of this rank.
 
         The default group has the name "", because a new one may have another name.
         """
-        if not self._has_gloo_groups() or self.reviver.is_exhausted():
+        if not self._has_lasting_groups() or self.reviver.is_exhausted():
             return {}
         world: Any = dist.distributed_c10d._world
         names = {dist.group.WORLD: ""}
@@ -236,7 +247,7 @@ class ProcessGroup:
             rank=self._topology.rank,
             world_size=self._topology.world_size,
             timeout=self._connect_timeout,
-            device_id=self.device if self.backend != "gloo" else None,
+            device_id=None if self.lasts else self.device,
         )
 
     def apply_user_timeout(self) -> None:
@@ -256,6 +267,7 @@ class ProcessGroup:
         if self._was_suspended:
             self.is_broken = True
             self._connections.close_groups()  # ends the waits of other ranks for this one
+            self._abort_own_groups()
             self.reviver.forget_devices()
         return self._was_suspended
 
@@ -283,11 +295,12 @@ class ProcessGroup:
             # an interrupt came before torch made the new group the default group
             module._update_default_pg(next(iter(module._world.pg_map)))
         if dist.is_initialized():
-            if self.backend != "gloo":
+            if not self.lasts:
                 nccl.abort_groups()  # to destroy them would wait for collectives that may never end
             else:
                 self._releaser.destroy()  # threads that wait in a broken group may need time to end
             self._connections.close_groups()  # no cell runs, so no rank needs its connections
+            self._abort_own_groups()
 
     def group_without(self, other: int) -> list[int]:
         """Return the ranks of a group that has only one of this rank and ``other``; else [].
@@ -338,12 +351,18 @@ class ProcessGroup:
         was_broken, self.is_broken = self.is_broken, True
         self._store.invalidate()
         self.record_wait()
-        if self.backend != "gloo" and dist.is_initialized():
+        if not self.lasts and dist.is_initialized():
             nccl.abort_groups()
+        self._abort_own_groups()
         self._unblocker.connect_to_self(self._topology.world_size)
         self._connections.shut_down(others_too=others_too)
         if was_broken:
             lost_sends.abort_stuck_sends()
+
+    def _abort_own_groups(self) -> None:
+        """End all waits in groups of an extension's backend, also those of peers for this rank."""
+        for group in self._own_backend.groups() if self._own_backend else ():
+            group.abort()
 
     def record_wait(self) -> None:
         """Record the collective in which a cell waits when it is interrupted.
@@ -374,6 +393,8 @@ class ProcessGroup:
         FSDP2 hangs in its next step, and a pipeline uses old losses. A regroup repairs all of them.
         """
         self.step_counts.end_cell(error)
+        own_groups = filter(None, map(lasting, dist.distributed_c10d._world.pg_names))
+        self.is_broken = self.is_broken or any(group.has_failed for group in own_groups)
         if error is None:
             return
         has_ddp = any(True for _ in self.bound_objects.models)
@@ -413,6 +434,21 @@ def _number_groups_from(number: int) -> None:
     group that one rank alone has created, the ranks have different numbers.
     """
     dist.distributed_c10d._world.group_count = number
+
+
+def make_own_backend(name: str, topology: Topology) -> Backend | None:
+    """Register a backend of an extension in torch; return None for another backend.
+
+    Raises:
+        RequestError: this rank cannot use it.
+    """
+    if (target := own_backends().get(name)) is None:
+        return None
+    backend: Backend = load(target)()
+    if reason := backend.refusal(topology):
+        raise RequestError(f"backend {name} {reason}: use --backend gloo")
+    dist.Backend.register_backend(name, backend.create_group, devices=["cpu"])
+    return backend
 
 
 def choose_backend(requested: str, local_world_size: int) -> str:

@@ -49,11 +49,18 @@ class Rendezvous:
         topology: the rank's position.
         attempt: number of the group's start.
         open_store: returns a client of nbddp's store for one more process group.
+        default_backend: the backend of groups for which a script names none; None for torch's.
     """
 
     def __init__(
-        self, topology: Topology, attempt: int, open_store: Callable[[], dist.Store]
+        self,
+        topology: Topology,
+        attempt: int,
+        open_store: Callable[[], dist.Store],
+        *,
+        default_backend: str | None = None,
     ) -> None:
+        self._default_backend = default_backend
         self._topology = topology
         self._attempt = attempt
         self._open_store = open_store
@@ -92,8 +99,15 @@ class Rendezvous:
             return self._own_store(size) if is_ours else file_store(path, size)
 
         handlers._create_c10d_store, handlers.FileStore = create_store, create_file_store
-        wrap(dist.distributed_c10d, "init_process_group", _init_once)
+        wrap(dist.distributed_c10d, "init_process_group", self._init_once)
         dist.init_process_group = dist.distributed_c10d.init_process_group
+
+    def _init_once(self, init: Callable[..., None], *args: Any, **options: Any) -> None:
+        if dist.is_initialized():
+            raise ValueError(ALREADY_INITIALIZED)
+        if not args and options.get("backend") is None:
+            options["backend"] = self._default_backend
+        init(*args, **options)
 
     def _is_ours(self, address: str, port: int, rank: int, size: int) -> bool:
         """Return whether to use nbddp's store, because only the ranks can take part.
@@ -132,12 +146,6 @@ class Rendezvous:
         if size == 1:
             prefix += f"/{self._topology.rank}"
         return dist.PrefixStore(prefix, self._open_store())
-
-
-def _init_once(init: Callable[..., None], *args: Any, **options: Any) -> None:
-    if dist.is_initialized():
-        raise ValueError(ALREADY_INITIALIZED)
-    init(*args, **options)
 
 
 # ---- processes that a cell starts

@@ -16,6 +16,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.optim import Optimizer
 
+from nbddp.extension.backend import lasting
 from nbddp.worker.process_group.connections import listening
 from nbddp.worker.process_group.gloo import GlooUnblocker
 from nbddp.worker.process_group.object_collectives import gather_objects
@@ -31,7 +32,9 @@ _set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_
 
 def set_timeout(timeout: timedelta, group: Any = None) -> None:
     """Set the timeout of a group, unless the checks of TORCH_DISTRIBUTED_DEBUG wrap it."""
-    if dist.get_debug_level() != dist.DebugLevel.DETAIL:
+    if (lasting_group := lasting(group or dist.group.WORLD)) is not None:
+        lasting_group.set_timeout(timeout)
+    elif dist.get_debug_level() != dist.DebugLevel.DETAIL:
         _set_timeout(timeout, group)
 
 
@@ -113,8 +116,8 @@ class GroupReviver:
         self._devices, self._addresses, self._pairs = [], [], 0
 
     def can_revive(self) -> bool:
-        """Return whether all groups of this rank use Gloo, for all devices."""
-        return all(map(_gloo_backend, _world().pg_names))
+        """Return whether all groups use Gloo for all devices, or an extension's backend."""
+        return all(lasting(each) or _gloo_backend(each) for each in _world().pg_names)
 
     def is_exhausted(self) -> bool:
         """Return whether one more revival would keep too many threads of dead backends."""
@@ -149,7 +152,9 @@ class GroupReviver:
         """
         world = _world()
         groups = {name: pg for pg, name in list(world.pg_names.items()) if pg != world.default_pg}
-        facts = {name: (*each, 0.0, False) for name, each in lost.items()}
+        backend = _backend_of(world.default_pg)
+        seconds = timeout.total_seconds()
+        facts = {name: (*each, seconds, backend, False) for name, each in lost.items()}
         facts |= {name: self._facts(group) for name, group in groups.items()}
         gathered = gather_objects([facts, report])
         merged = {name: fact for facts, _ in reversed(gathered) for name, fact in facts.items()}
@@ -162,7 +167,7 @@ class GroupReviver:
         names = sorted(name for name in merged if name in groups or own_rank in merged[name][0])
         with self._forming(sum(len(merged[name][0]) for name in names)):
             for name in names:
-                ranks, text, seconds, _ = facts.get(name) or merged[name]
+                ranks, text, seconds, backend, _ = facts.get(name) or merged[name]
                 members = [gathered[rank][0].get(name) for rank in ranks if rank not in new_ranks]
                 is_whole = bool(ranks) and all(each and each[0] == ranks for each in members)
                 group = groups.get(name)
@@ -174,19 +179,26 @@ class GroupReviver:
                     continue
                 group_timeout = max(timeout, timedelta(seconds=seconds))
                 if group is None:
-                    group = _adopt(name, ranks, text, store, group_timeout)
+                    group = _adopt(name, ranks, text, backend, store, group_timeout)
                 else:
                     self._revive(group, store, group_timeout)
                 set_timeout(timedelta(seconds=seconds), group)
                 subgroups.with_objects.extend([group] if any(has for *_, has in members) else [])
         return subgroups
 
-    def _facts(self, group: Any) -> tuple[list[int], str, float, bool]:
+    def _facts(self, group: Any) -> tuple[list[int], str, float, str, bool]:
         """Return what other ranks must know of a group."""
         # a group has no ranks yet if an interrupt has ended its creation
         ranks = _world().pg_group_ranks.get(group, {})
-        seconds = _gloo_backend(group).options._timeout.total_seconds()
-        return sorted(ranks, key=ranks.get), group.group_desc, seconds, self._has_objects(group)
+        lives_on = lasting(group)
+        timeout = lives_on.timeout if lives_on else _gloo_backend(group).options._timeout
+        return (
+            sorted(ranks, key=ranks.get),
+            group.group_desc,
+            timeout.total_seconds(),
+            _backend_of(group),
+            self._has_objects(group),
+        )
 
     @contextmanager
     def _forming(self, pairs: int) -> Iterator[None]:
@@ -197,9 +209,14 @@ class GroupReviver:
 
     def _revive(self, group: Any, store: dist.Store, timeout: timedelta) -> None:
         world = _world()
-        name, description, old = world.pg_names[group], group.group_desc, _gloo_backend(group)
+        name, description = world.pg_names[group], group.group_desc
         group_store = dist.PrefixStore(f"{name}/", store)
         store = dist.PrefixStore("cpu/", group_store)
+        world.pg_map[group] = (world.pg_map[group][0], group_store)
+        if (lasting_group := lasting(group)) is not None:
+            lasting_group.connect(store, timeout)
+            return
+        old = _gloo_backend(group)
         rank, size = group.rank(), group.size()
         new = self._make_backend(store, rank, size, timeout)
         for attribute in ("global_ranks_in_group", "group_name"):  # for the flight recorder
@@ -213,7 +230,6 @@ class GroupReviver:
         self._dead_backends += 1
         group._set_group_name(name)  # both also set the names of the new backend
         group._set_group_desc(description)
-        world.pg_map[group] = (world.pg_map[group][0], group_store)
 
     def _make_backend(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
         gloo: Any = dist.ProcessGroupGloo
@@ -231,19 +247,29 @@ class GroupReviver:
 
 
 def _adopt(
-    name: str, ranks: list[int], description: str, store: dist.Store, timeout: timedelta
+    name: str,
+    ranks: list[int],
+    description: str,
+    backend: str,
+    store: dist.Store,
+    timeout: timedelta,
 ) -> Any:
     """Create a group of a rank that has a new process, while its other ranks revive it."""
     create: Any = dist.distributed_c10d._new_process_group_helper  # recorded, as in new_group()
     rank = ranks.index(dist.get_rank())
     options = {"timeout": timeout, "group_desc": description}
-    group, _ = create(len(ranks), rank, ranks, "gloo", store, name, **options)
+    group, _ = create(len(ranks), rank, ranks, backend, store, name, **options)
     _world().pg_group_ranks[group] = {each: index for index, each in enumerate(ranks)}
     return group
 
 
 def _world() -> Any:
     return dist.distributed_c10d._world
+
+
+def _backend_of(group: Any) -> str:
+    """Return the name of the backend with which another rank adopts the group."""
+    return "gloo" if lasting(group) is None else str(dist.get_backend(group))
 
 
 def _gloo_backend(group: Any) -> Any:

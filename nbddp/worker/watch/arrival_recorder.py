@@ -14,6 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from nbddp.accelerator import is_device_backend
 from nbddp.reporting import this_rank
 from nbddp.wire.collective_arrivals import CollectiveArrivals
 from nbddp.worker.watch import dataloader_waits, flight_recorder, main_thread
@@ -160,7 +161,7 @@ class ArrivalRecorder:
         kind = entry["name"], inputs, group, flight_recorder.is_synchronizing(entry), turn
         at = self._microseconds(entry["time_created_ns"])
         self._rows.append((number, at, self._kinds.setdefault(kind, len(self._kinds))))
-        if entry["backend"] != "gloo":
+        if is_device_backend(entry["backend"]):
             self._unmeasured[record_key(entry)] = kind
 
     def _add_gpu_times(self, entries: Sequence[Entry]) -> None:

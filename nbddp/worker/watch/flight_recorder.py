@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nbddp.extension.backend import lasting, registered
 from nbddp.wire.collective import Collective
 
 BUFFER_SIZE = 400  # collectives that the recorder keeps: 3 ms to read
@@ -45,6 +46,7 @@ def read_entries() -> Sequence[Entry]:
     """
     try:
         entries = [entry for dump in _dumps() for entry in _load_entries(*dump)]
+        entries += [entry for backend in registered() for entry in backend.entries()]
     except MemoryError:  # the cell has used all memory
         return []
     return sorted(entries, key=lambda entry: (entry["time_created_ns"], entry["record_id"]))
@@ -84,7 +86,8 @@ def _load_entries(recorder: str, pickled: bytes) -> Sequence[Entry]:
 
 def is_synchronizing(entry: Entry) -> bool:
     """Return whether the collective ends on no rank before all ranks have started it."""
-    return entry["backend"] == "gloo" and entry["name"] in _SYNCHRONIZING
+    is_of_gloo = entry["backend"] == "gloo" and entry["name"] in _SYNCHRONIZING
+    return is_of_gloo or entry.get("is_synchronizing", False)
 
 
 def record_key(entry: Entry) -> tuple[str, int]:
@@ -128,6 +131,8 @@ def count_started(group: Any = None) -> int:
     group = dist.group.WORLD if group is None else group
     if group is None:
         return 0
+    if (lasting_group := lasting(group)) is not None:
+        return lasting_group.started
     try:
         # The group's own function reads the first backend, which an interrupt may have ended.
         backend = group._get_backend(group._device_types[0])

@@ -215,7 +215,7 @@ def main_switches() -> int:
     return int(found[1]) if found else 0
 
 
-_WORKER_FOLDER = Path(nbddp.__file__).parent / "worker"
+_NBDDP = Path(nbddp.__file__).parent
 MAX_CALL = 60  # characters of a call to show
 _TORCH_DISTRIBUTED = re.compile(r"torch[/\\](distributed|futures)[/\\]")
 _PEERS = {"send": "dst", "send_object_list": "dst", "recv": "src", "recv_object_list": "src"}
@@ -315,7 +315,7 @@ def torch_frames(frame: FrameType | None) -> list[FrameType]:
         if _TORCH_DISTRIBUTED.search(filename):
             found.append(outer)
         # torch may call nbddp, whose frames are then in between
-        elif not Path(filename).is_relative_to(_WORKER_FOLDER):
+        elif not Path(filename).is_relative_to(_NBDDP):
             break
     return found
 

@@ -155,7 +155,7 @@ def test_an_unknown_command_or_backend_is_answered_with_known_ones(
     words = ("hepl", "--nproc")
     assert {word: refusal(UsageError, command_parser, word) for word in words} == snapshot
     reason = refusal(UsageError, cell, "--backend mpi").replace("'", "")  # quoted until Python 3.12
-    assert reason == "argument --backend: invalid choice: mpi (choose from auto, gloo, nccl)"
+    assert reason == "argument --backend: invalid choice: mpi (choose from auto, gloo, nccl, shm)"
 
 
 def test_every_command_has_a_handler_and_a_line_in_the_help() -> None:

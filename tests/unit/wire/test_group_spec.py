@@ -23,7 +23,6 @@ from nbddp.wire.rank_start import RankStart
 
 WRONG: tuple[dict[str, Any], ...] = (
     *({"nproc": nproc} for nproc in (0, -1, 129, 10_000)),
-    *({"backend": backend} for backend in ("mpi", "")),
     *({"timeout": seconds} for seconds in (0.0, -1.5, float("nan"))),
     *({"grace": seconds} for seconds in (0.0, float("nan"))),
     {"threads": -1},
