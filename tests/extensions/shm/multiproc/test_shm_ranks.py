@@ -1,0 +1,207 @@
+"""Ranks with ``--backend shm``: right results, and a clean end of every failure."""
+
+import os
+import signal
+from contextlib import suppress
+from functools import partial
+
+import psutil
+import pytest
+from conditions import interrupt_at, when
+from drivers.inside import imported
+from drivers.ranks import Capture, MakeRanks, Ranks
+from random_collectives import compare
+
+from nbddp import CellFailedError
+from nbddp.worker.watch import flight_recorder
+
+COLLECTIVES = int(os.environ.get("NBDDP_SHM_COLLECTIVES", "60"))
+GROUPS = """
+import torch.distributed._functional_collectives as funcol
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel as DDP
+pair = dist.new_group([0, 1], group_desc="pair")
+mesh = init_device_mesh("cpu", (world_size,))
+torch.manual_seed(rank)
+model = DDP(torch.nn.Linear(4, 4))
+optimizer = torch.optim.AdamW(model.parameters())
+def use():
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    if rank < 2:
+        dist.all_reduce(x, group=pair)
+    x = funcol.all_reduce(x, "sum", (mesh, 0)) + 0
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return x.sum().item()
+"""
+BEGUN = "open(f'begun{rank}', 'w').close()\n"
+WAIT = f"{BEGUN}if rank == 1:\n    import time; time.sleep(60)\n"
+
+
+@pytest.fixture
+def shm_group(make_group: MakeRanks) -> Ranks:
+    return make_group(2, backend="shm")
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_random_collectives_have_the_results_of_gloo(
+    make_group: MakeRanks, world_size: int
+) -> None:
+    group = make_group(world_size, backend="shm")
+    assert group.evaluate("dist.get_backend()") == ["shm"] * world_size
+    group.run(f"{imported(compare)}compare({COLLECTIVES}, seed={world_size})")
+
+
+def test_types_that_gloo_does_not_have_are_sent_and_reduced(shm_group: Ranks) -> None:
+    shm_group.run(
+        "for dtype in (torch.bool, torch.complex64, torch.float8_e5m2, torch.uint16):\n"
+        "    own = torch.arange(rank, rank + 6).to(dtype)\n"
+        "    found = [torch.empty_like(own) for _ in range(2)]\n"
+        "    dist.all_gather(found, own)\n"
+        "    for number, each in enumerate(found):\n"
+        "        expected = torch.arange(number, number + 6).to(dtype)\n"
+        "        assert each.view(torch.uint8).equal(expected.view(torch.uint8)), dtype\n"
+        "flags, wave = torch.tensor([rank == 1, False]), torch.tensor([1j, rank + 1.0])\n"
+        "dist.all_reduce(flags)\ndist.all_reduce(wave, dist.ReduceOp.AVG)\n"
+        "assert flags.tolist() == [True, False] and wave.tolist() == [1j, 1.5]\n"
+        "bits = torch.tensor([1 + rank])\ndist.all_reduce(bits, dist.ReduceOp.BXOR)\n"
+        "assert bits.item() == 3"
+    )
+
+
+def test_groups_live_on_after_interrupts_in_each_kind_of_wait(
+    shm_group: Ranks, capsys: Capture
+) -> None:
+    group = shm_group
+    group.run(GROUPS + "before = use()")
+    waits = ("dist.barrier()", "dist.all_reduce(torch.ones(1), async_op=True).wait()", "use()")
+    for wait in (*waits, "dist.recv(torch.ones(1), 1)", "dist.new_group([0, 1])"):
+        interrupt_at(group, group.begin(WAIT + wait), "begun0", "begun1")
+        group.run("import os; os.unlink(f'begun{rank}')\nassert use() == before")
+    group.run("weight = model.module.weight.tolist()")
+    assert len({str(each) for each in group.pull("weight")}) == 1
+    assert "usable" not in capsys.readouterr().out
+
+
+def test_a_death_frees_the_others_at_once_and_the_groups_live_on(make_group: MakeRanks) -> None:
+    group = make_group(3, backend="shm")
+    group.run(GROUPS + "before = use()")
+    for die in (signal.SIGKILL, signal.SIGSTOP):
+        killing = when(partial(is_stopped, group.pids[2]), partial(kill, group.pids[2]))
+        with pytest.raises(CellFailedError, match=r"rank 2 .*SIGKILL"):
+            group.run(f"import os\nif rank == 2: os.kill(os.getpid(), {int(die)})\nuse()")
+        killing.join()
+        group.heal(donor=0)
+        group.run("assert use() == before")
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped, or has ended."""
+    stopped = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() in stopped
+
+
+def test_different_calls_are_refused_with_both_of_them(shm_group: Ranks) -> None:
+    code = (
+        "x = torch.ones(3)\nif rank: dist.all_reduce(x)\n"
+        "else: dist.all_gather([torch.ones(2), torch.ones(2)], torch.ones(2))"
+    )
+    with pytest.raises(CellFailedError) as failed:
+        shm_group.run(code)
+    report = str(failed.value)
+    assert "rank 0 called all_gather(2 float32) number 1" in report
+    assert "rank 1 called all_reduce(sum, 3 float32) number 1" in report
+    shm_group.assert_works()
+
+
+def test_a_wait_ends_with_the_timeout_of_the_group(make_group: MakeRanks) -> None:
+    group = make_group(2, backend="shm", timeout=2.0)
+    code = "if rank == 0: dist.barrier()\nelse: import time; time.sleep(4)"
+    with pytest.raises(CellFailedError, match=r"Timed out waiting 2 s in barrier"):
+        group.run(code)
+    group.assert_works()
+
+
+def test_a_hang_names_the_collective_of_each_rank(shm_group: Ranks) -> None:
+    shm_group.run(imported(flight_recorder))
+    shm_group.run(
+        "dist.barrier()\nx = torch.ones(4)\ndist.all_reduce(x)\n"
+        "if rank == 0: dist.send(x, 1)\nelse: dist.recv(x, 0)\n"
+        "first, second, third = flight_recorder.read_entries()[-3:]\n"
+        "assert [each['name'] for each in (first, second)] == ['barrier', 'all_reduce']\n"
+        "assert third['name'] in ('send', 'recv') and third['is_p2p']\n"
+        "assert flight_recorder.format_inputs(second) == 'float32 [4]'\n"
+        "assert all(each['retired'] and each['duration_ms'] > 0 for each in (first, third))\n"
+        "assert flight_recorder.count_started() == 2"
+    )
+
+
+def test_sharded_models_train_as_with_gloo(make_group: MakeRanks) -> None:
+    found = {}
+    for backend in ("gloo", "shm"):
+        group = make_group(2, backend=backend)
+        group.run(TRAIN)
+        found[backend] = group.pull("totals", rank=0)
+        group.close()
+    assert found["shm"] == found["gloo"]
+    assert len(found["shm"]) == 4
+
+
+def test_what_shm_cannot_send_is_refused(shm_group: Ranks) -> None:
+    with pytest.raises(CellFailedError, match="only dense tensors on the CPU, not one on meta"):
+        shm_group.run("dist.all_reduce(torch.ones(2, device='meta'))")
+    with pytest.raises(CellFailedError, match="a process that a rank has forked cannot use"):
+        shm_group.run(
+            "import multiprocessing\nwith multiprocessing.get_context('fork').Pool(1) as pool:\n"
+            "    pool.apply(dist.barrier)"
+        )
+    shm_group.assert_works()
+
+
+def test_ranks_with_another_backend_load_nothing_of_shm(group: Ranks) -> None:
+    group.run("import sys\nfound = [each for each in sys.modules if 'extensions.shm.' in each]")
+    assert group.pull("found", rank=0) == []
+
+
+TRAIN = """
+import torch.nn as nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def blocks():
+    torch.manual_seed(0)
+    return nn.Sequential(*[
+        nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)) for _ in range(2)
+    ])
+
+def train(model, optimizer=torch.optim.AdamW):
+    optimizer = optimizer(model.parameters(), lr=0.01)
+    for step in range(3):
+        optimizer.zero_grad()
+        torch.manual_seed(10 * step + rank)
+        model(torch.randn(4, 16)).square().mean().backward()
+        optimizer.step()
+    first = next(model.parameters())
+    first = first.full_tensor() if hasattr(first, "full_tensor") else first
+    return first.detach().double().sum().item()
+
+mesh = init_device_mesh("cpu", (world_size,))
+sharded, parallel = blocks(), blocks()
+for block in sharded:
+    fully_shard(block, mesh=mesh)
+for block in parallel:
+    parallelize_module(block, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+def zero(parameters, lr):
+    return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=lr)
+totals = [train(DDP(blocks())), train(sharded), train(parallel), train(DDP(blocks()), zero)]
+"""
