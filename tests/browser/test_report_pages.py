@@ -42,6 +42,7 @@ def test_trace_link_downloads_the_file_and_the_table_compares_ranks(lab_page: La
 
 LOGS = """%%ddp --nproc 2 --name beside{number}
 nbddp.config(lr={rate}, batch=16)
+nbddp.config(**{{f"a_long_name_of_option_{{i}}": "{rate} and more " * 20 for i in range(9)}})
 loader = nbddp.loader(range(320), batch_size=16)
 for step in range(40):
     nbddp.log(step=step, loss={rate} / (step + 1) + 0.1 * rank)
@@ -77,6 +78,8 @@ def test_saved_notebook_shows_list_and_comparison_of_runs(
         page.goto(html.as_uri(), wait_until="domcontentloaded")
         expect(page.locator("table[aria-label=runs] svg").first).to_be_visible()
         expect(page.locator(".nbddp-smooth").first).to_be_hidden()
+        fits = "region => region.scrollWidth <= region.clientWidth"
+        assert page.locator(around_tables("runs")[0]).evaluate(fits)
         page.get_by_label("smooth").first.check()
         expect(page.locator(".nbddp-smooth").first).to_be_visible()
         tables = around_tables("runs", "results of the runs")

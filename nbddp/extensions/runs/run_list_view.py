@@ -17,6 +17,7 @@ from nbddp.ui.report.blocks import Cell, Dot, Mood, Report, Table, note
 from nbddp.ui.wording import format_rate
 
 MAX_SETTING_LENGTH = 28  # characters of a setting, or of the name of a setting or a metric
+MAX_WHOLE_SETTING = 8  # characters of a setting that a page does not cut off
 _DOTS = {"ok": Dot.OK, "failed": Dot.BAD, "running": Dot.BUSY, "empty": Dot.OFF}
 
 
@@ -46,13 +47,21 @@ def _row(listing: Listing, run: Summary, name: str) -> list[str | Cell]:
         time.strftime("%m-%d %H:%M", time.localtime(run.began)) if run.began else "",
         run.started_by if listing.has_several_programs else "",
         str(run.ranks or ""),
-        *(format_value(run.config.get(name)) for name in listing.settings),
+        *(_setting(run.config.get(name)) for name in listing.settings),
         *(_number(run.last.get(name)) for name in listing.metrics),
         "" if run.steps is None else f"{run.steps:,}",
         describe_pace(run),
         Cell(outcome, dot=_DOTS.get(run.outcome, Dot.WARN), title=outcome),
         _curve(listing, run),
     ]
+
+
+def _setting(value: Any) -> str | Cell:
+    """Return a setting; a page makes its column as narrow as the outcome's column needs."""
+    text = format_value(value)
+    if len(text) <= MAX_WHOLE_SETTING:
+        return text
+    return Cell(text, title=str(value), html=f'<span class="nbddp-clip">{escape(text)}</span>')
 
 
 def _number(value: float | None) -> str | Cell:

@@ -141,7 +141,9 @@ def title_html(cell: Cell, *, role: str = "") -> str:
 
 
 def _table(table: Table) -> str:
-    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in table.head)
+    # a long name may break after "_"
+    names = [escape(each).replace("_", "_<wbr>") for each in table.head]
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
     return (
         f'<table class="nbddp-ranks" aria-label="{escape(table.label)}">'
