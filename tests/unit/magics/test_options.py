@@ -14,7 +14,13 @@ from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
-from nbddp.extension.installed import command_name, installed, load, owner_of_command
+from nbddp.extension.installed import (
+    command_name,
+    installed,
+    load,
+    own_backends,
+    owner_of_command,
+)
 from nbddp.magics.line_magic import HANDLERS
 from nbddp.magics.parser import CELL, COMMANDS, command_parser, help_text, parse_line
 from nbddp.magics.run_arguments import CellArguments, check_unchanged
@@ -155,7 +161,8 @@ def test_an_unknown_command_or_backend_is_answered_with_known_ones(
     words = ("hepl", "--nproc")
     assert {word: refusal(UsageError, command_parser, word) for word in words} == snapshot
     reason = refusal(UsageError, cell, "--backend mpi").replace("'", "")  # quoted until Python 3.12
-    assert reason == "argument --backend: invalid choice: mpi (choose from auto, gloo, nccl, shm)"
+    choices = ", ".join(["auto", "gloo", "nccl", *own_backends()])
+    assert reason == f"argument --backend: invalid choice: mpi (choose from {choices})"
 
 
 def test_every_command_has_a_handler_and_a_line_in_the_help() -> None:
