@@ -29,8 +29,8 @@ class Autoreload(NotebookHalf):
     def autoreload(self, args: AutoreloadArguments) -> None:
         """Switch it on or off."""
         self._is_on = args.switch == "on"
-        what = "edited modules are reloaded before each cell" if self._is_on else "it is off"
-        self.notebook.print_line(f"nbddp: autoreload on the ranks: {what}")
+        when = "before each cell" if self._is_on else "only when ranks restart"
+        self.notebook.print_line(f"nbddp: ranks reload edited modules {when}")
 
     def run_cell(self, cell: UnstartedCell) -> bool:
         """Reload modules before the cell runs as usual.

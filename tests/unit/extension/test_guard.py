@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
+from processes import wait_until
 
 from nbddp.extension import guard
 from nbddp.extension.guard import MAX_FAILURES, Guard
@@ -102,9 +103,9 @@ def test_an_interrupt_waits_for_no_slow_hook_and_for_no_other_hook_of_its_extens
     assert guarded.guard.call("other", "close", guarded.hooks.close) == "closed"
     may_end.set()
     assert has_ended.wait(60)
-    while guarded.call() == 0:
-        pass
-    assert caplog.messages[-1] == "the extension odd failed after an interrupt"
+    assert wait_until(lambda: guarded.call() != 0)
+    # the thread of the hook logs it after that
+    assert wait_until(lambda: caplog.messages[-1] == "the extension odd failed after an interrupt")
 
 
 def test_an_interrupt_waits_for_no_hook_of_which_the_last_call_was_slow(

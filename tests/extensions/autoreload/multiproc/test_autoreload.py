@@ -74,7 +74,7 @@ def test_no_rank_has_the_new_code_if_it_fails_on_one(notebook: Notebook, write: 
         "UsageError: rank 1 cannot reload nets.py: AssertionError in line 14: only 0. All ranks "
         "keep the old version. Correct the file, or run `%ddp autoreload off`\n"
     )
-    assert "autoreload on the ranks: it is off" in notebook.run("%ddp autoreload off").text
+    assert "edited modules only when ranks restart" in notebook.run("%ddp autoreload off").text
     assert "Out [ranks 0-1] [1.0, 1.0]" in notebook.run(VALUES).text
     notebook.run("%ddp autoreload on")
     write(NETS.replace("+ 1", "+ 3"))

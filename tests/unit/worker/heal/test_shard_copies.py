@@ -19,7 +19,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.store = dist.HashStore()
-        group: Any = SimpleNamespace(backend="gloo")
+        group: Any = SimpleNamespace(backend="gloo", lasts=True)
         self.lines: list[str] = []
         self.ranks = [
             ShardCopies({}, group, lambda: self.store, rank, 2, self.lines.append)

@@ -53,7 +53,7 @@ def test_a_model_on_several_meshes_is_not_sharded_again() -> None:
 def test_there_are_no_copies_over_nccl() -> None:
     lines: list[str] = []
     unused: Any = None
-    group: Any = SimpleNamespace(backend="nccl")
+    group: Any = SimpleNamespace(backend="nccl", lasts=False)
     ShardCopies({}, group, unused, 0, 2, lines.append).begin_cell("cell", 100)
     assert lines == ["no copies of shards: a heal over nccl cannot use them"]
 
