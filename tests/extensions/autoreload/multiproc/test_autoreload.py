@@ -49,7 +49,7 @@ def write(notebook: Notebook, tmp_path: Path) -> Write:
     write(NETS)
     code = (
         f"%cd -q {tmp_path}\n%load_ext autoreload\n%autoreload 2\n%ddp stop\n"
-        "get_ipython()._nbddp.notebook.extensions.load('autoreload')._is_on = None"
+        "get_ipython()._nbddp.notebook.extensions._hooks.load('autoreload')._is_on = None"
     )
     assert notebook.run(code).status == "ok"
     return write

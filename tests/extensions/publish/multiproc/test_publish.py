@@ -39,7 +39,7 @@ def test_unresponsive_tracker_does_not_delay_cells_or_stop(
         assert notebook.run(PUBLISH).status == "ok"
     assert notebook.run("%ddp stop").status == "ok"
     code = (
-        "publishing = get_ipython()._nbddp.notebook.extensions.load('publish')\n"
+        "publishing = get_ipython()._nbddp.notebook.extensions._hooks.load('publish')\n"
         "*_, made = publishing._publications.values()\n"
         "from nbddp.sigint import wait_for_all\n"
         "print(made.result.done()); made._process.kill()\n"
