@@ -382,7 +382,10 @@ def test_models_are_equal_after_one_rank_has_failed(
     assert first == second
 
 
-def test_a_group_that_not_all_of_its_ranks_have_is_named(group: Ranks, capsys: Capture) -> None:
+def test_a_group_that_not_all_of_its_ranks_have_is_named(
+    make_group: MakeRanks, capsys: Capture
+) -> None:
+    group = make_group(2)  # other tests use up the revivals of their ranks
     group.run("pair, other = dist.new_group([0, 1]), dist.new_group([0, 1])")
     with pytest.raises(CellFailedError, match="on purpose"):
         group.run(
@@ -396,7 +399,7 @@ def test_a_group_that_not_all_of_its_ranks_have_is_named(group: Ranks, capsys: C
 
 
 def test_a_revival_that_is_interrupted_is_tried_again(make_group: MakeRanks) -> None:
-    group = make_group(2)  # other tests use up the revivals of their ranks
+    group = make_group(2)
     group.run(
         f"{imported(revival)}import time\npair = dist.new_group([0, 1])\n"
         "revive = revival.GroupReviver.revive_others\n"

@@ -50,6 +50,7 @@ class StatePublisher(SessionHooks):
     def opened(self, session: Session) -> None:
         """Start the thread. Write the last state of the run before, if it was not written yet."""
         if self._thread is None:
+            self._open_socket(session)
             work = threading.Thread(
                 target=self._publish_until_closed,
                 args=(session,),
@@ -106,7 +107,6 @@ class StatePublisher(SessionHooks):
         if path != self._path:
             if not is_over:
                 self._index.write(path)
-                self._open_socket(session)
             self._path, self._is_over, self._written, self._has_failed = path, False, "", False
         if self._is_over:
             return
@@ -125,12 +125,11 @@ class StatePublisher(SessionHooks):
             self._index.remove()
 
     def _open_socket(self, session: Session) -> None:
-        """Open the socket, once. Without it, a terminal can still read the state."""
-        if self._socket is None:
-            try:
-                self._socket = ActionSocket(partial(act, session))
-            except OSError as error:
-                logger.info("a terminal cannot act on %s: %s", self._path, error)
+        """Open the socket. Without it, a terminal can still read the state."""
+        try:
+            self._socket = ActionSocket(partial(act, session))
+        except OSError as error:
+            logger.info("a terminal cannot act on these ranks: %s", error)
 
 
 def _kernel() -> dict[str, object]:
