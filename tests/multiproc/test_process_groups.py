@@ -306,7 +306,7 @@ def test_destroyed_groups_keep_no_sockets_and_no_threads(own_group: Ranks, body:
     )
     for descriptors, threads in own_group.pull("[max(each) for each in zip(*counts)]"):
         assert descriptors <= 40
-        assert threads <= 16
+        assert threads <= 40  # a leak of two for each group would be 120
     own_group.assert_works()
 
 
