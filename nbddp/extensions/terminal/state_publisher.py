@@ -26,6 +26,8 @@ from nbddp.record.run_folder import write_atomic
 from nbddp.sigint import Future, start_thread, wait_for_all
 
 PERIOD = 1.0  # seconds between two heartbeats
+SOON = 0.05  # seconds between two looks for the folder of a run that starts
+START = 10.0  # seconds for which the folder is looked for so often
 LAST_WRITE = 2.0  # seconds that the end of a session, or a new start, waits for the last state
 logger = logging.getLogger(__name__)
 
@@ -44,11 +46,13 @@ class StatePublisher(SessionHooks):
         self._is_over = True
         self._written = ""
         self._has_failed = False
+        self._soon_until = 0.0  # while a run starts
         self._index = IndexEntry()
         self._socket: ActionSocket | None = None
 
     def opened(self, session: Session) -> None:
         """Start the thread. Write the last state of the run before, if it was not written yet."""
+        self._soon_until = time.monotonic() + START
         if self._thread is None:
             self._open_socket(session)
             work = threading.Thread(
@@ -61,6 +65,8 @@ class StatePublisher(SessionHooks):
             self._thread = work
         elif session.event_log.folder is None and not self._is_over:
             self._publish_now(is_last=False)
+        else:
+            self._calls.put((Future(), False))  # wake the thread
 
     def closed(self, session: Session) -> None:
         """Write the last state, and end the thread."""
@@ -79,11 +85,13 @@ class StatePublisher(SessionHooks):
     def _publish_until_closed(self, session: Session) -> None:
         next_at, is_last = time.monotonic(), False
         while not is_last:
-            done = None
+            done, now = None, time.monotonic()
+            wait = min(next_at - now, SOON) if now < self._soon_until else next_at - now
             try:
-                done, is_last = self._calls.get(timeout=max(0.0, next_at - time.monotonic()))
+                done, is_last = self._calls.get(timeout=max(0.0, wait))
             except Empty:
-                next_at = max(next_at + PERIOD, time.monotonic())
+                if (now := time.monotonic()) >= next_at:
+                    next_at = max(next_at + PERIOD, now)
             self._try_to_publish(session)
             if is_last and self._socket is not None:
                 self._socket.close()
@@ -102,6 +110,8 @@ class StatePublisher(SessionHooks):
 
     def _publish(self, session: Session) -> None:
         path, is_over = session.event_log.path, session.event_log.folder is None
+        if not is_over:
+            self._soon_until = 0.0
         if path is None:
             return
         if path != self._path:
