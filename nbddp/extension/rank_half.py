@@ -55,7 +55,8 @@ class EndedCell(Frozen):
 class RankHalf:
     """Made when a rank starts, before the process group forms; overrides the hooks that it needs.
 
-    No hook may wait, or start a collective. All are called on the main thread.
+    No hook may wait, or start a collective. All are called on the main thread, but after an
+    interrupt ``after_cell``, ``facts`` and ``armed`` have a thread of their own.
     """
 
     def before_cell(self, cell: RankCell) -> None:

@@ -143,7 +143,7 @@ class NotebookHalf:
         return ()
 
     def on_event(self, event: NotebookEvent) -> None:
-        """Hear of an event, on the thread that caused it."""
+        """Hear of an event, on the thread that caused it; after an interrupt, on another."""
 
 
 class NotebookHalves:

@@ -47,7 +47,7 @@ class Reloaded:
 
     Attributes:
         names: the modules that have new code.
-        kept: what keeps its old code, with the reason.
+        kept: names that keep their old code, each with the reason.
         error: why nothing was reloaded; then there are no names.
     """
 
@@ -61,7 +61,7 @@ class UserModules:
 
     def __init__(self) -> None:
         self._versions: dict[str, Version] = {}
-        self._before: dict[str, Version] = {}  # those that the last reload replaced
+        self._before: dict[str, Version] = {}  # the versions before the last reload
 
     def note(self, modules: Iterable[types.ModuleType]) -> None:
         """Record the versions of modules that were imported since the last call."""

@@ -156,7 +156,7 @@ def _at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
         try:
             result.set_result(call())
         except LateError:
-            return  # nobody waits for the result
+            return  # no thread waits for the result
         except Exception as error:  # noqa: BLE001 - raised by the thread that waits
             result.set_exception(error)
 

@@ -135,7 +135,7 @@ class Call(dist.Work):
         seconds = timeout.total_seconds()
         try:
             has_ended = self._has_ended.wait(seconds if seconds > 0 else None)
-        except BaseException as error:  # an interrupt: nobody waits for the call any more
+        except BaseException as error:  # an interrupt has ended the wait
             self._fail(error)
             raise
         if not has_ended:

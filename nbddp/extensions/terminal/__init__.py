@@ -13,7 +13,7 @@ SCHEMA = 1  # of state.json, and of all that --json prints
 STATE_FILE = "state.json"
 RUN = "a name, a part of one, or a path (default: the live run of this folder, else yours)"
 YES = "do not ask before"
-JSON = "as JSON, whose fields docs/terminal.md lists"
+JSON = "as JSON; docs/terminal.md lists the fields"
 
 
 class StatusCommand(Command, example="status"):

@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from nbddp.errors import NbddpError, RequestError
+from nbddp.extensions.terminal.live_index import remove_files_of_dead_kernels
 from nbddp.private_files import is_private_folder, make_private_folders
 from nbddp.sigint import run_in_thread
 
@@ -36,16 +35,13 @@ class ActionSocket:
         act: carries out a request; a NbddpError refuses it.
 
     Raises:
-        OSError: there is no private folder for it, or this system cannot tell the peer's user.
+        OSError: there is no private folder for it, or the system does not report a peer's user.
     """
 
     def __init__(self, act: Callable[[Json], str]) -> None:
         self._act = act
         folder = _folder()
-        for old in folder.iterdir():  # a killed kernel has left it
-            pid = old.name.partition("-")[0]
-            if pid.isdigit() and not psutil.pid_exists(int(pid)):
-                old.unlink(missing_ok=True)
+        remove_files_of_dead_kernels(folder)
         self.path = folder / f"{os.getpid()}-{secrets.token_hex(4)}"
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.path))
@@ -77,7 +73,7 @@ class ActionSocket:
                 answer = {"done": self._act(json.loads(peer.recv(MAX_REQUEST)))}
             except (NbddpError, ValueError) as error:
                 answer = {"error": str(error)}
-            with suppress(OSError):  # the terminal waits no more
+            with suppress(OSError):  # the command has ended
                 peer.sendall(json.dumps(answer).encode())
 
 
@@ -108,9 +104,9 @@ def ask(path: str, request: Json) -> str:
 def _folder() -> Path:
     """Return a private folder whose path is short enough for a socket."""
     if not hasattr(socket, "SO_PEERCRED"):
-        raise OSError("this system cannot tell who connects to a socket")
+        raise OSError("this system does not report which user connects to a socket")
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if 0 < len(os.fsencode(runtime)) < MAX_PATH - 40:
+    if 0 < len(os.fsencode(runtime)) < MAX_PATH - 40:  # room for "/nbddp/PID-TOKEN"
         with suppress(OSError):
             return make_private_folders(Path(runtime), "nbddp")
     return make_private_folders(Path("/tmp"), _FOLDER.format(os.geteuid()))

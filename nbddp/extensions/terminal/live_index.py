@@ -34,7 +34,7 @@ class IndexEntry:
         try:
             folder = make_private_folders(Path.home(), *_FOLDERS)
             if self._path is None:
-                _remove_entries_of_dead_kernels(folder)
+                remove_files_of_dead_kernels(folder, f"{platform.node()}-")
             write_atomic(folder / self._name, str(run.resolve()))
             self._path = folder / self._name
         except (OSError, RuntimeError) as error:  # there is no home, or it is read-only
@@ -57,10 +57,10 @@ def entered_runs() -> Iterator[Path]:
                     yield Path(lines.read())
 
 
-def _remove_entries_of_dead_kernels(folder: Path) -> None:
-    """Remove what killed kernels of this machine have left."""
-    for entry in folder.glob(f"{platform.node()}-*-*"):
-        pid = entry.name.removeprefix(f"{platform.node()}-").partition("-")[0]
+def remove_files_of_dead_kernels(folder: Path, prefix: str = "") -> None:
+    """Remove the files ``PREFIX`` ``PID-TOKEN`` that killed kernels of this machine have left."""
+    for file in folder.glob(f"{prefix}*-*"):
+        pid = file.name.removeprefix(prefix).partition("-")[0]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
             with suppress(OSError):
-                entry.unlink()
+                file.unlink()

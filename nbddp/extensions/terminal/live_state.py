@@ -129,7 +129,7 @@ def _reason(session: Session, snapshot: Snapshot, cell: CellHandle | None) -> _R
 
 
 def _positions(snapshot: Snapshot) -> list[str]:
-    """Return what the ranks do, a line for those that do the same."""
+    """Return a line for each group of ranks that do the same."""
     groups = ranks_by_text({rank.rank: _position(rank) for rank in snapshot.ranks})
     return [f"  {format_ranks(ranks)} {text}" for text, ranks in groups.items()]
 

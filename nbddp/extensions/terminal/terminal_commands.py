@@ -119,7 +119,9 @@ def _act(args: InterruptCommand | StopCommand | KillCommand, request: Json, what
 
 def _agrees(question: str) -> bool:
     if not sys.stdin.isatty():
-        raise RequestError("nobody can be asked here, so nothing was done; add --yes")
+        raise RequestError(
+            "nothing was done: this command asks before it acts, and has no terminal; add --yes"
+        )
     sys.stderr.write(f"{question} [y/N] ")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
