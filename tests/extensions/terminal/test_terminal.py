@@ -68,6 +68,7 @@ def run_of(session: Session, cell: str = "is done") -> Path:
     path = session.event_log.path
     assert path is not None
     assert wait_until(lambda: (path / STATE_FILE).exists() and cell in why_of(path))
+    assert wait_until(lambda: "loss" in read_state(path)["metrics"])
     return path
 
 
