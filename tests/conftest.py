@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from processes import is_helper, marked, own_children, wait_until
 from xdist.scheduler import LoadFileScheduling
 
-pytest_plugins = ["rank_fixtures", "kit_fixtures"]
+pytest_plugins = ["rank_fixtures", "kit_fixtures", "node_fixtures"]
 pytest.register_assert_rewrite("lessons")
 # nbformat loads it through jsonschema, for addresses that no notebook has: it takes three seconds
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]

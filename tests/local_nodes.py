@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from drivers.extensions import open_pool
 from drivers.ranks import Ranks, new_launcher
 from processes import wait_until
 from slow_link import Link
@@ -43,7 +44,7 @@ class OnNodes:
         # grace: surviving ranks on two busy cores answer slowly
         self.group = Ranks(nproc=1, launcher=new_launcher(), grace=20.0)
         spec = NodesSpec(host=host, min_nodes=least, max_nodes=most, nproc_per_node=nproc_per_node)
-        self.nodes: NodePool = self.group.open_nodes(spec)
+        self.nodes: NodePool = open_pool(self.group, spec)
         self.node_agents: list[subprocess.Popen[bytes]] = []
         self._links: list[Link] = []
 

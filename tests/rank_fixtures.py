@@ -2,13 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from drivers.ranks import Capture, Ranks, WarmLauncher
-from local_nodes import OnNodes
 from notebook import Notebook
 
 # a group remembers the options of a cell, such as --nproc 1, for the next start; reloading the
@@ -110,25 +107,6 @@ def lines(capsys: Capture) -> Callable[..., list[str]]:
         return [line.removeprefix(mark) for line in output if line.startswith(mark)]
 
     return lines
-
-
-@pytest.fixture
-def make_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., OnNodes]]:
-    """Makes groups for nodes that are all on this machine, and ends them."""
-    monkeypatch.setenv("HOME", str(folder))
-    with ExitStack() as stack:
-
-        def make(kind: type[OnNodes] = OnNodes, **options: Any) -> OnNodes:
-            made = kind(**options)
-            stack.callback(made.close)
-            return made
-
-        yield make
-
-
-@pytest.fixture
-def on_nodes(make_nodes: Callable[..., OnNodes]) -> Ranks:
-    return make_nodes(nproc_per_node=1).start()
 
 
 @pytest.fixture(scope="session")

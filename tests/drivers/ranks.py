@@ -9,17 +9,6 @@ import pytest
 
 from nbddp import CellFailedError, WorkerGroup
 from nbddp.controller.session import Session
-from nbddp.extensions.checks.facts import RankFacts
-from nbddp.extensions.checks.notebook import check_cell
-from nbddp.extensions.checks.registry import Finding
-from nbddp.extensions.nodes.node_pool import NodePool, NodesSpec
-from nbddp.extensions.nodes.notebook import open_nodes
-from nbddp.extensions.timeline.collective_timeline import Timeline
-from nbddp.extensions.timeline.notebook import timeline_of
-from nbddp.extensions.trace import TraceSteps
-from nbddp.extensions.trace.group_methods import options_for_ranks
-from nbddp.extensions.trace.merge import Trace
-from nbddp.extensions.trace.notebook import collect_trace
 from nbddp.group.display import TextDisplay
 from nbddp.group.find_script import find_script
 from nbddp.group.rank_group import RankGroup
@@ -92,12 +81,13 @@ class Ranks(WorkerGroup):
         self._group.spec = spec
 
     @property
-    def nodes(self) -> NodePool | None:
-        assert isinstance(self._group.nodes, NodePool | None)
+    def nodes(self) -> Any:
+        """Return what the extension of nodes keeps with the group."""
         return self._group.nodes
 
-    def open_nodes(self, spec: NodesSpec) -> NodePool:
-        return open_nodes(self._group, spec)
+    @property
+    def rank_group(self) -> RankGroup:
+        return self._group
 
     # ---- state
 
@@ -165,16 +155,6 @@ class Ranks(WorkerGroup):
         """Run a cell, show nothing, and return the value of its last line on each rank."""
         return self.run(source, quiet=True, wants_value=True, **request).values()
 
-    def findings_of(self, result: CellResult, source: str) -> list[Finding]:
-        facts = {rank: RankFacts.from_reported(each.facts) for rank, each in result.reports.items()}
-        return check_cell(
-            CellRequest(source=source),
-            facts,
-            world_size=self.world_size,
-            is_ok=True,
-            is_asked=False,
-        )
-
     def failure_of(self, source: str, **request: Any) -> CellFailedError:
         with pytest.raises(CellFailedError) as caught:
             self.run(source, **request)
@@ -229,15 +209,6 @@ class Ranks(WorkerGroup):
 
     def begin_pull(self, rank: int, expression: str) -> None:
         self.session.send_request(rank, self.session.numbered(Pull(expression=expression)))
-
-    def begin_traced(self, source: str, asked: TraceSteps) -> CellHandle:
-        return self.begin(source, options=options_for_ranks(asked))
-
-    def collect_trace(self, result: CellResult, asked: TraceSteps) -> Trace:
-        return collect_trace(self.session, result, asked)
-
-    def timeline(self, last: int | None = None) -> Timeline:
-        return timeline_of(self.scripts.last_session, last)
 
     @property
     def replay_log(self) -> Sequence[ReplayEntry]:

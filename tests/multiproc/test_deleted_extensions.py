@@ -40,7 +40,13 @@ if __name__ == "__main__":
 TYPES = re.compile(r"^ .*(nbddp\.extensions\.|= arming|methods\.).*\n", re.MULTILINE)
 KEPT = "Out [rank 0] 20\nOut [rank 1] 21\n"
 CONTRACTS = "from importlinter.cli import lint_imports_command as run; run()"
-UNIT_TESTS = ("-m", "pytest", "-q", "-m", "unit", "-p", "no:rank_fixtures", "tests/unit")
+TESTS_WITHOUT_EXTENSIONS = ("-m", "pytest", "-q", "-p", "no:node_fixtures")
+UNIT_TESTS = (*TESTS_WITHOUT_EXTENSIONS, "-m", "unit", "tests/unit")
+GOLDEN_WALKS = (
+    *(*TESTS_WITHOUT_EXTENSIONS, "-m", "full or not full"),
+    *(f"tests/golden/test_{name}.py" for name in ("failures", "kernels", "scripts", "spawned")),
+    *("-k", "not nodes and not export and not elastic and not folder"),
+)
 
 
 def with_those_that_need(names: set[str]) -> set[str]:
@@ -99,7 +105,7 @@ def test_the_core_works_without_an_extension(
 
 
 @pytest.mark.timeout(1800)
-def test_the_types_and_the_unit_tests_of_the_core_need_no_extension(
+def test_the_types_and_tests_of_the_core_need_no_extension(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = copy_without({*installed()}, folder)
@@ -108,6 +114,6 @@ def test_the_types_and_the_unit_tests_of_the_core_need_no_extension(
     types.write_text(TYPES.sub("", types.read_text()))
     shutil.copytree(TESTS, copy / "tests", ignore=shutil.ignore_patterns("extensions"))
     monkeypatch.setenv("PYTHONPATH", str(copy))
-    for command in (("-m", "mypy", "nbddp"), UNIT_TESTS):
+    for command in (("-m", "mypy", "nbddp"), UNIT_TESTS, GOLDEN_WALKS):
         done = run(*command, folder=copy)
         assert done.returncode == 0, done.stdout + done.stderr

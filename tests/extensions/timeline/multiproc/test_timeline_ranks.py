@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 import pytest
+from drivers.extensions import timeline_of_last
 from drivers.ranks import MakeRanks, Ranks, Write
 from notebook import Notebook
 from processes import wait_until
@@ -105,7 +106,7 @@ def test_timeline_waits_match_the_clocks_of_the_ranks(make_group: MakeRanks) -> 
     group = make_group(3)
     group.run(TRAIN)
     group.run("train(0.09 if rank == 1 else 0.04, 60)", quiet=True)
-    line = group.timeline()
+    line = timeline_of_last(group)
     by_their_clocks: dict[tuple[int, int], float] = defaultdict(float)
     for step in zip(*group.pull("came"), strict=True):
         awaited = step.index(max(step))  # another one, if a busy machine has delayed it
@@ -115,7 +116,7 @@ def test_timeline_waits_match_the_clocks_of_the_ranks(make_group: MakeRanks) -> 
     assert line.waits == pytest.approx(by_their_clocks, rel=0.1, abs=0.1)
     assert (len(line.meetings), line.lost, line.thinned) == (60, 0, 0)
     assert max(line.lines, key=lambda place: line.lines[place]) == "cell [1] line 6"
-    last = group.timeline(last=20)
+    last = timeline_of_last(group, last=20)
     assert len(last.steps) == 21
     assert 19 <= len(last.meetings) <= 21
     assert [row["rank"] for row in last.rows()[:3]] == [0, 1, 2]
@@ -124,7 +125,7 @@ def test_timeline_waits_match_the_clocks_of_the_ranks(make_group: MakeRanks) -> 
 def test_timeline_separates_loader_time_of_a_slow_rank(group: Ranks) -> None:
     awaited, _ = named(group, LOAD, lambda awaited: awaited.is_loading)
     assert (awaited.rank, awaited.is_loading) == (1, True)
-    line = group.timeline()
+    line = timeline_of_last(group)
     quick, slow = ([end - began for began, end in line.loads.get(rank, ())] for rank in (0, 1))
     assert median(slow) > 5 * median(quick or [0.0])
     shares = [
@@ -138,25 +139,25 @@ def test_timeline_separates_loader_time_of_a_slow_rank(group: Ranks) -> None:
 
 def test_timeline_shows_the_last_cell_even_if_running_or_without_collectives(group: Ranks) -> None:
     group.run("import time\ndist.all_reduce(torch.ones(1))")
-    before = group.timeline()
+    before = timeline_of_last(group)
     group.run("1 + 1")
-    line = group.timeline()
+    line = timeline_of_last(group)
     assert (line.cell, line.meetings, line.is_over) == (before.cell + 1, (), True)
     source = "while True:\n    dist.all_reduce(torch.ones(1))\n    time.sleep(0.05)"
     handle = group.begin(source)
-    line = group.timeline()
+    line = timeline_of_last(group)
     assert (line.cell, line.is_over) == (handle.prompt, False)
-    assert wait_until(lambda: len(group.timeline().meetings) > 5, timeout=30.0)
-    assert group.timeline().cell == handle.prompt
+    assert wait_until(lambda: len(timeline_of_last(group).meetings) > 5, timeout=30.0)
+    assert timeline_of_last(group).cell == handle.prompt
     group.interrupt()
     assert wait_until(lambda: handle.is_finished, timeout=30.0)
-    assert group.timeline().is_over
+    assert timeline_of_last(group).is_over
 
 
 def test_timeline_starts_again_after_a_restart_or_heal(make_group: MakeRanks) -> None:
     def line() -> Timeline:
         group.run("for _ in range(9): dist.all_reduce(torch.ones(1))", quiet=True)
-        return group.timeline()
+        return timeline_of_last(group)
 
     group = make_group(2)
     assert len(line().meetings) == 9
@@ -178,7 +179,7 @@ for _ in range(12):
 def test_timeline_includes_the_overlap_measured_by_ddp(make_group: MakeRanks) -> None:
     group = make_group(2)
     group.run(MODEL, quiet=True)
-    overlaps = group.timeline().overlaps
+    overlaps = timeline_of_last(group).overlaps
     assert [(each.rank, each.name) for each in overlaps] == [(0, "model"), (1, "model")]
     for overlap in overlaps:
         assert len(overlap.buckets) == 2
@@ -187,10 +188,10 @@ def test_timeline_includes_the_overlap_measured_by_ddp(make_group: MakeRanks) ->
         assert overlap.forward > 0
         assert overlap.backward > 0
     group.run("dist.barrier()", quiet=True)
-    assert group.timeline().overlaps == (), "in another cell nothing was measured"
+    assert timeline_of_last(group).overlaps == (), "in another cell nothing was measured"
     group.run(MODEL, quiet=True)
     group.kill(1)
-    assert [each.rank for each in group.timeline().overlaps] == [0], "who lives is asked"
+    assert [each.rank for each in timeline_of_last(group).overlaps] == [0], "who lives is asked"
 
 
 def test_timeline_of_a_script_has_its_waits_and_lines(group: Ranks, write: Write) -> None:
@@ -203,7 +204,7 @@ def test_timeline_of_a_script_has_its_waits_and_lines(group: Ranks, write: Write
         "train.py",
     )
     group.run_script(script, quiet=True)
-    line = group.timeline()
+    line = timeline_of_last(group)
     assert line.waits[0, 1] > line.waits.get((1, 0), 0.0)
     assert max(line.lines, key=lambda place: line.lines[place]) == "train.py line 4"
     assert (len(line.meetings), line.lost, line.thinned) == (30, 0, 0)
@@ -221,11 +222,11 @@ def test_timeline_command_and_option_show_a_picture(notebook: Notebook) -> None:
     assert " · 10 steps · " in shown["text/plain"]
     [number] = reply.counts
     assert f"collectives of cell {number} · " in shown["text/plain"], "as its prompt has it"
-    reply = notebook.run("import nbddp\nline = nbddp.timeline()\nprint(len(line.meetings))")
+    reply = notebook.run("import nbddp\nline = timeline_of_last(nbddp)\nprint(len(line.meetings))")
     assert reply.text == "30\n"
     assert notebook.run("len(line.frame())").status == "ok"
     assert "--no-wait" in notebook.run("%%ddp --timeline --no-wait\npass").text
-    assert "timeline()" in notebook.run("%%ddp\nnbddp.timeline()").error
+    assert "timeline()" in notebook.run("%%ddp\timeline_of_last(nnbddp)").error
 
 
 FAILS = """

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 import pytest
+from drivers.extensions import begin_traced, collect_trace, timeline_of_last
 from drivers.ranks import MakeRanks, Ranks
 from notebook import Notebook
 from processes import wait_until
@@ -53,10 +54,10 @@ def run(
 ) -> tuple[Trace, CellResult]:
     """Return the trace of some steps of a cell, and the result of the cell."""
     asked = TraceSteps(first=first, last=last, with_memory=with_memory)
-    handle = group.begin_traced(source, asked)
+    handle = begin_traced(group, source, asked)
     wait_until(lambda: handle.is_finished, timeout=60.0)
     assert handle.result is not None
-    return group.collect_trace(handle.result, asked), handle.result
+    return collect_trace(group, handle.result, asked), handle.result
 
 
 def document(path: Path | None) -> dict[str, Any]:
@@ -142,10 +143,10 @@ def test_trace_of_stopped_ranks_is_empty(group: Ranks) -> None:
     asked = TraceSteps(first=2, last=3)
     _, result = run(group, TRAIN.format(slow=0.005), 2, 3)
     group.restart()
-    trace = group.collect_trace(result, asked)
+    trace = collect_trace(group, result, asked)
     assert (trace.path, {*trace.missing}) == (None, {0, 1})
     group.stop()
-    assert tracing.RANKS_STOPPED in shown(group.collect_trace(result, asked))
+    assert tracing.RANKS_STOPPED in shown(collect_trace(group, result, asked))
 
 
 @pytest.mark.full
@@ -163,7 +164,7 @@ def test_trace_collects_files_from_nodes_and_corrects_clocks(on_nodes: Ranks) ->
     medians = [median(each) for each in late.values()]
     assert max(medians) - min(medians) < 2e6 * trace.error + 1000
     assert 0 < trace.error < 1
-    assert 0 < on_nodes.timeline().error < 1
+    assert 0 < timeline_of_last(on_nodes).error < 1
     assert trace.folder is not None
     assert len([*trace.folder.glob("rank*.json.gz")]) == 2
 

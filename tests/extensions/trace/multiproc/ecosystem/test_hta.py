@@ -1,6 +1,7 @@
 """Holistic Trace Analysis reads the ranks' own files of a trace."""
 
 import pytest
+from drivers.extensions import begin_traced, collect_trace
 from drivers.ranks import Ranks
 from processes import wait_until
 
@@ -20,10 +21,10 @@ for step in range(8):
 
 def test_hta_reads_steps_and_collectives_of_all_ranks(group: Ranks) -> None:
     asked = TraceSteps(first=3, last=6)
-    handle = group.begin_traced(TRAIN, asked)
+    handle = begin_traced(group, TRAIN, asked)
     assert wait_until(lambda: handle.is_finished, timeout=60.0)
     assert handle.result is not None
-    trace = group.collect_trace(handle.result, asked)
+    trace = collect_trace(group, handle.result, asked)
     read = analysis.TraceAnalysis(trace_dir=str(trace.folder)).t
     assert sorted(read.traces) == [0, 1]
     # it leaves the last one out, of which it cannot know whether it is whole

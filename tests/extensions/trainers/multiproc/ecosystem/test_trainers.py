@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conditions import interrupt_at
+from drivers.extensions import findings_of
 from drivers.ranks import MakeRanks, Ranks
 from notebook import Notebook
 from processes import under_torchrun, wait_until
@@ -37,7 +38,7 @@ def test_trainer_has_the_weights_of_torchrun_and_reports_its_metrics(
     for number in ("first", "second"):  # the second run in the same session
         (tmp_path / number).mkdir()
         cell = f"folder = {str(tmp_path / number)!r}\n{SAVE}"
-        assert group.findings_of(group.run(cell), f"{source}\n{cell}") == []
+        assert findings_of(group, group.run(cell), f"{source}\n{cell}") == []
     threads = group.pull("torch.get_num_threads()", rank=0)
     folder = tmp_path / "torchrun"
     folder.mkdir()
@@ -71,7 +72,7 @@ def test_trainer_that_does_not_use_the_other_ranks_is_found(
     for right, wrong in alone.items():
         source = source.replace(right, wrong)
     cell = f"{source}\ntrain();"
-    [finding] = group.findings_of(group.run(cell), cell)
+    [finding] = findings_of(group, group.run(cell), cell)
     assert finding.rule == "ND218"
     assert finding.text.endswith("each rank trains alone, on all the data.")
 
@@ -106,7 +107,7 @@ def test_train_sets_that_differ_between_ranks_are_found(group: Ranks, name: str)
         "trainer.train_dataset = train_set\n"
         "trainer.train();"
     )
-    found = group.findings_of(group.run(cell), cell)
+    found = findings_of(group, group.run(cell), cell)
     assert [(each.rule, each.line) for each in found] == ([("ND223", 4)] if expected else [])
     assert all(expected in each.text for each in found)
     if name == "random fingerprint":
@@ -121,15 +122,15 @@ def test_splits_of_lightning_that_differ_between_ranks_are_found(group: Ranks, s
         "make_trainer().fit(Net(), torch.utils.data.DataLoader(data, batch_size=4))"
     )
     group.run(CELLS["Lightning"][0])
-    found = group.findings_of(group.run(cell), cell)
+    found = findings_of(group, group.run(cell), cell)
     assert [(each.rule, each.line) for each in found] == [("ND223", 3)] * (seed == "rank")
 
 
 def test_evaluation_that_only_one_rank_calls_is_found(group: Ranks) -> None:
     group.run(f"{CELLS['Trainer'][0]}\ntrainer = make_trainer()")
     result = group.run("trainer.evaluate();")
-    assert group.findings_of(result, "trainer.evaluate();") == []
-    [finding] = group.findings_of(result, "if rank == 0:\n    print(trainer.evaluate())")
+    assert findings_of(group, result, "trainer.evaluate();") == []
+    [finding] = findings_of(group, result, "if rank == 0:\n    print(trainer.evaluate())")
     assert (finding.rule, finding.line) == ("ND101", 2)
     assert finding.text.startswith("trainer.evaluate() is under `if rank == 0` (line 1)")
 
@@ -256,7 +257,7 @@ FSDP = {
 @pytest.mark.parametrize("name", FSDP)
 def test_fsdp_without_a_gpu_is_found(group: Ranks, name: str) -> None:
     group.run(CELLS["Trainer"][0])
-    [finding] = group.findings_of(group.run(FSDP[name]), FSDP[name])
+    [finding] = findings_of(group, group.run(FSDP[name]), FSDP[name])
     assert finding.rule == "ND222"
     assert finding.text.startswith(f"{name} was asked for FSDP")
 
