@@ -222,11 +222,11 @@ def test_timeline_command_and_option_show_a_picture(notebook: Notebook) -> None:
     assert " · 10 steps · " in shown["text/plain"]
     [number] = reply.counts
     assert f"collectives of cell {number} · " in shown["text/plain"], "as its prompt has it"
-    reply = notebook.run("import nbddp\nline = timeline_of_last(nbddp)\nprint(len(line.meetings))")
+    reply = notebook.run("import nbddp\nline = nbddp.timeline()\nprint(len(line.meetings))")
     assert reply.text == "30\n"
     assert notebook.run("len(line.frame())").status == "ok"
     assert "--no-wait" in notebook.run("%%ddp --timeline --no-wait\npass").text
-    assert "timeline()" in notebook.run("%%ddp\timeline_of_last(nnbddp)").error
+    assert "timeline()" in notebook.run("%%ddp\nnbddp.timeline()").error
 
 
 FAILS = """
