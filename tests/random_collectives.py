@@ -1,11 +1,13 @@
 """Random collectives, by a backend and by Gloo, on the ranks of a group: the results are equal.
 
 All ranks draw the same numbers, and each fills its tensors with its own. Gloo gets contiguous
-tensors, because it reduces wrong elements of others.
+tensors, because it reduces wrong elements of others. Asynchronous calls of several groups start in
+another order on each rank. The backend makes each reduction twice: the bits are the same.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ DTYPES = (  # of Gloo
 SHAPES = ((1,), (7,), (3, 5), (0, 2), (1000,), (40000,), (300, 1000), (5, 300_000))
 MAX_WAITING = 5  # asynchronous calls
 REDUCED = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "coalesced")
+BLOCKING = ("objects", "messages", "coalesced", "all_to_all")  # Gloo's all_to_all sends objects
 
 
 class Case:
@@ -31,7 +34,8 @@ class Case:
         self.dtype = rng.choice(DTYPES)
         self.op = rng.choice([OP.SUM, OP.SUM, OP.MIN, OP.MAX, OP.PRODUCT])
         self.shape = rng.choice(SHAPES)
-        self.is_strided, self.is_async = rng.random() < 0.3, rng.random() < 0.4
+        self.is_strided = rng.random() < 0.3
+        self.is_async = rng.random() < 0.5 and self.kind not in BLOCKING
         self.root = rng.choice(self.ranks)
         size = len(self.ranks)
         self.parts = [[rng.randint(0, 50) for _ in range(size)] for _ in range(size)]
@@ -173,24 +177,49 @@ def compare(count: int, seed: int) -> None:
         ranks: (dist.new_group([*ranks], backend="gloo"), dist.new_group([*ranks]))
         for ranks in dict.fromkeys(sets)
     }
-    rng = random.Random(seed)
-    waiting: list[tuple[Any, Any, Case]] = []
+    rng, own_rng = random.Random(seed), random.Random(dist.get_rank())
+    batch: list[Case] = []
     for number in range(count):
-        case = Case(rng, seed * count + number, sets)
-        if dist.get_rank() in case.ranks:
-            gloo, tried = groups[case.ranks]
-            waiting.append((case.run(gloo, is_gloo=True), case.run(tried, is_gloo=False), case))
-        if not case.is_async or len(waiting) > MAX_WAITING:
-            while waiting:
-                check(*waiting.pop(0))
-    while waiting:
-        check(*waiting.pop(0))
+        batch.append(Case(rng, seed * count + number, sets))
+        if batch[-1].is_async and len(batch) < MAX_WAITING and number < count - 1:
+            continue
+        *waiting, last = batch
+        runs = [run_twice(case, groups) for case in [*shuffled(waiting, own_rng), last]]
+        for checked in filter(None, runs):
+            check(*checked)
+        batch.clear()
 
 
-def check(expected: Any, found: Any, case: Case) -> None:
-    """Wait for both calls, and compare their results."""
-    for _, wait in (expected, found):
+def shuffled(cases: Sequence[Case], rng: random.Random) -> Iterator[Case]:
+    """Yield cases in a random order, but those of a group in their own."""
+    queues = defaultdict(list)
+    for case in cases:
+        queues[case.ranks].append(case)
+    for ranks in rng.sample([case.ranks for case in cases], len(cases)):
+        yield queues[ranks].pop(0)
+
+
+def run_twice(case: Case, groups: Any) -> Any:
+    """Run a case by Gloo and by the backend, by this once more if it reduces."""
+    if dist.get_rank() not in case.ranks:
+        return None
+    gloo, tried = groups[case.ranks]
+    expected, found = case.run(gloo, is_gloo=True), case.run(tried, is_gloo=False)
+    again = case.run(tried, is_gloo=False) if case.kind in REDUCED else None
+    return case, expected, found, again
+
+
+def check(case: Case, expected: Any, found: Any, again: Any) -> None:
+    """Wait for the calls, and compare their results."""
+    for _, wait in filter(None, (expected, found, again)):
         wait()
     limits: Any = {"rtol": case.tolerance, "atol": case.tolerance, "equal_nan": True}
     for one, other in zip(expected[0], found[0], strict=True):
         assert torch.allclose(one, other, **limits), vars(case)
+    for one, other in zip(found[0], again[0], strict=True) if again else ():
+        assert bits(one).equal(bits(other)), vars(case)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    # contiguous() keeps the stride of a single element
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor).view(torch.uint8)

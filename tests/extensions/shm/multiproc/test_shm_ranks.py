@@ -45,7 +45,8 @@ def shm_group(make_group: MakeRanks) -> Ranks:
     return make_group(2, backend="shm")
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.gate_runs("2", "3")
+@pytest.mark.parametrize("world_size", range(2, 9))
 def test_random_collectives_have_the_results_of_gloo(
     make_group: MakeRanks, world_size: int
 ) -> None:
@@ -162,12 +163,23 @@ def test_what_shm_cannot_send_is_refused(shm_group: Ranks) -> None:
             "import multiprocessing\nwith multiprocessing.get_context('fork').Pool(1) as pool:\n"
             "    pool.apply(dist.barrier)"
         )
+    shm_group.run(
+        "from pathlib import Path\nfrom torch.utils.data import DataLoader, Dataset\n"
+        "def mapped(): return Path('/proc/self/maps').read_text().count('nbddp-shm')\n"
+        "class Mapped(Dataset):\n"
+        "    def __len__(self): return 8\n"
+        "    def __getitem__(self, index): return mapped()\n"
+        "loader = DataLoader(Mapped(), num_workers=2, multiprocessing_context='fork')\n"
+        "assert mapped() == 1 and torch.cat([*loader]).tolist() == [0] * 8"
+    )
     shm_group.assert_works()
 
 
 def test_ranks_with_another_backend_load_nothing_of_shm(group: Ranks) -> None:
     group.run("import sys\nfound = [each for each in sys.modules if 'extensions.shm.' in each]")
     assert group.pull("found", rank=0) == []
+    with pytest.raises(CellFailedError, match=r"with gloo, .* `--backend shm`"):
+        group.run("dist.new_group(backend='shm')")
 
 
 TRAIN = """
