@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # the types of their public names; a manifest says how to loa
 # each command of the folders, so that the core can name the folder that a command needs
 COMMANDS = {
     "autoreload": "autoreload",
+    "bench": "bench",
     "check": "checks",
     "compare": "runs",
     "export": "export",

@@ -46,6 +46,9 @@ class Notebook(Protocol):
         Its failure raises. ``command`` has the options, too; a replay and an export name it.
         """
 
+    def evaluate_on_ranks(self, source: str) -> list[Any]:
+        """Run code once on all ranks, in no replay; return the value of each. A failure raises."""
+
     def print_line(self, text: str) -> None:
         """Print a line for the user, between two cells."""
 

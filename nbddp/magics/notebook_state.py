@@ -206,9 +206,11 @@ class NotebookState:
         )
         self._run_and_raise(request, session, quiet=False)
 
-    def _run_and_raise(self, request: CellRequest, session: Session, *, quiet: bool) -> None:
+    def _run_and_raise(self, request: CellRequest, session: Session, *, quiet: bool) -> CellResult:
         display = NotebookDisplay(self.presenter, quiet=quiet)
-        self._raise_for_failure(Recovery(session, display).run(request))
+        result = Recovery(session, display).run(request)
+        self._raise_for_failure(result)
+        return result
 
     def _raise_for_failure(self, result: CellResult, *, is_shown: bool = False) -> None:
         try:
@@ -253,6 +255,13 @@ class NotebookState:
             source=source, ranks=ranks, execution_count=self.prompt_number, command=command
         )
         self._run_and_raise(request, self.group.session, quiet=True)
+
+    def evaluate_on_ranks(self, source: str) -> list[Any]:
+        """Run code once on all ranks, in no replay; return the value of each."""
+        request = CellRequest(
+            source=source, execution_count=self.prompt_number, wants_value=True, once=True
+        )
+        return self._run_and_raise(request, self.group.session, quiet=True).values()
 
     def print_line(self, text: str) -> None:
         """Print a line for the user."""
