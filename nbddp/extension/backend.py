@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
+from nbddp.extension.installed import own_backends
 from nbddp.topology import Topology
 
 
@@ -79,3 +80,16 @@ def lasting(group: Any) -> LastingGroup | None:
         (group for each in registered() if any(group is other for other in each.groups())), None
     )
     return found
+
+
+def refuse_missing(name: str, *, used: str) -> None:
+    """Refuse the backend of an extension, if these ranks use another one and do not have it.
+
+    Raises:
+        RuntimeError: they do not have it.
+    """
+    if name in own_backends() and not dist.is_backend_available(name):
+        raise RuntimeError(
+            f"these ranks started with {used}, and cannot use {name}: start them with "
+            f"`--backend {name}`"
+        )

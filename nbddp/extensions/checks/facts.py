@@ -146,6 +146,7 @@ class RankFacts:
             and torch's threads.
         gpu_bytes: the most memory that its tensors had on its own GPU; -1 without one.
         has_bf16: whether its GPU computes in bf16; true without one.
+        own_backend: the backend of its groups, if only nbddp has it; otherwise empty.
     """
 
     objects: Mapping[str, NamedObject] = field(default_factory=dict)
@@ -159,6 +160,7 @@ class RankFacts:
     threads: int = 1
     gpu_bytes: int = -1
     has_bf16: bool = True
+    own_backend: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as a JSON dict.

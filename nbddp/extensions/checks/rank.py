@@ -24,6 +24,7 @@ from torch.optim import Optimizer as TorchOptimizer
 from torch.utils import data
 
 from nbddp import accelerator
+from nbddp.extension.backend import registered
 from nbddp.extension.rank_half import EndedCell, RankHalf
 from nbddp.extensions.checks import facts
 from nbddp.extensions.checks.facts import NamedObject, RankFacts
@@ -89,6 +90,7 @@ def collect_facts(
         gpus=accelerator.device_count(),
         **_own_gpu(),
         threads=torch.get_num_threads(),
+        own_backend=next((backend.name for backend in registered()), ""),
     )
     try:
         return _collect(empty, names, source, failure)

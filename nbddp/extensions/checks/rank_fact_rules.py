@@ -275,3 +275,9 @@ def _effective_batch(facts: GroupFacts) -> Iterator[Hit]:
         if facts.has_ddp and is_dealt and len(sizes) == 1 and size > 0 and facts.line(name):
             total = facts.world_size * size
             yield name, f"{name}: effective batch {facts.world_size} x {size} = {total}."
+
+
+@rule("ND225", is_fact=True)
+def _own_backend(facts: GroupFacts) -> Iterator[Hit]:
+    for name in sorted({each.own_backend for each in facts.ranks.values()} - {""}):
+        yield 0, f"the ranks use the backend {name}, which torchrun does not have."

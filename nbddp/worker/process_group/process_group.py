@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from nbddp import accelerator
 from nbddp.errors import RequestError
-from nbddp.extension.backend import Backend, lasting
+from nbddp.extension.backend import Backend, lasting, refuse_missing
 from nbddp.extension.installed import load, own_backends
 from nbddp.formatting import plural
 from nbddp.reporting import this_rank
@@ -106,6 +106,7 @@ class ProcessGroup:
 
         The ranks may not include this one. An empty sequence means all ranks.
         """
+        refuse_missing(backend, used=self.backend)
         if ranks:
             self._groups[name] = [*ranks], str(options.get("group_desc"))
         with self._unblocker.forming(), self._connections.recording_group():

@@ -132,6 +132,7 @@ EXAMPLES: dict[str, tuple[GroupFacts, ...]] = {
     "ND224": loader(
         "train", divided(draws="1"), [divided(draws=draw) for draw in "12"], text=TRAINS
     ),
+    "ND225": (ranks_with({}, {}, own_backend="shm"), ranks_with({}, {})),
 }
 
 

@@ -244,6 +244,11 @@ def test_an_exported_script_has_all_parts_in_order(snapshot: SnapshotAssertion) 
     assert pickle.loads(script.pickled) == {"0 many": many["many"]}
 
 
+def test_a_backend_that_torchrun_lacks_becomes_gloo() -> None:
+    script = export(cell("x = rank"), spec=GroupSpec(nproc=2, backend="shm"))
+    assert "dist.init_process_group('gloo')" in script.text
+
+
 SCRIPTS: dict[str, list[Item]] = {
     "a pulled value of several parts is one": [
         cell("x = 1"),

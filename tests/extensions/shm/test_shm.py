@@ -11,7 +11,7 @@ from refusals import refusal
 
 from nbddp import WorkerGroup
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.extensions.shm.shared_memory import Memory
+from nbddp.extensions.shm.shared_memory import TURNS, Memory
 from nbddp.topology import Topology
 from nbddp.worker.process_group.process_group import make_own_backend
 
@@ -32,6 +32,13 @@ def test_only_ranks_on_one_linux_machine_can_use_it(monkeypatch: pytest.MonkeyPa
         "backend shm needs Linux: use --backend gloo"
     )
     assert make_own_backend("gloo", apart) is None
+
+
+@pytest.mark.parametrize("size", [2, 16, 64, 128])
+def test_the_memory_for_collectives_of_any_size_is_limited(size: int) -> None:
+    memory = Memory(0, size, timedelta())
+    assert TURNS * size * memory.slot_size <= 64 << 20
+    assert memory.slot_size >= 256 << 10
 
 
 def connected(timeout: float = 10.0) -> tuple[Memory, Memory]:
