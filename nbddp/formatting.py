@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 MAX_SHOWN = 4  # names that are shown of a long list
+BY_USER = "by you"  # the cause of an exit
 
 
 def plural(count: int, noun: str) -> str:
@@ -88,16 +89,24 @@ def list_some(names: Sequence[str], most: int, *, more: int = 0) -> str:
     return ", ".join([*names[:most], *([f"{others:,} more"] if others else [])])
 
 
-def describe_exit(exitcode: int | None) -> str:
-    """Return how a process ended, in words.
+def describe_exit(exitcode: int | None, cause: str = "") -> str:
+    """Return how a process ended, in words; ``cause``: BY_USER, or what happened before.
 
     >>> describe_exit(-9)
     'was killed by SIGKILL'
+    >>> describe_exit(-9, BY_USER)
+    'was killed by you'
+    >>> describe_exit(-9, "after the fault kill@rank=1,step=30")
+    'was killed by SIGKILL after the fault kill@rank=1,step=30'
     >>> describe_exit(3)
     'exited with code 3'
     >>> describe_exit(None)
     'disappeared'
     """
+    if cause == BY_USER:
+        return f"was killed {cause}"
+    if cause:
+        return f"{describe_exit(exitcode)} {cause}"
     if exitcode is None:
         return "disappeared"
     if exitcode < 0:

@@ -20,6 +20,7 @@ from nbddp.controller.message_handler import MessageHandler
 from nbddp.controller.rank_processes import short_error
 from nbddp.controller.run_facts import WRITE_INTERVAL, start_git_query
 from nbddp.errors import RequestError, StartError
+from nbddp.formatting import BY_USER
 from nbddp.launch.local_launcher import Launcher
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import refusals
@@ -157,6 +158,7 @@ class GroupActor:
         before = state.cell
         logs = state.event_log.log_sizes(ranks)  # before the ranks write
         state.newest_cell += 1
+        state.ranks.causes.clear()  # of what happened in an earlier cell
         state.cell = handle = CellHandle(
             state.newest_cell,
             request,
@@ -235,8 +237,7 @@ class GroupActor:
         state = self.state
         self._request(ev.KillAsked(rank=rank))
         state.event_log.record(run_events.KillAsked(rank=rank))
-        if state.cell is not None:
-            state.cell.set_killed_by_user(rank)
+        state.set_cause(rank, BY_USER)
         return state.futures.new("kill", rank)
 
     def pending_exits(self) -> list[Future[None]]:

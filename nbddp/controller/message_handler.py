@@ -79,6 +79,7 @@ class MessageHandler:
                 state.event_log.record(event)
                 if isinstance(event, run_events.FaultFired):
                     state.record_fired({event.fault})
+                    state.set_cause(rank, f"after the fault {event.fault}")
             case msg.InterruptAcknowledged(cell=cell):
                 state.step(ev.RankAcknowledged(attempt=attempt, rank=rank, cell=cell))
             case msg.StepAwaited(cell=cell, seconds=seconds):
@@ -149,7 +150,8 @@ class MessageHandler:
             reason = handle.exit_reason
             handle.join()  # returns at once, and frees the pipes of multiprocessing
             if handle.exitcode != 0 or state.life.state.is_busy:  # a cell may call os._exit(0)
-                how = describe_exit(handle.exitcode) + (f" ({reason})" if reason else "")
+                how = describe_exit(handle.exitcode, state.ranks.causes.get(rank, ""))
+                how += f" ({reason})" if reason else ""
                 number = attempt - state.life.attempts_before_run
                 state.event_log.record(run_events.RankExited(rank=rank, attempt=number, how=how))
             self._kill_orphans(handle)

@@ -30,6 +30,7 @@ class RankProcesses:
         early_envelopes: messages of processes that are not in ``handles`` yet.
         killed: the ranks that got SIGKILL from the controller.
         abandoned: the ranks whose exit will not be seen.
+        causes: why a rank dies, if it dies; see ProcessExit.
     """
 
     def __init__(self) -> None:
@@ -38,6 +39,7 @@ class RankProcesses:
         self.early_envelopes: dict[int, list[Envelope]] = {}
         self.killed: set[int] = set()
         self.abandoned: set[int] = set()
+        self.causes: dict[int, str] = {}
         # sample time, CPU time, whether it worked
         self._cpu: dict[int, tuple[float, float, bool]] = {}
 
@@ -46,7 +48,7 @@ class RankProcesses:
         self.killed.difference_update(ranks)
         self.abandoned.difference_update(ranks)
         for rank in ranks:
-            for by_rank in (self.handles, self._cpu, self.early_envelopes):
+            for by_rank in (self.handles, self._cpu, self.early_envelopes, self.causes):
                 by_rank.pop(rank, None)
 
     def abandon(self, rank: int) -> bool:

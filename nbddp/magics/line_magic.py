@@ -55,6 +55,11 @@ AUTO_ON = (
     "later cells run on the ranks; `%%local` runs a cell in the kernel, `%ddp auto off` ends this"
 )
 AUTO_OFF = "later cells run in the kernel; `%%ddp` runs a cell on the ranks"
+VIEWS = {
+    ViewChoice.AUTO: "later cells are shown as a panel if the page draws widgets, else as text",
+    ViewChoice.PANEL: "later cells are shown as a panel",
+    ViewChoice.TEXT: "later cells are shown as text",
+}
 
 Handler = Callable[[NotebookState, Any], Any]  # with the dataclass of the command
 
@@ -199,7 +204,8 @@ def _auto(notebook: NotebookState, args: AutoArguments) -> None:
 
 
 def _view(notebook: NotebookState, args: ViewArguments) -> None:
-    notebook.presenter.choice = ViewChoice(args.choice)
+    notebook.presenter.choice = choice = ViewChoice(args.choice)
+    notebook.presenter.print_line(f"nbddp: {VIEWS[choice]}")
 
 
 HANDLERS: dict[str, Handler] = {

@@ -188,7 +188,7 @@ def _parse_words(parser: MagicParser[Any], words: Sequence[str]) -> Namespace:
         args, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
         options, word = parser.options(), unknown[0].partition("=")[0]
-        close = [each for each in options if each.startswith(word)]
+        close = [each for each in options if each.lstrip("-").startswith(word.lstrip("-"))]
         close = close or get_close_matches(word, options, n=1, cutoff=MIN_SIMILARITY)
         listing = f"the options are: {', '.join(options)}"
         advice = f"did you mean {' or '.join(close)}?" if close else listing

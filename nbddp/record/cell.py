@@ -187,7 +187,7 @@ class CellHandle:
     _reports: dict[int, CellEnded] = field(default_factory=dict)
     _exits: dict[int, ProcessExit] = field(default_factory=dict)
     _in_debugger: set[int] = field(default_factory=set)  # ranks that stopped in a debugger
-    _killed_by_user: set[int] = field(default_factory=set)
+    _causes: dict[int, str] = field(default_factory=dict)
     _recorded_input: list[tuple[int, InputReply]] = field(default_factory=list)
 
     # ---- the session's side
@@ -225,9 +225,15 @@ class CellHandle:
         """Record that the user ended the cell and its ranks, as a noun."""
         self.ended_by, self._ended_at = how, time.time()
 
-    def set_killed_by_user(self, rank: int) -> None:
-        """Record that the user kills a rank, so that its death has a known cause."""
-        self._killed_by_user.add(rank)
+    def set_cause(self, rank: int, cause: str) -> None:
+        """Record why a rank dies, perhaps after its death; see ProcessExit."""
+        self._causes[rank] = cause
+        if rank in self._exits:
+            self._exits[rank] = self._exits[rank]._replace(cause=cause)
+
+    def cause_of(self, rank: int) -> str:
+        """Return why a rank has died, "" if that is unknown."""
+        return self._causes.get(rank, "")
 
     def record_question(self, question: InputRequest) -> None:
         """Record that a rank asked for input, for a replay."""
@@ -253,8 +259,8 @@ class CellHandle:
         """Add a process exit: the cell failed on that rank, even if the rank had ended it."""
         report = self._reports.get(rank)
         if rank in self.ranks and (report is None or report.is_ok):
-            is_by_user = rank in self._killed_by_user
-            self._exits[rank] = ProcessExit(exitcode, time.time(), final_output, hint, is_by_user)
+            cause = self.cause_of(rank)
+            self._exits[rank] = ProcessExit(exitcode, time.time(), final_output, hint, cause)
 
     def finish(self, on_result: Callable[[CellResult], None] = lambda _result: None) -> CellResult:
         """Finish the cell: all its ranks ended it or died.

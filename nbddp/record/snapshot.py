@@ -305,7 +305,8 @@ def _rank_state(life: RankLife, cell: CellHandle | None) -> _StateWords:
         return f"ended by the {cell.ended_by}", False, False
     if life.state is RankState.GONE:
         is_healthy = life.exitcode == 0
-        return describe_exit(life.exitcode), is_healthy, not is_healthy
+        cause = "" if cell is None else cell.cause_of(life.rank)
+        return describe_exit(life.exitcode, cause), is_healthy, not is_healthy
     if cell is None or life.rank not in cell.ranks or not cell.has_ended(life.rank):
         return life.state.value, True, False
     failure = cell.failure(life.rank)

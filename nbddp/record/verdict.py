@@ -53,14 +53,14 @@ class ProcessExit(NamedTuple):
     """The exit of a process during a cell.
 
     ``final_output`` is the end of its output in this cell, ``hint`` the possible reason of the
-    exit. ``is_by_user``: the user killed the rank, by `%ddp kill` or a button.
+    exit. ``cause``: BY_USER if the user killed the rank, or the last fault on the rank.
     """
 
     exitcode: int | None
     at: float
     final_output: str = ""
     hint: str = ""
-    is_by_user: bool = False
+    cause: str = ""
 
     @property
     def position(self) -> str:
@@ -162,10 +162,8 @@ class RankFailure:
         if self.missed_collective and self.failure is None:
             return f"did not come to {self.missed_collective}: it had already finished the cell"
         if self.failure is None:
-            ended = self.process_exit
-            is_by_user = ended is not None and ended.is_by_user
-            how = "was killed by you" if is_by_user else describe_exit(self.exitcode)
-            return how + (ended.position if ended else "")
+            ended = self.process_exit or ProcessExit(None, 0.0)
+            return describe_exit(ended.exitcode, ended.cause) + ended.position
         line = format_line(self.failure.line, self.failure.file)
         where = f", {line}" if self.failure.line else ""
         if self.missed_collective:

@@ -36,7 +36,7 @@ from nbddp.record.log_reader import LogReader
 from nbddp.record.notices import ControllerMessage, OutputText
 from nbddp.sigint import Future
 from nbddp.wire.group_spec import GroupSpec
-from nbddp.wire.messages import CellEnded, Interrupt, Message, MessageToRank, Output
+from nbddp.wire.messages import CellEnded, EventReported, Interrupt, Message, MessageToRank, Output
 from nbddp.wire.request_messages import Answer, Complete
 
 TWO = GroupSpec(nproc=2)
@@ -541,6 +541,26 @@ def test_a_kill_is_explained_with_memory_unless_the_user_asked_for_it(
     verdict = driver.finish(handle, 0).verdict
     assert verdict is not None
     assert ("ran out of memory" in verdict.report()) is not by_user
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_death_is_explained_by_the_fault_before_it(driver: Driver, is_late: bool) -> None:
+    fired = EventReported(kind="fault", facts={"fault": "kill@rank=1,step=3"})
+    handle = driver.run()
+    acts = [lambda: driver.deliver(1, fired), lambda: driver.launcher.handles[1, 1].end(-9)]
+    for act in reversed(acts) if is_late else acts:
+        act()
+        driver.handle_all_events()
+    verdict = driver.finish(handle, 0).verdict
+    assert verdict is not None
+    assert verdict.summary() == "rank 1 was killed by SIGKILL after the fault kill@rank=1,step=3"
+
+
+def test_the_record_of_a_kill_by_the_user_says_so_also_between_cells(driver: Driver) -> None:
+    driver.session.request_kill(1)
+    driver.handle_all_events()
+    exits = [each.describe() for each in driver.session.event_log.since(0.0) if each.kind == "exit"]
+    assert exits == ["rank 1 was killed by you"]
 
 
 def test_an_error_while_recording_affects_no_rank_and_no_result(

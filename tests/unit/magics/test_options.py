@@ -132,7 +132,7 @@ REFUSED = (
     *("--gpus a", "--gpus 0,GPU-8f2a", "--gpus GPU-", "--gpus 'MIG-1;rm'"),
     *("--ranks 1,", "--ranks=-1", "--ranks -1", "--ranks 3-1", "--ranks 0-10000"),
     *("--env A", "--env =1", "--env 1A=1", "--push a-b", "--push a,"),
-    *("--out", "--npro 2", "--name it's", "--out a-b", "--out x --no-wait"),
+    *("--out", "--npro 2", "-np 4", "--name it's", "--out a-b", "--out x --no-wait"),
 )
 REFUSED_COMMANDS = (
     *("kill", "kill one", "logs 0 -n 0", "pull", "pull x --rank -1", "push", "push a --to 1"),
