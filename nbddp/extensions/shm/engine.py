@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -90,7 +91,7 @@ class Call(dist.Work):
         act: carries it out; it may return the rank whose message it has received.
         results: the tensors that its future has.
         record: its record.
-        fail: told of an error that leaves the group unusable.
+        fail: a method that is told of an error that leaves the group unusable.
     """
 
     def __init__(
@@ -102,7 +103,8 @@ class Call(dist.Work):
     ) -> None:
         super().__init__()
         self._act: Callable[[], int | None] | None = act
-        self._results, self._record, self._fail = results, record, fail
+        self._results, self._record = results, record
+        self._fail = WeakMethod(fail)  # a call that has ended keeps no memory
         self._has_ended = threading.Event()
         self._error: BaseException | None = None
         self._source: int | None = None
@@ -115,14 +117,14 @@ class Call(dist.Work):
             if self._act is not None:
                 self._source = self._act()
         except BaseException as error:  # noqa: BLE001 - the wait raises it
-            self.end(error)
+            self.end(error.with_traceback(None))  # whose frames would keep the memory
         else:
             self.end(None)
 
     def end(self, error: BaseException | None) -> None:
         """End the call."""
         if error is not None:
-            self._fail(error)
+            self._tell(error)
         self._record.ended = time.time_ns()
         self._error, self._act = error, None
         with self._lock:
@@ -130,13 +132,17 @@ class Call(dist.Work):
         if self._future is not None:
             self._future.set_result(None)
 
+    def _tell(self, error: BaseException) -> None:
+        if (fail := self._fail()) is not None:
+            fail(error)
+
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end."""
         seconds = timeout.total_seconds()
         try:
             has_ended = self._has_ended.wait(seconds if seconds > 0 else None)
         except BaseException as error:  # an interrupt has ended the wait
-            self._fail(error)
+            self._tell(error)
             raise
         if not has_ended:
             raise dist.DistBackendError(

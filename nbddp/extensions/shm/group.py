@@ -118,9 +118,9 @@ class ShmGroup(dist.ProcessGroup):
         flat = _Flat(tensors)
         kinds = [_reducing(tensor, opts) for tensor in tensors]
 
-        def act(call: str) -> None:
+        def act(collectives: Collectives, call: str) -> None:
             for piece, kind in zip(flat.pieces, kinds, strict=True):
-                self._collectives.all_reduce(call, piece, kind, root)
+                collectives.all_reduce(call, piece, kind, root)
             if root in (-1, self.rank()):
                 flat.copy_back()
 
@@ -131,21 +131,21 @@ class ShmGroup(dist.ProcessGroup):
     def broadcast(self, tensors: Tensors, opts: Any) -> Call:
         flat, root = _Flat(tensors), opts.rootRank
 
-        def act(call: str) -> None:
+        def act(collectives: Collectives, call: str) -> None:
             nothing = Piece(0, 0)
             for piece in flat.pieces:
                 is_root = self.rank() == root
                 received = [] if is_root else [nothing] * root + [piece]
                 sent = [piece] if is_root else []
-                self._collectives.exchange(call, sent, received, largest=piece.size)
+                collectives.exchange(call, sent, received, largest=piece.size)
             if self.rank() != root:
                 flat.copy_back()
 
         return self._collective("broadcast", tensors, act, tensors, opts, _root(root))
 
     def barrier(self, opts: Any = None) -> Call:
-        def act(call: str) -> None:
-            self._collectives.exchange(call, [], [], largest=0)
+        def act(collectives: Collectives, call: str) -> None:
+            collectives.exchange(call, [], [], largest=0)
 
         return self._collective("barrier", [], act, [], opts)
 
@@ -184,10 +184,10 @@ class ShmGroup(dist.ProcessGroup):
         if is_receiver and len(gathered) != len(inputs):
             raise ValueError(f"{name} needs an output for each of {len(inputs)} inputs")
 
-        def act(call: str) -> None:
+        def act(collectives: Collectives, call: str) -> None:
             for index, piece in enumerate(flat.pieces):
                 received = gathered[index].pieces if is_receiver else []
-                self._collectives.exchange(call, [piece], received, largest=piece.size)
+                collectives.exchange(call, [piece], received, largest=piece.size)
                 if is_receiver:
                     gathered[index].copy_back()
 
@@ -216,10 +216,10 @@ class ShmGroup(dist.ProcessGroup):
         ]
         kinds = [_reducing(tensor, opts) for tensor in outputs]
 
-        def act(call: str) -> None:
+        def act(collectives: Collectives, call: str) -> None:
             for piece, sent, kind in zip(flat.pieces, scattered, kinds, strict=True):
                 size = piece.size
-                self._collectives.exchange(
+                collectives.exchange(
                     call, sent.pieces, [piece], largest=size, is_split=True, reducing=kind
                 )
             flat.copy_back()
@@ -232,10 +232,10 @@ class ShmGroup(dist.ProcessGroup):
         # the variable keeps the memory until the call has ended
         sent = self._for_each_rank(inputs[0], output) if self.rank() == root else _Flat([])
 
-        def act(call: str) -> None:
+        def act(collectives: Collectives, call: str) -> None:
             received = [Piece(0, 0)] * root + flat.pieces
             size = flat.pieces[0].size
-            self._collectives.exchange(call, sent.pieces, received, largest=size, is_split=True)
+            collectives.exchange(call, sent.pieces, received, largest=size, is_split=True)
             flat.copy_back()
 
         return self._collective("scatter", outputs, act, outputs, opts, _root(root))
@@ -267,9 +267,9 @@ class ShmGroup(dist.ProcessGroup):
         if not len(received.pieces) == len(sent.pieces) == self.size():
             raise ValueError(f"{name} needs an input and an output for each of {self.size()} ranks")
 
-        def act(call: str) -> None:
+        def act(collectives: Collectives, call: str) -> None:
             pieces = sent.pieces, received.pieces
-            self._collectives.exchange(call, *pieces, largest=None, is_split=True)
+            collectives.exchange(call, *pieces, largest=None, is_split=True)
             received.copy_back()
 
         # the sizes may differ
@@ -278,22 +278,22 @@ class ShmGroup(dist.ProcessGroup):
     # ---- messages
 
     def send(self, tensors: Tensors, target: int, tag: int) -> Call:
-        def act(flat: _Flat, call: str) -> None:
-            self._messages.send(call, flat.pieces[0], target, tag)
+        def act(messages: Messages, flat: _Flat, call: str) -> None:
+            messages.send(call, flat.pieces[0], target, tag)
 
         return self._message("send", tensors, act, target, tag)
 
     def recv(self, tensors: Tensors, source: int, tag: int) -> Call:
-        def act(flat: _Flat, call: str) -> int:
-            self._messages.receive(call, flat.pieces[0], source, tag)
+        def act(messages: Messages, flat: _Flat, call: str) -> int:
+            messages.receive(call, flat.pieces[0], source, tag)
             flat.copy_back()
             return source
 
         return self._message("recv", tensors, act, source, tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> Call:
-        def act(flat: _Flat, call: str) -> int:
-            source = self._messages.receive_any(call, flat.pieces[0], tag)
+        def act(messages: Messages, flat: _Flat, call: str) -> int:
+            source = messages.receive_any(call, flat.pieces[0], tag)
             flat.copy_back()
             return source
 
@@ -313,7 +313,7 @@ class ShmGroup(dist.ProcessGroup):
         self,
         name: str,
         tensors: Tensors,
-        act: Callable[[str], None],
+        act: Callable[[Collectives, str], None],
         results: Sequence[Any],
         opts: Any,
         *details: str,
@@ -331,7 +331,7 @@ class ShmGroup(dist.ProcessGroup):
         record = self._recorder.add(self.started, name, self, tensors, is_message=False)
         return self._submit(
             "collectives",
-            partial(act, call),
+            partial(act, self._collectives, call),
             results,
             record,
             is_async=opts is None or opts.asyncOp,
@@ -341,7 +341,7 @@ class ShmGroup(dist.ProcessGroup):
         self,
         name: str,
         tensors: Tensors,
-        act: Callable[[_Flat, str], int | None],
+        act: Callable[[Messages, _Flat, str], int | None],
         peer: int | None,
         tag: int,
     ) -> Call:
@@ -351,7 +351,11 @@ class ShmGroup(dist.ProcessGroup):
         flat = _Flat(tensors)
         # torch does not say whether it waits; a wait for the call is a wait for its thread
         return self._submit(
-            f"{name} {peer}", partial(act, flat, call), tensors, record, is_async=True
+            f"{name} {peer}",
+            partial(act, self._messages, flat, call),
+            tensors,
+            record,
+            is_async=True,
         )
 
     def _submit(
@@ -364,6 +368,7 @@ class ShmGroup(dist.ProcessGroup):
         is_async: bool,
     ) -> Call:
         call = Call(act, results, record, self._memory.leave_after)
+        del act  # and its memory: the traceback of an error keeps this frame
         try:
             if channel not in self._channels:
                 self._channels[channel] = Channel(f"nbddp-shm {channel}")

@@ -16,6 +16,7 @@ from nbddp import CellFailedError
 from nbddp.worker.watch import flight_recorder
 
 COLLECTIVES = int(os.environ.get("NBDDP_SHM_COLLECTIVES", "60"))
+SEED = int(os.environ.get("NBDDP_SOAK_SEED", "1"))
 GROUPS = """
 import torch.distributed._functional_collectives as funcol
 from torch.distributed.device_mesh import init_device_mesh
@@ -52,7 +53,7 @@ def test_random_collectives_have_the_results_of_gloo(
 ) -> None:
     group = make_group(world_size, backend="shm")
     assert group.evaluate("dist.get_backend()") == ["shm"] * world_size
-    group.run(f"{imported(compare)}compare({COLLECTIVES}, seed={world_size})")
+    group.run(f"{imported(compare)}compare({COLLECTIVES}, seed={10 * SEED + world_size})")
 
 
 def test_types_that_gloo_does_not_have_are_sent_and_reduced(shm_group: Ranks) -> None:
