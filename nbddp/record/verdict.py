@@ -18,6 +18,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")  # differs between ranks in the 
 _PEER_LOST = re.compile(
     r"closed by peer|connection reset|broken pipe|connection refused|remote process exited|"
     r"socket (?:is )?closed|connection was shut ?down|NCCL communicator was aborted|"
+    r"over shared memory cannot end: ranks? [\d, ]+ of its group|"
     # with TORCH_DISTRIBUTED_DEBUG=DETAIL; only rank 0 knows which rank did not come
     r"reached monitoredBarrier, but .* from rank (\d+)",
     re.IGNORECASE,
