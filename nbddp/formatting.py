@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 MAX_SHOWN = 4  # names that are shown of a long list
-BY_USER = "by you"  # the cause of an exit
+BY_USER = "by you"  # the cause of a rank's death: `%ddp kill`, or the button
 
 
 def plural(count: int, noun: str) -> str:
@@ -90,23 +90,25 @@ def list_some(names: Sequence[str], most: int, *, more: int = 0) -> str:
 
 
 def describe_exit(exitcode: int | None, cause: str = "") -> str:
-    """Return how a process ended, in words; ``cause``: BY_USER, or what happened before.
+    """Return how a process ended, in words.
+
+    ``cause`` is BY_USER, or the fault that fired before.
 
     >>> describe_exit(-9)
     'was killed by SIGKILL'
-    >>> describe_exit(-9, BY_USER)
-    'was killed by you'
-    >>> describe_exit(-9, "after the fault kill@rank=1,step=30")
-    'was killed by SIGKILL after the fault kill@rank=1,step=30'
     >>> describe_exit(3)
     'exited with code 3'
+    >>> describe_exit(-9, BY_USER)
+    'was killed by you'
+    >>> describe_exit(-9, "kill@rank=1,step=30")
+    'was killed by SIGKILL after the fault kill@rank=1,step=30'
     >>> describe_exit(None)
     'disappeared'
     """
-    if cause == BY_USER:
-        return f"was killed {cause}"
-    if cause:
-        return f"{describe_exit(exitcode)} {cause}"
+    if cause == BY_USER and exitcode == -signal.SIGKILL:
+        return f"was killed {BY_USER}"
+    if cause and cause != BY_USER:
+        return f"{describe_exit(exitcode)} after the fault {cause}"
     if exitcode is None:
         return "disappeared"
     if exitcode < 0:

@@ -167,12 +167,6 @@ class ActorState:
         for rank, armed in self.armed_faults.items():
             self.armed_faults[rank] = [fault for fault in armed if fault not in faults]
 
-    def set_cause(self, rank: int, cause: str) -> None:
-        """Record why a rank dies, if it dies; see ProcessExit."""
-        self.ranks.causes[rank] = cause
-        if self.cell is not None:
-            self.cell.set_cause(rank, cause)
-
     def keep_start_error(self, error: StartError) -> None:
         """Keep the first error of a start that failed."""
         self.start_error = self.start_error or error

@@ -158,7 +158,8 @@ class GroupActor:
         before = state.cell
         logs = state.event_log.log_sizes(ranks)  # before the ranks write
         state.newest_cell += 1
-        state.ranks.causes.clear()  # of what happened in an earlier cell
+        killed = {rank: BY_USER for rank, each in state.ranks.causes.items() if each == BY_USER}
+        state.ranks.causes = killed
         state.cell = handle = CellHandle(
             state.newest_cell,
             request,
@@ -168,6 +169,7 @@ class GroupActor:
             run_attempt=state.life.run_attempt,
             has_other_ranks=not {*state.life.alive} <= {*ranks},
             lost=state.replay_log.lost,
+            causes=state.ranks.causes,
             describe_name=lambda name: (
                 state.replay_log.describe_not_carried(name) or self._describe_name(name)
             ),
@@ -237,7 +239,7 @@ class GroupActor:
         state = self.state
         self._request(ev.KillAsked(rank=rank))
         state.event_log.record(run_events.KillAsked(rank=rank))
-        state.set_cause(rank, BY_USER)
+        state.ranks.causes[rank] = BY_USER
         return state.futures.new("kill", rank)
 
     def pending_exits(self) -> list[Future[None]]:

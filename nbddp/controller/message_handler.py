@@ -79,7 +79,7 @@ class MessageHandler:
                 state.event_log.record(event)
                 if isinstance(event, run_events.FaultFired):
                     state.record_fired({event.fault})
-                    state.set_cause(rank, f"after the fault {event.fault}")
+                    state.ranks.causes[rank] = event.fault
             case msg.InterruptAcknowledged(cell=cell):
                 state.step(ev.RankAcknowledged(attempt=attempt, rank=rank, cell=cell))
             case msg.StepAwaited(cell=cell, seconds=seconds):
@@ -150,8 +150,8 @@ class MessageHandler:
             reason = handle.exit_reason
             handle.join()  # returns at once, and frees the pipes of multiprocessing
             if handle.exitcode != 0 or state.life.state.is_busy:  # a cell may call os._exit(0)
-                how = describe_exit(handle.exitcode, state.ranks.causes.get(rank, ""))
-                how += f" ({reason})" if reason else ""
+                cause = state.ranks.causes.get(rank, "") if is_current else ""
+                how = describe_exit(handle.exitcode, cause) + (f" ({reason})" if reason else "")
                 number = attempt - state.life.attempts_before_run
                 state.event_log.record(run_events.RankExited(rank=rank, attempt=number, how=how))
             self._kill_orphans(handle)
@@ -182,15 +182,20 @@ class MessageHandler:
                 source = state.cell.request.source
                 state.rank_monitor.values.add_death(rank, running.number, source)
             exited = ev.ProcessExited(
-                attempt=attempt, rank=rank, exitcode=exitcode, is_reported=bool(reason)
+                attempt=attempt,
+                rank=rank,
+                exitcode=exitcode,
+                cause=state.ranks.causes.get(rank, ""),
+                is_reported=bool(reason),  # the user already knows that the node is lost
             )
-            state.step(exited)  # is_reported: the user already knows that the node is lost
+            state.step(exited)
             self.end_waits(rank, exitcode)
 
     def end_waits(self, rank: int, exitcode: int | None) -> None:
         """Resolve the kills of a dead rank, and reject its pending answers."""
         self._state.futures.resolve("kill", rank)
-        reason = refusals.exited_before_answer(self._state.life, rank, exitcode)
+        how = describe_exit(exitcode, self._state.ranks.causes.get(rank, ""))
+        reason = refusals.exited_before_answer(self._state.life, rank, how)
         self._state.futures.reject(RequestError(reason), "answer", rank)
 
     def _read_final_output(self, rank: int, exitcode: int | None, reason: str) -> None:

@@ -29,8 +29,9 @@ class RankProcesses:
         logs: the log of each rank.
         early_envelopes: messages of processes that are not in ``handles`` yet.
         killed: the ranks that got SIGKILL from the controller.
+        causes: the last fault that fired in the newest cell, by rank; BY_USER for a rank that the
+            user killed.
         abandoned: the ranks whose exit will not be seen.
-        causes: why a rank dies, if it dies; see ProcessExit.
     """
 
     def __init__(self) -> None:

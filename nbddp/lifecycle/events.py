@@ -170,9 +170,13 @@ class StepAwaited(RankEvent):
 
 
 class ProcessExited(RankEvent):
-    """A rank's process has exited; ``is_reported``: the user knows it already."""
+    """A rank's process has exited.
+
+    ``cause``: see RankProcesses. ``is_reported``: the user knows it already.
+    """
 
     exitcode: int | None
+    cause: str = ""
     is_reported: bool = False
 
 

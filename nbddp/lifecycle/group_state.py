@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from nbddp.formatting import describe_exit
 from nbddp.lifecycle.events import Deadline, DeadlinePassed, SetDeadline, StartAsked
 from nbddp.wire.group_spec import StartOptions
 
@@ -59,12 +60,18 @@ class RankLife:
     rank: int
     state: RankState = RankState.STARTING
     exitcode: int | None = None
+    cause: str = ""  # of its death, if it is known; see RankProcesses
     incarnation: int = 0  # 0 for the first process of this rank in the attempt
 
     @property
     def is_alive(self) -> bool:
         """Whether its process is running."""
         return self.state not in (RankState.GONE, RankState.ABSENT)
+
+    @property
+    def how_it_ended(self) -> str:
+        """How the process of a dead rank ended, in words."""
+        return describe_exit(self.exitcode, self.cause)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +99,7 @@ class HealLife:
 
     Attributes:
         replacements: the ranks that get a new process.
-        exitcodes: how the earlier process of each of them ended.
+        dead: the state of each of them before the heal.
         donor: the rank whose variables they get.
         checks: whether the donor checks that its variables can replace those of the dead ranks.
         not_loaded: variables that a replacement could not load: the donor leaves them out.
@@ -106,7 +113,7 @@ class HealLife:
     """
 
     replacements: tuple[int, ...]
-    exitcodes: tuple[int | None, ...]
+    dead: tuple[RankLife, ...]
     donor: int
     checks: bool
     not_loaded: tuple[str, ...] = ()
@@ -167,9 +174,11 @@ class Life:
         """Return the ranks that are in a state."""
         return tuple(each.rank for each in self.ranks if each.state is state)
 
-    def with_rank_state(self, rank: int, state: RankState, exitcode: int | None = None) -> Life:
+    def with_rank_state(
+        self, rank: int, state: RankState, exitcode: int | None = None, cause: str = ""
+    ) -> Life:
         """Return this state with one rank's state changed."""
-        changed = replace(self.ranks[rank], state=state, exitcode=exitcode)
+        changed = replace(self.ranks[rank], state=state, exitcode=exitcode, cause=cause)
         return replace(self, ranks=(*self.ranks[:rank], changed, *self.ranks[rank + 1 :]))
 
     def set_deadline(self, deadline: Deadline, seconds: float) -> SetDeadline:

@@ -36,7 +36,7 @@ def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
     )
     heal = HealLife(
         replacements=event.ranks,
-        exitcodes=tuple(life.ranks[rank].exitcode for rank in event.ranks),
+        dead=tuple(life.ranks[rank] for rank in event.ranks),
         donor=min(life.alive) if event.donor is None else event.donor,
         checks=event.donor is None,
     )
@@ -133,7 +133,7 @@ def _finish_when_all_answered(life: Life, heal: HealLife) -> Step:
     if heal.must_repeat and not heal.has_failed:
         repeated = HealLife(
             replacements=heal.replacements,
-            exitcodes=heal.exitcodes,
+            dead=heal.dead,
             donor=heal.donor,
             checks=heal.checks,
             not_loaded=heal.not_loaded,
@@ -168,9 +168,9 @@ def abandon_heal(life: Life, heal: HealLife, reason: str, *, is_refused: bool = 
     as it would the next time.
     """
     alive = tuple(rank for rank in heal.replacements if life.is_alive(rank))
-    exitcodes = dict(zip(heal.replacements, heal.exitcodes, strict=True))
+    dead = {r.rank: r for r in heal.dead}
     ranks = tuple(
-        replace(r, state=RankState.GONE, exitcode=exitcodes[r.rank]) if r.rank in exitcodes else r
+        replace(dead[r.rank], incarnation=r.incarnation) if r.rank in dead else r
         for r in life.ranks
     )
     kill: list[ev.Action] = [ev.Kill(ranks=alive)] if alive else []

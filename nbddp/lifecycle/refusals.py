@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbddp.formatting import (
-    describe_exit,
     format_number_ranges,
     format_ranks,
     plural,
@@ -66,12 +65,12 @@ def rank_not_running(life: Life, rank: int) -> str:
         return unknown_rank(rank, len(life.ranks))
     if life.ranks[rank].state is RankState.ABSENT:
         return f"rank {rank} was not started: `--ranks` leaves it out"
-    return f"rank {rank} {describe_exit(life.ranks[rank].exitcode)}; {way_out(life)}"
+    return f"rank {rank} {life.ranks[rank].how_it_ended}; {way_out(life)}"
 
 
-def exited_before_answer(life: Life, rank: int, exitcode: int | None) -> str:
+def exited_before_answer(life: Life, rank: int, how: str) -> str:
     """Say that a rank exited before it answered a request."""
-    text = f"rank {rank} {describe_exit(exitcode)} before it could answer"
+    text = f"rank {rank} {how} before it could answer"
     return f"{text}; {way_out(life)}" if life.state is GroupState.BROKEN else text
 
 

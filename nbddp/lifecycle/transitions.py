@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from nbddp.formatting import describe_exit, format_ranks
+from nbddp.formatting import format_ranks
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import heal_steps, refusals
 from nbddp.lifecycle.group_state import CellLife, GroupState, Life, RankLife, RankState
@@ -170,17 +170,17 @@ def _abandon_start(life: Life, reason: str, *, details: str = "") -> Step:
 def _on_exited(life: Life, event: ev.ProcessExited) -> Step:
     if all(each.rank != event.rank or not each.is_alive for each in life.ranks):
         return life, []
-    life = life.with_rank_state(event.rank, RankState.GONE, event.exitcode)
+    life = life.with_rank_state(event.rank, RankState.GONE, event.exitcode, event.cause)
+    how = life.ranks[event.rank].how_it_ended
     life = replace(life, has_group=False)
     if life.state is GroupState.STOPPING:
         return (life, []) if life.alive else _all_gone(life)
     if life.heal is not None:
-        how = describe_exit(event.exitcode)
         return heal_steps.on_exited(life, life.heal, event.rank, how)
     if life.state is GroupState.STARTING and life.is_rejoin and life.alive:
         return _finish_start(life)
     if life.state is GroupState.STARTING:
-        how, what = describe_exit(event.exitcode), "rejoined" if life.is_rejoin else "started"
+        what = "rejoined" if life.is_rejoin else "started"
         return _abandon_start(life, f"rank {event.rank} {how} while it {what}")
     if life.cell is not None:
         return _exited_in_cell(life, life.cell, event)
@@ -193,7 +193,7 @@ def _exited_in_cell(life: Life, cell: CellLife, event: ev.ProcessExited) -> Step
         life, actions = _rank_left_cell(life, cell, event.rank, has_failed=True, lost_group=True)
     is_reported = event.is_reported or life.cell is None or event.rank in cell.killed
     if not is_reported:  # other ranks may run on for long: report the death now
-        text = f"rank {event.rank} {describe_exit(event.exitcode)}"
+        text = f"rank {event.rank} {life.ranks[event.rank].how_it_ended}"
         actions = [ev.Notify(text=text), *actions]
     return life, actions
 

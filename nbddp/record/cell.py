@@ -163,6 +163,7 @@ class CellHandle:
     Attributes:
         has_other_ranks: whether ranks that do not run the cell are alive.
         lost: the variables that were lost with earlier ranks; see ReplayLog.
+        causes: the causes of deaths that are known before; see RankProcesses.
         describe_name: says how to get a name that the ranks do not have from the notebook.
         ended_by: how the user ended the cell and its ranks; see :func:`find_first_cause`.
         result: the result; None until all ranks have ended the cell.
@@ -176,6 +177,7 @@ class CellHandle:
     run_attempt: int = 1
     has_other_ranks: bool = False
     lost: Mapping[str, int] = field(default_factory=dict)
+    causes: Mapping[int, str] = field(default_factory=dict)
     describe_name: Callable[[str], str] = lambda _name: ""
     ended_by: str = ""
     is_outgrown: bool = False
@@ -187,7 +189,6 @@ class CellHandle:
     _reports: dict[int, CellEnded] = field(default_factory=dict)
     _exits: dict[int, ProcessExit] = field(default_factory=dict)
     _in_debugger: set[int] = field(default_factory=set)  # ranks that stopped in a debugger
-    _causes: dict[int, str] = field(default_factory=dict)
     _recorded_input: list[tuple[int, InputReply]] = field(default_factory=list)
 
     # ---- the session's side
@@ -225,16 +226,6 @@ class CellHandle:
         """Record that the user ended the cell and its ranks, as a noun."""
         self.ended_by, self._ended_at = how, time.time()
 
-    def set_cause(self, rank: int, cause: str) -> None:
-        """Record why a rank dies, perhaps after its death; see ProcessExit."""
-        self._causes[rank] = cause
-        if rank in self._exits:
-            self._exits[rank] = self._exits[rank]._replace(cause=cause)
-
-    def cause_of(self, rank: int) -> str:
-        """Return why a rank has died, "" if that is unknown."""
-        return self._causes.get(rank, "")
-
     def record_question(self, question: InputRequest) -> None:
         """Record that a rank asked for input, for a replay."""
         if question.message.what == DEBUGGER:
@@ -259,8 +250,7 @@ class CellHandle:
         """Add a process exit: the cell failed on that rank, even if the rank had ended it."""
         report = self._reports.get(rank)
         if rank in self.ranks and (report is None or report.is_ok):
-            cause = self.cause_of(rank)
-            self._exits[rank] = ProcessExit(exitcode, time.time(), final_output, hint, cause)
+            self._exits[rank] = ProcessExit(exitcode, time.time(), final_output, hint)
 
     def finish(self, on_result: Callable[[CellResult], None] = lambda _result: None) -> CellResult:
         """Finish the cell: all its ranks ended it or died.
@@ -271,6 +261,7 @@ class CellHandle:
             self.ranks,
             self._reports,
             self._exits,
+            causes=self.causes,
             ended_by=self.ended_by,
             ended_at=self._ended_at,
             has_other_ranks=self.has_other_ranks,
@@ -341,7 +332,8 @@ class CellHandle:
         """
         if self.verdict is not None:
             return self.verdict.for_rank(rank)
-        return failure_of(rank, self._reports.get(rank), self._exits.get(rank))
+        cause = self.causes.get(rank, "")
+        return failure_of(rank, self._reports.get(rank), self._exits.get(rank), cause)
 
     def notices(self) -> Iterator[Notice]:
         """Yield the notices of the cell as they arrive, until it ends. There can be one reader."""

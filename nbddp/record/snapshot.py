@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from nbddp.formatting import describe_exit
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle
 from nbddp.record.collectives.collective_matcher import Straggler
@@ -305,8 +304,7 @@ def _rank_state(life: RankLife, cell: CellHandle | None) -> _StateWords:
         return f"ended by the {cell.ended_by}", False, False
     if life.state is RankState.GONE:
         is_healthy = life.exitcode == 0
-        cause = "" if cell is None else cell.cause_of(life.rank)
-        return describe_exit(life.exitcode, cause), is_healthy, not is_healthy
+        return life.how_it_ended, is_healthy, not is_healthy
     if cell is None or life.rank not in cell.ranks or not cell.has_ended(life.rank):
         return life.state.value, True, False
     failure = cell.failure(life.rank)

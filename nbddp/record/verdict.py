@@ -6,10 +6,18 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nbddp.errors import CellFailedError, CellInterruptedError
-from nbddp.formatting import cut_text, describe_exit, format_line, format_ranks, ranks_by_text
+from nbddp.formatting import (
+    BY_USER,
+    cut_text,
+    describe_exit,
+    format_line,
+    format_ranks,
+    ranks_by_text,
+)
 from nbddp.wire.messages import CellEnded, Failure
 
 MAX_HEADLINE = 240  # characters of an error's text; the traceback has the full text
@@ -54,14 +62,13 @@ class ProcessExit(NamedTuple):
     """The exit of a process during a cell.
 
     ``final_output`` is the end of its output in this cell, ``hint`` the possible reason of the
-    exit. ``cause``: BY_USER if the user killed the rank, or the last fault on the rank.
+    exit.
     """
 
     exitcode: int | None
     at: float
     final_output: str = ""
     hint: str = ""
-    cause: str = ""
 
     @property
     def position(self) -> str:
@@ -78,6 +85,7 @@ class RankFailure:
     """How a cell failed on one rank.
 
     Attributes:
+        cause: the fault that fired on the rank before, or BY_USER if the user killed it.
         missed_collective: the collective in which other ranks waited for this rank until their
             timeout.
         has_waited: whether this rank is one of the ranks that waited.
@@ -91,6 +99,7 @@ class RankFailure:
     at: float
     failure: Failure | None = None
     process_exit: ProcessExit | None = None
+    cause: str = ""
     is_interrupted: bool = False
     is_quit: bool = False
     in_group: bool = False
@@ -104,8 +113,11 @@ class RankFailure:
         if self.failure is None or self.missed_collective:
             return False
         is_freed = self.is_interrupted or self.has_waited
-        has_lost_peer = self._find_in_torch_error(_PEER_LOST) is not None
-        return is_freed or has_lost_peer or self._is_relayed(self.failure)
+        return is_freed or self._has_lost_peer or self._is_relayed(self.failure)
+
+    @property
+    def _has_lost_peer(self) -> bool:
+        return self._find_in_torch_error(_PEER_LOST) is not None
 
     @property
     def has_timed_out(self) -> bool:
@@ -160,11 +172,16 @@ class RankFailure:
 
     def headline(self) -> str:
         """Return what happened, in one line, without the rank."""
-        if self.missed_collective and self.failure is None:
-            return f"did not come to {self.missed_collective}: it had already finished the cell"
+        if self.failure is None and not self.missed_collective:
+            position = self.process_exit.position if self.process_exit else ""
+            return describe_exit(self.exitcode, self.cause) + position
+        what = self._describe_failure()
+        is_other = self.cause == BY_USER or self._has_lost_peer or self.cause in what
+        return what if is_other else f"{what}, after the fault {self.cause}"
+
+    def _describe_failure(self) -> str:
         if self.failure is None:
-            ended = self.process_exit or ProcessExit(None, 0.0)
-            return describe_exit(ended.exitcode, ended.cause) + ended.position
+            return f"did not come to {self.missed_collective}: it had already finished the cell"
         line = format_line(self.failure.line, self.failure.file)
         where = f", {line}" if self.failure.line else ""
         if self.missed_collective:
@@ -338,12 +355,14 @@ def find_first_cause(
     reports: Mapping[int, CellEnded],
     exits: Mapping[int, ProcessExit],
     *,
+    causes: Mapping[int, str] = MappingProxyType({}),
     ended_by: str = "",
     ended_at: float = 0.0,
     has_other_ranks: bool = False,
 ) -> Verdict | None:
     """Find the first cause among the reports and exits of ranks; None if all succeeded.
 
+    ``causes``: the ``cause`` of each failure, by rank, as far as it is known.
     ``ended_by``: the user ended the ranks by a "restart", a "stop" or RESTART_WITH_REPLAY, at
     ``ended_at``. That is the cause, unless a rank failed or died before. ``has_other_ranks``: ranks
     that did not run the cell are alive.
@@ -352,12 +371,17 @@ def find_first_cause(
     than other ranks notice the closed connection. A rank that waited for a failed rank until an
     interrupt is no cause.
     """
-    by_rank = (failure_of(rank, reports.get(rank), exits.get(rank)) for rank in ranks)
+    by_rank = (
+        failure_of(rank, reports.get(rank), exits.get(rank), causes.get(rank, "")) for rank in ranks
+    )
     failures = [*filter(None, by_rank)]
     if not failures:
         return None
     done = {rank: report for rank, report in reports.items() if report.is_ok and rank not in exits}
-    succeeded = [_failure_from_report(rank, report) for rank, report in done.items()]
+    succeeded = [
+        replace(_failure_from_report(rank, report), cause=causes.get(rank, ""))
+        for rank, report in done.items()
+    ]
     failures = _mark_missing_ranks(failures, succeeded)
     failures.sort(key=lambda failure: (failure.is_consequence, failure.at, failure.rank))
     first = failures[0]
@@ -390,6 +414,7 @@ def _mark_missing_ranks(
 ) -> list[RankFailure]:
     """Mark as the cause the ranks that did not reach a collective in which others timed out.
 
+    If a rank died by the user or after a fault, the others waited for it.
     ``succeeded``: the ranks that ended the cell without an error.
     """
     waited = [each for each in failures if each.has_timed_out and not each.is_interrupted]
@@ -399,6 +424,8 @@ def _mark_missing_ranks(
         for report in (*failures, *succeeded)
         if report.did_not_wait and any(report.is_missing_in(*call) for call in calls.items())
     ]
+    if any(failure.process_exit and failure.cause for failure in failures):
+        return [replace(failure, has_waited=failure in waited) for failure in failures]
     if not absent or any(failure.process_exit for failure in failures):
         return failures
     missed = next(iter(calls)) or "the collective in which the other ranks waited"
@@ -423,13 +450,13 @@ def _exit_details(process_exit: ProcessExit, rank_name: str) -> list[str]:
 
 
 def failure_of(
-    rank: int, report: CellEnded | None, process_exit: ProcessExit | None
+    rank: int, report: CellEnded | None, process_exit: ProcessExit | None, cause: str = ""
 ) -> RankFailure | None:
     """Return how a cell failed on one rank, by its report or its process exit; None on success."""
     if report is not None and not report.is_ok:
-        return _failure_from_report(rank, report)
+        return replace(_failure_from_report(rank, report), cause=cause)
     if process_exit is not None:
-        return RankFailure(rank=rank, at=process_exit.at, process_exit=process_exit)
+        return RankFailure(rank=rank, at=process_exit.at, process_exit=process_exit, cause=cause)
     return None
 
 

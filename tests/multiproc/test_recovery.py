@@ -155,7 +155,7 @@ def test_kill_fault_is_recorded_before_the_exit_even_if_the_reader_is_slow(
     monkeypatch.setattr(StoreLink, "get", collect_late)
     group = make_group(2)
     report = group.failure_of(arm("kill") + LOOP).report
-    assert report.splitlines()[0].endswith("SIGKILL after the fault kill@rank=1,step=3")
+    assert re.search("rank 1 .*SIGKILL after .*kill@rank=1,step=3$", report.splitlines()[0])
     assert_fired_once(group, "kill@rank=1,step=3")
     assert steps(group, 1) == [0, 1, 2, 3]
     assert group.pull("kept", rank=0) == 0

@@ -541,6 +541,8 @@ def test_a_kill_is_explained_with_memory_unless_the_user_asked_for_it(
     verdict = driver.finish(handle, 0).verdict
     assert verdict is not None
     assert ("ran out of memory" in verdict.report()) is not by_user
+    assert ("killed by you" in verdict.summary()) is by_user
+    assert verdict.summary() == f"rank 1 {driver.session.life.ranks[1].how_it_ended}"
 
 
 @pytest.mark.parametrize("is_late", [False, True])

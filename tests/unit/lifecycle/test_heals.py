@@ -163,7 +163,7 @@ def test_a_failed_heal_leaves_the_surviving_ranks_unchanged() -> None:
 
 
 def test_a_failed_heal_keeps_the_cause_of_death_and_says_whether_to_try_again() -> None:
-    healing = after(IDLE, replace(died(1), exitcode=-6), HEAL)
+    healing = after(IDLE, replace(died(1), exitcode=-6, cause="kill"), HEAL)
     refused = [ready(1), GIVEN, met(0), replace(NO_ROOM, is_refused=True)]
     whys: list[list[Any]] = [
         [INTERRUPT],
@@ -175,7 +175,7 @@ def test_a_failed_heal_keeps_the_cause_of_death_and_says_whether_to_try_again() 
     ]
     for events in whys:
         failed, actions = advance(after(healing, *events[:-1]), events[-1])
-        assert failed.ranks[1].exitcode == -6
+        assert failed.ranks[1].how_it_ended == "was killed by SIGABRT after the fault kill"
         assert isinstance(actions[-1], ev.HealFailed)
         assert actions[-1].is_refused == (events[-1] in (NO_NAMES, refused[-1]))
         assert failed.is_heal_refused == actions[-1].is_refused

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from arrivals import arrival_messages
 
+from nbddp.formatting import BY_USER
 from nbddp.lifecycle.group_state import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.record.event_log import EventLog
@@ -94,8 +95,8 @@ def ended_by_restart(cell: CellHandle) -> None:
 RUNS, IS_IDLE = RankLife(1, RankState.RUNNING), RankLife(1, RankState.IDLE)
 
 
-def gone(code: int) -> RankLife:
-    return RankLife(1, RankState.GONE, code)
+def gone(code: int, cause: str = "") -> RankLife:
+    return RankLife(1, RankState.GONE, code, cause)
 
 
 Act = Callable[[CellHandle], object]
@@ -110,6 +111,7 @@ ENDS: dict[str, tuple[RankLife, Act, tuple[str, bool, bool]]] = {
         ("interrupted, line 3", False, False),
     ),
     "died": (gone(-9), lambda cell: cell.add_exit(1, -9), ("was killed by SIGKILL", False, True)),
+    "killed by the user": (gone(-9, BY_USER), lambda _: None, ("was killed by you", False, True)),
     "ended by the user": (gone(-15), ended_by_restart, ("ended by the restart", False, False)),
 }
 

@@ -84,12 +84,34 @@ FAILED_LATE = ended("ValueError", "no", at=2.0)
 Ranks = dict[int, CellEnded | ProcessExit]  # what each rank reported, or how its process ended
 
 
-def verdict_on(ranks: Ranks, **ended_by: Any) -> Verdict:
+def verdict_on(ranks: Ranks, **facts: Any) -> Verdict:
     reports = {rank: each for rank, each in ranks.items() if isinstance(each, CellEnded)}
     endings = {rank: each for rank, each in ranks.items() if isinstance(each, ProcessExit)}
-    verdict = find_first_cause(sorted(ranks), reports, endings, **ended_by)
+    verdict = find_first_cause(sorted(ranks), reports, endings, **facts)
     assert verdict is not None
     return verdict
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cause", "summary"),
+    [
+        ({0: closed(), 1: ProcessExit(-9, 9.0)}, "kill@rank=1,step=5", "1 was killed by SIGKILL"),
+        ({0: timed_out(), 1: ProcessExit(-9, 20.0)}, "stop@rank=1", "1 was killed by SIGKILL"),
+        ({0: interrupted(), 1: FAILED}, "oom@rank=1,step=5", "1: ValueError: no, line 9,"),
+        ({0: timed_out(), 1: ended(sequence=6)}, "skip@rank=1,step=5", "1 did not come to"),
+    ],
+)
+def test_a_fault_that_fired_is_named_with_the_failure_of_its_rank_only(
+    ranks: Ranks, cause: str, summary: str
+) -> None:
+    verdict = verdict_on(ranks, causes={1: cause})
+    assert verdict.causes == (1,)
+    assert verdict.summary().startswith(f"rank {summary}")
+    assert verdict.summary().endswith(f" after the fault {cause}")
+    assert "fault" not in "".join(other.headline() for _, other in verdict.others)
+    assert "after" not in verdict_on({0: closed(), 1: FAILED}, causes={0: "slow"}).report()
+    by_itself = verdict_on({1: ended("FaultError", f"fault: {cause}")}, causes={1: cause})
+    assert by_itself.summary().count(cause) == 1
 
 
 # ---- which rank is the cause
