@@ -59,7 +59,7 @@ class InterruptArguments(Command, example="interrupt"):
 
 
 class KillArguments(Command, example="kill 1"):
-    """Kill one rank, to see what happens. Its variables are lost; `%ddp heal` copies another's."""
+    """Kill one rank and lose its variables; %ddp heal or %ddp restart --replay gets them back."""
 
     rank: int = argument("rank", "the rank to kill, with SIGKILL", count, complete="rank")
 

@@ -26,6 +26,7 @@ from nbddp.magics.magic_parser import MagicParser, T, place_before
 from nbddp.magics.run_arguments import CellArguments, RunArguments
 from nbddp.wire.options.option_values import without_quotes
 
+MAX_LISTED = 10  # options in an error
 MIN_SIMILARITY = 0.7  # of a misspelled word to the suggested one
 
 _MEMBERS = vars(command_arguments).values()
@@ -187,10 +188,14 @@ def _parse_words(parser: MagicParser[Any], words: Sequence[str]) -> Namespace:
     else:  # also accepts an optional argument after an option
         args, unknown = parser.parse_known_intermixed_args(words)
     if unknown:
-        options, word = parser.options(), unknown[0].partition("=")[0]
-        close = [each for each in options if each.lstrip("-").startswith(word.lstrip("-"))]
+        options, word = parser.options(), re.sub("^-+", "--", unknown[0].partition("=")[0])
+        # also "-np", and torchrun's "--nproc_per_node"
+        close = [each for each in options if each.startswith(word) or word.startswith(each)]
         close = close or get_close_matches(word, options, n=1, cutoff=MIN_SIMILARITY)
         listing = f"the options are: {', '.join(options)}"
+        if len(options) > MAX_LISTED:
+            source = "%%ddp?" if parser.prog == CELL.prog else f"%ddp help {parser.prog.split()[1]}"
+            listing = f"`{source}` lists the options"
         advice = f"did you mean {' or '.join(close)}?" if close else listing
         if unknown[0].startswith("-"):
             hint = advice if options else "the command has no options"

@@ -37,7 +37,7 @@ _TOOLTIPS_AND_ICONS = {
     ),
     "Restart": ("Restart all ranks; their variables are lost. Press twice", "refresh"),
     "Stop": ("Stop all ranks. Press twice", "power-off"),
-    "Kill": ("Kill this rank with SIGKILL, to see what happens. Press twice", "bolt"),
+    "Kill": ("Kill this rank; its variables are lost until a heal. Press twice", "bolt"),
     "Heal": (
         "Replace the dead ranks with new ones; the other ranks keep all their variables",
         "medkit",

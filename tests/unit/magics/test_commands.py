@@ -66,6 +66,14 @@ def test_the_fresh_option_restarts_the_ranks(with_ranks: Typed, run: Run) -> Non
         assert with_ranks.notebook.group.life.attempt == attempt
 
 
+def test_a_change_of_the_view_is_confirmed(
+    typed: Typed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for choice, shown in {"text": "text", "panel": "a panel", "auto": "a panel if"}.items():
+        typed.line(f"view {choice}")
+        assert capsys.readouterr().out.startswith(f"nbddp: later cells are shown as {shown}")
+
+
 def test_ranks_are_started_killed_restarted_and_stopped(with_ranks: Typed) -> None:
     group, launcher = with_ranks.notebook.group, with_ranks.launcher
     with_ranks.line("start --nproc 3")
