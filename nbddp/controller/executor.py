@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,10 +83,7 @@ class Executor:
         attempt, handles = state.life.attempt, state.ranks.handles
         match action:
             case ev.SendCell(cell=cell):
-                text = f"the cell could not be sent: {short_error(error)}"
-                why = msg.Failure(name="RequestError", text=text, traceback=text, at=time.time())
-                report = msg.CellEnded(cell=cell, in_group=True, failure=asdict(why))
-                submit(self._messages.on_cell_ended, rank, attempt, report)
+                submit(self._messages.on_cell_not_sent, rank, cell, short_error(error))
                 return
             case ev.RequestNamespace(generation=generation):
                 text = f"rank {rank} cannot be reached: {short_error(error)}"
@@ -250,8 +247,10 @@ class Executor:
         folder = self._open_folder()
         link.use_secret(survivors.secret)
         link.open_attempt(survivors.attempt, survivors.world_size)
+        begins = survivors.cell.logs or {} if survivors.cell else {}
         for rank in range(survivors.world_size):
-            ranks.logs[rank] = LogReader(folder / log_name(rank), rank)
+            log = folder / log_name(rank)
+            ranks.logs[rank] = LogReader(log, rank, begin=begins.get(str(rank)))
         for rank, survivor in survivors.ranks.items():
             if survivor.incarnation:
                 link.open_incarnation(survivors.attempt, rank, survivor.incarnation)

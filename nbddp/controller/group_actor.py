@@ -111,11 +111,16 @@ class GroupActor:
             how = RESTART_WITH_REPLAY if is_recovery else "restart"
             self._mark_cell_ended(how, run_events.RestartAsked())
         is_new = state.event_log.folder is None
+        earlier_cell = state.cell
+        handle = survivors.cell_handle(state.runtime.link.load_payload) if survivors else None
+        state.cell = handle or earlier_cell
         try:
             self._request(event)
         except RequestError:
-            state.spec = before
+            state.spec, state.cell = before, earlier_cell
             raise
+        if handle is not None:
+            self._watch_cell(handle)
         if is_new:
             submit = state.runtime.event_thread.submit
             add_facts = state.event_log.add_facts

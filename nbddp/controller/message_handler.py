@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from nbddp.controller.rank_processes import short_error
@@ -62,7 +63,10 @@ class MessageHandler:
                 state.ready[rank] = ready
                 state.armed_faults.pop(rank, None)
                 state.newest_cell = max(state.newest_cell, ready.cell)
+                cell = state.life.cell if state.life.is_rejoin else None
                 state.step(ev.RankReady(attempt=attempt, rank=rank))
+                if cell is not None and ready.cell < cell.number:
+                    self.on_cell_not_sent(rank, cell.number, "its notebook ended")
             case msg.StartFailed(reason=reason, traceback=traceback):
                 failed = ev.RankStartFailed(
                     attempt=attempt, rank=rank, reason=reason, details=traceback
@@ -86,6 +90,13 @@ class MessageHandler:
                 state.step(ev.StepAwaited(attempt=attempt, rank=rank, cell=cell, seconds=seconds))
             case msg.CellEnded() as report:
                 self.on_cell_ended(rank, attempt, report)
+
+    def on_cell_not_sent(self, rank: int, cell: int, reason: str) -> None:
+        """Handle a cell that could not be sent to a rank."""
+        text = f"the cell could not be sent: {reason}"
+        failure = msg.Failure(name="RequestError", text=text, traceback=text, at=time.time())
+        report = msg.CellEnded(cell=cell, in_group=True, failure=asdict(failure))
+        self.on_cell_ended(rank, self._state.life.attempt, report)
 
     def _accepts(self, envelope: Envelope) -> bool:
         """Return whether to handle an envelope now. Keep it if its sender is not registered yet."""

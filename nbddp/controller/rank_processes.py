@@ -85,7 +85,7 @@ class RankProcesses:
         if output.text and output.start == output.end:
             return OutputText(rank, output.text)
         span = self.logs[rank].unseen_part(output)
-        if span is None or output.is_omitted:
+        if span is None or output.is_omitted or span.start > output.start:
             return span
         return OutputText(rank, output.text, span) if output.text else None
 

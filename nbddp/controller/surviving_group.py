@@ -11,7 +11,11 @@ from typing import Any
 from nbddp.errors import RequestError
 from nbddp.launch.local_launcher import RankHandle
 from nbddp.lifecycle.events import RejoinAsked
+from nbddp.record.cell import CellHandle, CellRequest, Purpose
+from nbddp.record.event_log import read_unfinished_cell
+from nbddp.record.run_events import CellStarted
 from nbddp.topology import Topology
+from nbddp.wire.messages import JsonDict
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class SurvivingGroup:
         folder: the run folder.
         options: the options of their start, as far as they are known.
         attempts_before_run: the attempts of earlier runs.
+        cell: the cell that they run, or that has ended since their notebook has; None for none.
     """
 
     ranks: Mapping[int, SurvivingRank]
@@ -60,6 +65,7 @@ class SurvivingGroup:
     folder: Path
     options: dict[str, Any]
     attempts_before_run: int = 0
+    cell: CellStarted | None = None
 
     @classmethod
     def newest(
@@ -89,6 +95,7 @@ class SurvivingGroup:
             secret=base64.b64decode(start["secret"]),
             folder=run_folder_of(start),
             options=options | {"nproc": world_size, "env": env},
+            cell=read_unfinished_cell(run_folder_of(start)),
         )
 
     def rejoin_event(self) -> RejoinAsked:
@@ -99,7 +106,34 @@ class SurvivingGroup:
             attempts_before_run=self.attempts_before_run,
             world_size=self.world_size,
             survivors=survivors,
+            cell=self.cell.id or 0 if self.cell else 0,
+            cell_ranks=tuple(self.cell.ranks) if self.cell else (),
         )
+
+    def cell_handle(self, fetch: Callable[[JsonDict], Any]) -> CellHandle | None:
+        """Return the handle of their cell; ``fetch`` loads a value that a rank sends."""
+        cell = self.cell
+        if cell is None or cell.id is None:
+            return None
+        request = CellRequest(
+            source=cell.source,
+            ranks=tuple(cell.ranks),
+            execution_count=cell.number,
+            once=True,  # the cells before it cannot be replayed
+            purpose=Purpose.REPLAY if cell.replay else Purpose.USER,
+        )
+        handle = CellHandle(
+            cell.id,
+            request,
+            tuple(cell.ranks),
+            fetch,
+            attempt=self.attempt,
+            run_attempt=self.attempt - self.attempts_before_run,
+            began_at=cell.began or cell.time,
+        )
+        for rank in set(cell.ranks) - set(self.ranks):
+            handle.add_exit(rank, None, hint="it ended while no notebook was connected")
+        return handle
 
 
 def run_folder_of(start: Mapping[str, Any]) -> Path:

@@ -13,7 +13,7 @@ from nbddp.extension.installed import command_name, installed
 from nbddp.group.display import TextDisplay
 from nbddp.group.notebook_events import NotebookEvent
 from nbddp.group.rank_group import RankGroup
-from nbddp.record.cell import CellRequest, CellResult
+from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.ui.report.blocks import Report
 from nbddp.wire.frozen import Frozen
 from nbddp.wire.group_spec import GroupSpec
@@ -48,6 +48,9 @@ class Notebook(Protocol):
 
     def evaluate_on_ranks(self, source: str) -> list[Any]:
         """Run code once on all ranks, in no replay; return the value of each. A failure raises."""
+
+    def follow(self, handle: CellHandle) -> None:
+        """Show a cell that this notebook did not start, until it ends."""
 
     def print_line(self, text: str) -> None:
         """Print a line for the user, between two cells."""

@@ -58,13 +58,16 @@ class StartAsked(Event):
 class RejoinAsked(Event):
     """Rejoin the ranks of an earlier notebook.
 
-    ``survivors``: rank and incarnation of each process that is alive.
+    ``survivors``: rank and incarnation of each process that is alive. ``cell``: a cell whose end
+    the earlier notebook did not record; 0 for none. ``cell_ranks``: its ranks.
     """
 
     attempt: int
     world_size: int
     survivors: tuple[tuple[int, int], ...]
     attempts_before_run: int = 0
+    cell: int = 0
+    cell_ranks: tuple[int, ...] = ()
 
 
 class RestartAsked(Event):

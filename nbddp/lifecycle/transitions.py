@@ -67,13 +67,22 @@ def _start(life: Life, event: ev.StartAsked) -> Step:
 
 
 def _on_rejoin_asked(life: Life, event: ev.RejoinAsked) -> Step:
-    """Wait until each surviving rank is ready: it may still be in a cell.
+    """Wait until each surviving rank has connected. It may be in a cell, which goes on.
 
     Missing ranks count as dead, and a late rank does not fail the others.
     """
     if life.state.is_live:
         return life, [ev.Refuse(reason=refusals.already_running(life))]
     incarnations = dict(event.survivors)
+    waiting = frozenset(incarnations).intersection(event.cell_ranks)
+    has_lost_rank = len(waiting) < len(event.cell_ranks)
+    cell = CellLife(
+        number=event.cell,
+        waiting=waiting,
+        has_failed=has_lost_rank,
+        has_lost_rank=has_lost_rank,
+        group_broken=True,  # its store is gone, so no other group can form
+    )
     starting = Life(
         state=GroupState.STARTING,
         attempt=event.attempt,
@@ -85,6 +94,7 @@ def _on_rejoin_asked(life: Life, event: ev.RejoinAsked) -> Step:
             else RankLife(rank, RankState.GONE)
             for rank in range(event.world_size)
         ),
+        cell=cell if event.cell else None,
         is_rejoin=True,
     )
     return starting, [ev.RejoinRanks(), starting.set_deadline(ev.Deadline.START, START_TIMEOUT)]
@@ -135,15 +145,31 @@ def _on_rank_ready(life: Life, event: ev.RankReady) -> Step:
         )
     if life.state is not GroupState.STARTING:
         return life, []
-    return _finish_start(life.with_rank_state(event.rank, RankState.IDLE))
+    is_in_cell = life.cell is not None and event.rank in life.cell.waiting
+    state = RankState.RUNNING if is_in_cell else RankState.IDLE
+    return _finish_start(life.with_rank_state(event.rank, state))
 
 
 def _finish_start(life: Life) -> Step:
     """Finish the start once all ranks that are alive are ready."""
     if life.ranks_in_state(RankState.STARTING):
         return life, []
+    if life.cell is not None:
+        return _continue_cell(life, life.cell)
     state = GroupState.BROKEN if life.gone else GroupState.IDLE
     return replace(life, state=state, is_rejoin=False), [ev.GroupStarted()]
+
+
+def _continue_cell(life: Life, cell: CellLife) -> Step:
+    """Continue the cell of an earlier notebook; it may have ended meanwhile."""
+    life = replace(life, state=GroupState.RUNNING, is_rejoin=False)
+    if not cell.waiting:
+        life, actions = _finish(life, cell)
+        return life, [ev.GroupStarted(), *actions]
+    actions = [ev.GroupStarted()]
+    if cell.has_failed:
+        actions.append(life.set_deadline(ev.Deadline.PEERS, PEERS_TIMEOUT))
+    return life, actions
 
 
 def _on_rank_start_failed(life: Life, event: ev.RankStartFailed) -> Step:
@@ -178,6 +204,8 @@ def _on_exited(life: Life, event: ev.ProcessExited) -> Step:
     if life.heal is not None:
         return heal_steps.on_exited(life, life.heal, event.rank, how)
     if life.state is GroupState.STARTING and life.is_rejoin and life.alive:
+        if life.cell is not None and event.rank in life.cell.waiting:
+            return _rank_left_cell(life, life.cell, event.rank, has_failed=True, lost_group=True)
         return _finish_start(life)
     if life.state is GroupState.STARTING:
         what = "rejoined" if life.is_rejoin else "started"
@@ -294,6 +322,8 @@ def _rank_left_cell(
         group_broken=cell.group_broken or lost_group,
     )
     life = replace(life, cell=cell)
+    if life.state is GroupState.STARTING:  # the cell of an earlier notebook
+        return _finish_start(life)
     if not cell.waiting:
         return _finish(life, cell)
     if life.state is GroupState.RUNNING and is_first:

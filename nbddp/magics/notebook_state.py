@@ -244,6 +244,11 @@ class NotebookState:
         if handle is None or handle.is_finished or handle.notice_queue.has_reader:
             return
         handle.notice_queue.attach_reader()
+        self.follow(handle)
+
+    def follow(self, handle: CellHandle) -> None:
+        """Show a cell that this notebook did not start, until it ends."""
+        session = self.group.scripts.active_session
         display = NotebookDisplay(self.presenter, quiet=False)
         result = Recovery(session, display).run(handle.request, handle=handle)
         self._finish_cell(result, session, handle.request)

@@ -193,6 +193,9 @@ class CellHandle:
 
     # ---- the session's side
 
+    def __post_init__(self) -> None:
+        self._started -= time.time() - self.began_at  # an earlier notebook may have started it
+
     @property
     def prompt(self) -> int:
         """Number that the notebook shows for the cell."""

@@ -16,9 +16,12 @@ from typing import Any, TypeVar
 
 from nbddp.private_files import is_private_folder
 from nbddp.record import run_folder
+from nbddp.record.json_lines import JsonLinesReader
 from nbddp.record.log_reader import log_name, read_end
 from nbddp.record.run_events import (
+    CellEnded,
     CellEvent,
+    CellStarted,
     Configured,
     NoProgress,
     RankFailed,
@@ -26,6 +29,7 @@ from nbddp.record.run_events import (
     ReportedEvent,
     RunEvent,
     event_of,
+    read_event,
 )
 
 MAX_OWN_EVENTS = 1000  # events of the controller in memory; the file has all
@@ -208,6 +212,17 @@ class EventLog:
         """Return the events in memory since the start of an attempt."""
         began = self._attempt_starts.get(attempt)
         return () if began is None else self.since(began)
+
+
+def read_unfinished_cell(folder: Path) -> CellStarted | None:
+    """Return the last cell of a run whose end is not recorded; None if there is none."""
+    last: RunEvent | None = None
+    with suppress(OSError):  # the record is lost, and the ranks are not
+        for row in JsonLinesReader(folder / "events.jsonl", "kind"):
+            with suppress(KeyError):
+                event = read_event(row)
+                last = event if isinstance(event, CellStarted | CellEnded | RanksStarted) else last
+    return last if isinstance(last, CellStarted) else None
 
 
 def _shorten_fact(fact: Any, most: int = MAX_FACT_CHARS) -> Any:

@@ -197,13 +197,17 @@ class LogSpan:
 
 
 class LogReader:
-    """Knows how much of the log of one rank was shown."""
+    """Knows how much of the log of one rank was shown.
 
-    def __init__(self, path: Path, rank: int = 0) -> None:
+    ``begin``: the bytes that were shown; None for all that the log has.
+    """
+
+    def __init__(self, path: Path, rank: int = 0, *, begin: int | None = None) -> None:
         self._path = path
         self._rank = rank
         path.touch(0o600)
-        self._shown = path.stat().st_size  # output of an earlier attempt
+        # output of an earlier attempt, or of earlier cells
+        self._shown = path.stat().st_size if begin is None else begin
         self._cell_start = self._shown
 
     def mark_cell_start(self) -> None:

@@ -35,7 +35,13 @@ MAX_BACKLOG = 128  # unread envelopes; above it, writers should wait
 
 @dataclass(eq=False, repr=False)
 class QueueWriter:
-    """The sending end of a queue; may be used by several threads."""
+    """The sending end of a queue; may be used by several threads.
+
+    Attributes:
+        can_rejoin: whether a new store belongs to another notebook, which knows no earlier message.
+        connection: the number of stores of other notebooks.
+        is_cut_off: whether a thread waits for a new store.
+    """
 
     store: Store
     queue: str
@@ -44,26 +50,31 @@ class QueueWriter:
     sender: int
     attempt: int
     incarnation: int = 0
+    can_rejoin: bool = False
 
     def __post_init__(self) -> None:
+        self.connection = 0
+        self.is_cut_off = False
         self._name = _name_in_store(self.queue, self.secret)
         self._sequence = itertools.count(1)
         self._lock = threading.Lock()
         self._unread_large: list[msg.JsonDict] = []  # references of unread large messages
 
-    def put_batch(self, reports: Sequence[msg.MessageFromRank]) -> None:
+    def put_batch(self, reports: Sequence[msg.MessageFromRank], connection: int = 0) -> bool:
         """Put messages of the same moment into the queue, as one envelope.
+
+        Return False, and send nothing to a new store, if this is not the current connection.
 
         Raises:
             WireError: a message cannot be encoded; nothing was sent.
-            RuntimeError: from torch: the store is gone. It may have received the envelope.
+            RuntimeError: from torch: the new store is gone, too.
         """
         message = reports[0] if len(reports) == 1 else msg.MessageBatch(messages=list(reports))
         try:
             body = msg.encode(message)
         except Exception as error:
             raise WireError("a message cannot be encoded") from error
-        self.put_encoded(body)
+        return self._put(body, connection)
 
     def put(self, message: msg.Message) -> None:
         """Put a message into the queue. The messages of one writer stay in order."""
@@ -71,22 +82,37 @@ class QueueWriter:
 
     def put_encoded(self, body: bytes) -> None:
         """Put an encoded message into the queue; used to send one message to many queues."""
+        self._put(body)
+
+    def _put(self, body: bytes, connection: int | None = None) -> bool:
         with self._lock:
+            if connection not in (None, self.connection):
+                return False
             sequence = next(self._sequence)
             try:
                 self._push(sequence, body)
             except RuntimeError:  # torch: the connection is closed, and the client is unusable
                 self._connect_again()
+                if connection not in (None, self.connection):
+                    return False
                 self._push(sequence, body)
+            return True
 
     def reconnect(self) -> None:
-        """Connect again after the store was replaced. Messages on a closed connection are lost."""
+        """Connect again if the store was replaced. Messages on a closed connection are lost."""
         with self._lock:
-            self._connect_again()
+            try:
+                self.store.queue_len(self._name)
+            except RuntimeError:  # else ``put`` has done it
+                self._connect_again()
 
     def _connect_again(self) -> None:
+        self.is_cut_off = True
         with without_dns():
             self.store = self.store.clone()  # type: ignore[attr-defined]
+        self.is_cut_off = False
+        if self.can_rejoin:
+            self.connection += 1
 
     def _push(self, sequence: int, body: bytes) -> None:
         if len(body) > payloads.PIECE_BYTES:

@@ -13,7 +13,7 @@ import traceback
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -97,6 +97,7 @@ def run_rank(start: RankStart) -> None:
             sender=sender,
             attempt=attempt,
             incarnation=start.incarnation,
+            can_rejoin=start.can_rejoin,
         )
         for queue in (RANKS_QUEUE, URGENT_QUEUE)
     )
@@ -171,6 +172,7 @@ class Rank:
         self._start = start
         self._topology = start.topology
         self._cell = 0
+        self._last_ended: msg.CellEnded | None = None
         self._clients = clients
         clients.payloads.set_timeout(timedelta(seconds=30))  # the pieces are already in the store
         self._outbox = outbox
@@ -292,7 +294,8 @@ class Rank:
 
     def serve(self) -> None:
         """Handle messages on the main thread, one after the other, until ``Shutdown``."""
-        for message in self._messages(self._clients.commands, command_queue, self._reconnect):
+        commands = self._clients.commands
+        for message in self._messages(commands, command_queue, commands.reconnect):
             match message:
                 case msg.Shutdown():
                     break
@@ -347,20 +350,17 @@ class Rank:
         except Exception:  # noqa: BLE001 - this thread must survive for the next interrupt
             traceback.print_exc()
 
-    def _reconnect(self) -> dist.Store:
-        """Connect to the store of another notebook, on the main thread between cells."""
-        store: dist.Store = self._clients.commands.reconnect()
-        self._clients.payloads.reconnect()
-        self._outbox.reconnect()
-        self._clients.groups.invalidate()
-        self._report_ready()  # last: over the new connections
-        return store
-
     def _reconnect_control(self) -> dist.Store:
-        """Connect the control thread. Interrupt a running cell: no notebook shows it any more."""
+        """Connect to the store of another notebook, and tell it what it missed. A cell goes on."""
         # On the control thread.
         store: dist.Store = self._clients.control.reconnect()
-        self._interrupt(msg.Interrupt(cell=self._cell))
+        self._clients.payloads.invalidate()
+        self._clients.groups.invalidate()
+        self._outbox.reconnect()
+        self._report_ready()
+        if self._last_ended is not None and self._last_ended.cell == self._cell:
+            self._outbox.post(replace(self._last_ended, payload={}))  # it was in the old store
+        self._stdin.ask_again()
         return store
 
     def _record_wait(self) -> None:
@@ -465,22 +465,21 @@ class Rank:
             if note := payload.get("note"):
                 self._outbox.post(build_notice(note))
         ended = EndedCell(names=self._shell.user_ns, source=command.source, failure=failure)
-        self._outbox.post(
-            msg.CellEnded(
-                cell=command.cell,
-                in_group=self._group.is_intact(),
-                **self._group.count_collectives(),
-                steps=self._group.step_counts.made,
-                is_interrupted=self._interrupter.was_interrupted or self._was_quit,
-                is_quit=self._was_quit,
-                failure=asdict(truncate_failure(failure)) if failure else {},
-                result=self._shell.displayhook.bundle if failure is None else {},
-                payload=payload,
-                facts=self._extensions.facts(ended),
-                values=self._reported_values.changes(),
-                armed=self._extensions.armed(),
-            )
+        self._last_ended = msg.CellEnded(
+            cell=command.cell,
+            in_group=self._group.is_intact(),
+            **self._group.count_collectives(),
+            steps=self._group.step_counts.made,
+            is_interrupted=self._interrupter.was_interrupted or self._was_quit,
+            is_quit=self._was_quit,
+            failure=asdict(truncate_failure(failure)) if failure else {},
+            result=self._shell.displayhook.bundle if failure is None else {},
+            payload=payload,
+            facts=self._extensions.facts(ended),
+            values=self._reported_values.changes(),
+            armed=self._extensions.armed(),
         )
+        self._outbox.post(self._last_ended)
 
     def _post_input_request(self, question: msg.MessageFromRank) -> None:
         self._outbox.post(question)
@@ -489,7 +488,7 @@ class Rank:
     def _claim_breakpoint(self) -> bool:
         """Return whether this rank is the first to reach a breakpoint in this cell."""
         key, rank = f"a{self._start.attempt}/break/{self._cell}", str(self._topology.rank)
-        return bool(self._clients.commands.compare_set(key, "", rank).decode() == rank)
+        return bool(self._clients.payloads.compare_set(key, "", rank).decode() == rank)
 
     def _notify_user(self, line: str) -> None:
         """Show a line that is the same on all ranks; only rank 0 sends it."""

@@ -44,7 +44,12 @@ class StoreClient:
 
     def reconnect(self) -> dist.Store:
         """Replace the connection after it was shut down or the server was replaced."""
-        self.store = self.open_connection()
+        self._is_lost = False  # set first: the new connection may be lost while it is opened
+        try:
+            self.store = self.open_connection()
+        except BaseException:
+            self._is_lost = True
+            raise
         return self.store
 
     def invalidate(self) -> None:
@@ -53,17 +58,10 @@ class StoreClient:
 
     def ensure_connected(self) -> dist.Store:
         """Return the connection, or a new one if it was lost."""
-        if self._is_lost:
-            self._is_lost = False  # set first: the new connection may be lost while it is opened
-            try:
-                self.reconnect()
-            except BaseException:
-                self._is_lost = True
-                raise
-        return self.store
+        return self.reconnect() if self._is_lost else self.store
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.store, name)
+        return getattr(self.ensure_connected(), name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,11 @@ class Nodes(NotebookHalf):
 
     def nodes(self, args: NodesArguments) -> None:
         """Carry out the options of a line."""
-        self.notebook.print_line(f"nbddp: {_manage_nodes(self.notebook.group, args)}")
+        group = self.notebook.group
+        self.notebook.print_line(f"nbddp: {_manage_nodes(group, args)}")
+        cell = group.session.cell
+        if args.rejoin is not None and cell is not None and not cell.notice_queue.is_drained:
+            self.notebook.follow(cell)
 
 
 def open_nodes(group: RankGroup, spec: NodesSpec, join: JoinFile | None = None) -> NodePool:

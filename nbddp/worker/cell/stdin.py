@@ -34,6 +34,7 @@ class StdinProxy:
         self.is_interrupted = is_interrupted
         self._pid = os.getpid()
         self._number = 0
+        self._question: msg.InputRequested | None = None  # the last one
         # replies to the open request; a queue in C, so that an interrupt leaves no lock held
         self._replies: SimpleQueue[msg.InputReply] = SimpleQueue()
         self._prepared_replies: list[str] = []
@@ -86,9 +87,10 @@ class StdinProxy:
         flush_python_streams()
         self._number += 1
         number, self.waiting_for, self._replies = self._number, what, SimpleQueue()
-        self._post(
-            msg.InputRequested(question=number, prompt=prompt, is_secret=is_secret, what=what)
+        self._question = msg.InputRequested(
+            question=number, prompt=prompt, is_secret=is_secret, what=what
         )
+        self._post(self._question)
         reply = None
         try:
             reply = self._replies.get()
@@ -101,6 +103,12 @@ class StdinProxy:
         if reply.is_end:
             raise EOFError("no input was entered")
         return reply.text
+
+    def ask_again(self) -> None:
+        """Send an open request to another notebook."""
+        # On the control thread.
+        if self.waiting_for and self._question is not None:
+            self._post(self._question)
 
     def receive_reply(self, reply: msg.InputReply) -> None:
         """Deliver a reply to the open request. Ignore replies to cancelled requests."""

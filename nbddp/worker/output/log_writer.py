@@ -59,8 +59,10 @@ class LogWriter:
         self._streams: dict[int, Any] = {}  # by file descriptor
         self.print_count = 0
         self._hidden: deque[tuple[int, int]] = deque()
+        self._hidden_in_cell: list[tuple[int, int]] = []
         self._unwritten: deque[bytes] = deque(maxlen=MAX_UNWRITTEN)
-        self._offset = os.fstat(self._write_fd).st_size  # the end of an earlier attempt's output
+        # the end of an earlier attempt's output
+        self._offset = self._cell_start = os.fstat(self._write_fd).st_size
 
     def capture_output(self) -> None:
         """Make the log file the standard output and error of this process, for Python and C.
@@ -78,6 +80,7 @@ class LogWriter:
     def begin_cell(self) -> None:
         """Start a cell: a loss of output is reported once in each cell, its traceback included."""
         self._has_reported_loss = False
+        self._cell_start, self._hidden_in_cell = self.position(), []
 
     def _is_log(self, fd: int) -> bool:
         """Return whether the descriptor is open and refers to the log."""
@@ -130,6 +133,12 @@ class LogWriter:
         except OSError as error:
             self.report_loss(error)
         self._hidden[-1] = (start, self.position())
+        self._hidden_in_cell.append(self._hidden[-1])
+
+    def rewind(self) -> None:
+        """Send the output of the cell again."""
+        # On the nbddp-outbox thread.
+        self._offset, self._hidden = self._cell_start, deque(self._hidden_in_cell)
 
     def read(self, upto: int | None = None) -> Output | None:
         """Return the next unread output, up to a position. Return None if there is none.

@@ -55,6 +55,10 @@ class MetricSink(Sink):
         self._outbox = outbox
         self._identity = {"rank": rank, "attempt": attempt}
         self._fd = open_private_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._path = path
+        self._cell_start = 0  # the size of the file
+        self._rewound_at = 0.0  # in ``time.time()``; earlier rows are in ``_repeated``
+        self._repeated: deque[list[Any]] = deque(maxlen=MAX_QUEUED_ROWS)
         self._rows: deque[list[Any]] = deque()
         self._events: deque[EventReported] = deque()
         self._bars: dict[int, ProgressBar] = {}  # by id, outermost first
@@ -134,6 +138,7 @@ class MetricSink(Sink):
         Without ``is_recorded``, a replay runs the cell: the file has the values of its first run.
         """
         self._is_recorded = is_recorded
+        self._cell_start = os.fstat(self._fd).st_size
         self.steps, self._bars = {}, {}
         self._counts.clear()
         self._bars_changed = False
@@ -164,8 +169,12 @@ class MetricSink(Sink):
         # On the nbddp-outbox thread.
         if self._events:
             return self._next_event()
+        if self._repeated:
+            count = min(len(self._repeated), MAX_ROWS)
+            return Metrics(rows=[self._repeated.popleft() for _ in range(count)])
         if self._rows:
             rows = [self._rows.popleft() for _ in range(min(len(self._rows), MAX_ROWS))]
+            rows = [row for row in rows if row[0] > self._rewound_at]
             missed = self._dropped - self._reported_dropped
             self._reported_dropped += missed
             return Metrics(rows=rows, missed=missed)
@@ -175,6 +184,25 @@ class MetricSink(Sink):
             shown = [each for each in bars if each.is_open or each is bars[0]]
             return Progress(bars=[each.state() for each in shown[:MAX_BARS]])
         return None
+
+    def rewind(self) -> None:
+        """Send the rows of the cell again, from the file, and the progress bars."""
+        # On the nbddp-outbox thread.
+        self._bars_changed = True
+        self._repeated.clear()
+        if not self._is_recorded:
+            return
+        self._rewound_at, self._reported_dropped = time.time(), self._dropped
+        with os.fdopen(open_private_file(self._path, os.O_RDONLY), "rb") as file:
+            file.seek(self._cell_start)
+            for line in file:
+                with suppress(ValueError):  # another rank is writing it, or the disk was full
+                    self._repeat(json.loads(line))
+
+    def _repeat(self, row: dict[str, Any]) -> None:
+        is_own = all(row.pop(name, None) == own for name, own in self._identity.items())
+        if is_own and (at := row.pop("time")) <= self._rewound_at:
+            self._repeated.append([at, row.pop("step", None), row])
 
     def _next_event(self) -> EventReported:
         """Return the oldest event; merge those of ``nbddp.config``, which a loop may call often."""

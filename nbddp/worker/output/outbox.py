@@ -29,6 +29,7 @@ from typing import Protocol
 from nbddp.errors import WireError
 from nbddp.formatting import with_article
 from nbddp.wire import messages as msg
+from nbddp.wire.collective_arrivals import CollectiveArrivals
 from nbddp.wire.queues import QueueWriter
 from nbddp.wire.request_messages import Answer
 
@@ -58,6 +59,9 @@ class Source(Protocol):
     def read(self, upto: int | None = None) -> msg.MessageFromRank | None:
         """Return the next message, up to a position, or None."""
 
+    def rewind(self) -> None:
+        """Read everything since the start of the cell again, for another notebook."""
+
 
 class Outbox:
     """Send messages in a thread, each after the output that precedes it.
@@ -85,6 +89,8 @@ class Outbox:
         self._has_output = False
         self._is_in_cell = False
         self._is_open = True
+        self._connection = 0  # of the writer, to which the sources were sent
+        self._left_out = 0  # pictures that no notebook was there to show
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="nbddp-outbox", daemon=True)
 
@@ -111,7 +117,7 @@ class Outbox:
         Wait while the queue holds too many images, as ``print`` waits for a full pipe.
         """
         # On any thread, and in signal handlers.
-        if self._is_in_child():
+        if self._is_in_child() or (self._is_cut_off and self._drops(message)):
             return
         if isinstance(message, msg.URGENT_MESSAGES):
             self._urgent.append(message)  # first: the thread looks for it when it wakes
@@ -121,12 +127,30 @@ class Outbox:
             self._is_in_cell = False
         self._enqueue(partial(self._send, self._writer, message))
         # the outbox's own thread must not wait here: it would wait for itself
-        if isinstance(message, msg.Display) and threading.current_thread() is not self._thread:
-            characters = sum(len(each) for each in message.data.values() if isinstance(each, str))
-            self._queued_characters += characters  # a lost addition lets display() wait later
+        is_own = self._is_cut_off or threading.current_thread() is self._thread
+        if isinstance(message, msg.Display) and not is_own:
+            # a lost addition lets display() wait later
+            self._queued_characters += _count_characters(message)
             if self._queued_characters > MAX_QUEUED_CHARACTERS:
                 self._queued_characters = 0
                 self._wait_until_sent()  # without a limit; an interrupt of the cell ends it
+
+    @property
+    def _is_cut_off(self) -> bool:
+        """Whether the notebook has ended, and messages wait for the next one."""
+        return self._writer.is_cut_off or self._urgent_writer.is_cut_off
+
+    def _drops(self, message: msg.MessageFromRank) -> bool:
+        """Return whether to drop a message while there is no notebook, so that memory suffices.
+
+        A status describes a moment. Of pictures, the first ones are kept.
+        """
+        if isinstance(message, msg.Display):
+            if self._queued_characters > MAX_QUEUED_CHARACTERS:
+                self._left_out += 1
+                return True
+            self._queued_characters += _count_characters(message)
+        return isinstance(message, msg.RankStatus | CollectiveArrivals)
 
     def _enqueue(self, action: Callable[[], None]) -> None:
         """Queue an action that runs after all earlier output is sent."""
@@ -148,9 +172,16 @@ class Outbox:
         return os.getpid() != self._pid
 
     def reconnect(self) -> None:
-        """Connect to the store of another reader."""
+        """Connect to the store of another reader. It gets all output of the cell."""
         self._writer.reconnect()
         self._urgent_writer.reconnect()
+        left_out, self._left_out, self._queued_characters = self._left_out, 0, 0
+        if left_out:
+            what = "a picture" if left_out == 1 else f"{left_out:,} pictures"
+            notice = build_notice(f"{what} left out: there was no notebook to show more")
+            self._enqueue(partial(self._send, self._writer, notice))
+        self._has_output = True
+        self._wake.put(None)
 
     def flush(self) -> None:
         """Wait until the controller has read all output and messages so far, for at most 2 s.
@@ -230,12 +261,17 @@ class Outbox:
 
     def _send_sources(self, positions: Sequence[int]) -> int:
         """Send the content of the sources up to these positions. Return the number of lines."""
+        if self._connection != self._writer.connection:  # another notebook reads
+            self._connection = self._writer.connection
+            for source in self._sources:
+                source.rewind()
         lines = 0
         for pieces in _group_into_messages(self._read_sources(positions)):
             if lines:
                 self._wait_for_reader()
             try:
-                self._writer.put_batch(pieces)
+                if not self._writer.put_batch(pieces, self._connection):
+                    return self._send_sources(positions)
             except WireError:  # send each alone, to name the faulty one
                 for piece in pieces:
                     self._send(self._writer, piece)
@@ -296,6 +332,10 @@ class Outbox:
 def build_notice(text: str) -> msg.Display:
     """Return a line of text for the user."""
     return msg.Display(data={"text/plain": f"nbddp: {text}"}, metadata={})
+
+
+def _count_characters(picture: msg.Display) -> int:
+    return sum(len(each) for each in picture.data.values() if isinstance(each, str))
 
 
 def _without_content(message: msg.CellEnded | Answer, reason: str) -> msg.CellEnded | Answer:

@@ -17,6 +17,7 @@ from life_states import (
     after,
     deadline_set,
     died,
+    ended,
     kill,
     leave,
     passed,
@@ -32,7 +33,7 @@ from nbddp.lifecycle.events import Deadline
 from nbddp.lifecycle.group_state import GroupState as State
 from nbddp.lifecycle.group_state import RankState
 from nbddp.lifecycle.heal_steps import CANCEL_TIMEOUT, START_TIMEOUT
-from nbddp.lifecycle.transitions import advance
+from nbddp.lifecycle.transitions import PEERS_TIMEOUT, advance
 from nbddp.wire.group_spec import StartOptions
 
 GRACE_SECONDS = StartOptions.grace
@@ -72,6 +73,11 @@ BACK = ev.RejoinAsked(attempt=4, world_size=3, survivors=((0, 0), (2, 1)))
 RETURNING = after(OFF, BACK)
 LATE = passed(Deadline.START, attempt=4, **IN_HEAL)
 LOST = after(RETURNING, died(0, attempt=4), died(2, attempt=4))
+IN_CELL = after(
+    OFF, replace(BACK, survivors=((0, 0), (1, 0)), world_size=2, cell=5, cell_ranks=(0, 1))
+)
+HALF = after(OFF, replace(BACK, cell=5, cell_ranks=(0, 1)))
+ENDED = ended(0, cell=5, attempt=4)
 REJOINED = State.BROKEN, [ev.GroupStarted()]
 IN_VAIN = State.BROKEN, [kill(1), ev.HealFailed]
 
@@ -126,6 +132,30 @@ TABLE = {
         [ev.GroupStartFailed, ev.GroupStopped()],
     ),
     "a returning rank dies": Row(RETURNING, [ready(0, 4), died(2, attempt=4)], *REJOINED),
+    "their cell goes on": Row(
+        IN_CELL, [ready(0, 4), ENDED, ready(1, 4)], State.RUNNING, [ev.GroupStarted()]
+    ),
+    "their cell has ended": Row(
+        IN_CELL,
+        [ENDED, ready(0, 4), ended(1, cell=5, attempt=4)],
+        State.IDLE,
+        [ev.GroupStarted(), ev.CellFinished(cell=5)],
+    ),
+    "their cell has lost a rank": Row(
+        HALF,
+        [ready(0, 4), ready(2, 4)],
+        State.RUNNING,
+        [
+            ev.GroupStarted(),
+            deadline_set(Deadline.PEERS, PEERS_TIMEOUT, cell=5, attempt=4, generation=1),
+        ],
+    ),
+    "it loses its last rank": Row(
+        HALF,
+        [ready(2, 4), died(0, attempt=4)],
+        State.BROKEN,
+        [ev.GroupStarted(), ev.CellFinished(cell=5)],
+    ),
 }
 REFUSED = {
     "no group": Row(OFF, [HEAL]),

@@ -204,18 +204,34 @@ def test_restarted_kernel_adopts_its_ranks_and_an_exited_kernel_ends_them(
     assert all_ended(processes[1:])
 
 
+GOES_ON = """\
+import time
+for step in range(60):
+    dist.barrier()
+    print("step", step)
+    if step == 3:
+        print("begun", flush=True)
+    nbddp.log(step=step, loss=1.0 / (step + 1))
+    time.sleep(0.3)
+step
+"""
+
+
 @pytest.mark.full
-def test_adoption_interrupts_the_running_cell_and_keeps_names(
+def test_an_adopted_cell_goes_on_and_shows_all_its_output(
     make_notebook: Callable[[str], Notebook], processes: list[psutil.Process], first: Notebook
 ) -> None:
     kernel = processes[0]
-    source = "steps = 0\nwhile True:\n    dist.barrier()\n    steps += 1"
-    request = first.begin(f"%%ddp\n{source}\n    if steps == 3: print('begun')")
+    request = first.begin(f"%%ddp\n{GOES_ON}")
     first.finish(request, until="begun", times=4)
     os.kill(kernel.pid, signal.SIGKILL)
     notebook = make_notebook("second")
-    assert ALL_BACK.search(notebook.run("%ddp nodes --rejoin").text)
-    assert "Out [ranks 0-3] True\n" in notebook.run("%%ddp\ndist.barrier()\nsteps > 0").text
+    text = notebook.run("%ddp nodes --rejoin").text
+    assert ALL_BACK.search(text), text
+    for rank in range(4):
+        printed = re.findall(rf"\[.*\b{rank}\b.*\] step (\d+)$", text, re.MULTILINE)
+        assert printed == [str(step) for step in range(60)], text
+    assert "Out [ranks 0-3] 59" in text, text
     assert "([1], True, 6.0, 2.0)" in notebook.run(SAME).text
 
 

@@ -15,6 +15,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import WireError
 from nbddp.wire import messages as msg
+from nbddp.wire.collective_arrivals import CollectiveArrivals
 from nbddp.wire.request_messages import Answer
 from nbddp.worker.output import outbox as outbox_module
 from nbddp.worker.output.outbox import Outbox
@@ -31,6 +32,8 @@ class FakeWriter:
         self.unread = 0
         self.error: Exception | None = None
         self.is_lost = False  # whether the next batch loses the connection
+        self.is_cut_off = False
+        self.connection = 0
 
     def put(self, message: msg.MessageFromRank) -> None:
         msg.encode(message)
@@ -38,7 +41,9 @@ class FakeWriter:
             raise self.error
         self.posted.append(message)
 
-    def put_batch(self, reports: Sequence[msg.MessageFromRank]) -> None:
+    def put_batch(self, reports: Sequence[msg.MessageFromRank], connection: int) -> bool:
+        if connection != self.connection:
+            return False
         if self.is_lost:
             self.is_lost = False
             raise RuntimeError("Broken pipe")
@@ -48,6 +53,10 @@ class FakeWriter:
             raise WireError from error
         self.batches.append(list(reports))
         self.posted += reports
+        return True
+
+    def reconnect(self) -> None:
+        self.connection += 1
 
     def is_full(self) -> bool:
         self.asked += 1
@@ -63,6 +72,7 @@ class FakeSource:
 
     def __init__(self, *pieces: msg.MessageFromRank) -> None:
         self.pieces = deque(pieces)
+        self.sent: list[msg.MessageFromRank] = []
         self.taken = 0
         self.checks = 0
 
@@ -70,11 +80,17 @@ class FakeSource:
         self.checks += 1
         return self.taken + len(self.pieces)
 
+    def rewind(self) -> None:
+        self.taken -= len(self.sent)
+        self.pieces.extendleft(reversed(self.sent))
+        self.sent.clear()
+
     def read(self, upto: int | None = None) -> msg.MessageFromRank | None:
         if not self.pieces or (upto is not None and self.taken >= upto):
             return None
         self.taken += 1
-        return self.pieces.popleft()
+        self.sent.append(self.pieces.popleft())
+        return self.sent[-1]
 
 
 class Outboxes:
@@ -171,6 +187,34 @@ def test_data_that_a_source_gets_after_a_report_is_sent_after_it(outboxes: Outbo
     outboxes.send(outbox)
     between = [wrote("between"), wrote("and more")]
     assert outboxes.posted == [wrote("before"), picture(1), *between, report(1), wrote("after")]
+
+
+def test_another_notebook_gets_all_output_of_the_cell_in_order(outboxes: Outboxes) -> None:
+    class Replaced(FakeSource):
+        def read(self, upto: int | None = None) -> msg.MessageFromRank | None:
+            if self.taken == 2:
+                outboxes.writer.connection = 1
+            return super().read(upto)
+
+    outboxes.send(outboxes.make(Replaced(*map(wrote, "abc"))), report(1))
+    assert outboxes.posted == [wrote("a"), *map(wrote, "abc"), report(1)]
+
+
+def test_without_a_notebook_arrivals_and_too_many_pictures_are_dropped(
+    outboxes: Outboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nbddp.worker.output.outbox.MAX_QUEUED_CHARACTERS", 1)
+    outbox = outboxes.make()
+    outboxes.writer.is_cut_off = True
+    for _ in range(4):
+        outbox.post(picture(2))
+        outbox.post(CollectiveArrivals(cell=1, base=0.0))
+    outboxes.writer.is_cut_off = False
+    outbox.reconnect()
+    outboxes.send(outbox, report(1))
+    assert outboxes.posted[:1] == [picture(2)]
+    assert "3 pictures left out" in str(outboxes.posted[1])
+    assert outboxes.posted[2:] == [report(1)]
 
 
 def test_output_written_during_a_send_does_not_overtake_a_report(outboxes: Outboxes) -> None:
