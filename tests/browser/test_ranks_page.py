@@ -91,6 +91,10 @@ def test_table_of_ranks_fits_a_narrow_page(
     code = page.locator(".nbddp-clip:has(code)").first
     assert code.evaluate("it => it.scrollHeight > it.clientHeight"), "the rest is cut off"
     assert code.evaluate("it => it.clientWidth") > 30
+    ends_inside = """it => {
+      const left = it.getBoundingClientRect(), around = it.parentNode.getBoundingClientRect();
+      return left.right <= around.right + 0.5 && left.bottom <= around.bottom + 0.5 }"""
+    assert all(each.evaluate(ends_inside) for each in page.locator(".nbddp-left").all())
     heights = page.locator("tbody tr").evaluate_all("rows => rows.map(it => it.offsetHeight)")
     assert max(heights) < 25 * max(1, len(bars))
     page.close()

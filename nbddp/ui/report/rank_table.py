@@ -148,7 +148,7 @@ def _progress(rank: RankSnapshot) -> Cell:
         text = escape(texts[-1])
         if rank.is_active and bar.seconds_left:
             text, _, rest = text.rpartition(" · ")
-            text += f'<span class="nbddp-left"> · {rest}</span>'
+            text = f'<span>{text}</span><span class="nbddp-left"> · {rest}</span>'
         title = escape(wording.format_progress_bar(bar, is_active=rank.is_active))
         filled = _filled(bar, rank) if bar.total else ""
         html += f'<div class="nbddp-clip" title="{title}">{filled}{text}</div>'
