@@ -145,15 +145,33 @@ def test_a_hang_names_the_collective_of_each_rank(shm_group: Ranks) -> None:
     )
 
 
-def test_sharded_models_train_as_with_gloo(make_group: MakeRanks) -> None:
+def test_models_train_as_with_gloo_with_as_many_collectives_in_shared_memory(
+    make_group: MakeRanks,
+) -> None:
     found = {}
     for backend in ("gloo", "shm"):
         group = make_group(2, backend=backend)
-        group.run(TRAIN)
-        found[backend] = group.pull("totals", rank=0)
+        group.run(f"{imported(flight_recorder)}{TRAIN}")
+        results, backends = group.pull("(results, backends)", rank=0)
+        assert backends == {backend}
+        found[backend] = results
         group.close()
     assert found["shm"] == found["gloo"]
-    assert len(found["shm"]) == 4
+    assert len(found["shm"]) == 5
+    assert all(count > 3 for _, count in found["shm"].values())
+
+
+def test_groups_that_ranks_call_in_different_orders_do_not_wait_for_each_other(
+    shm_group: Ranks,
+) -> None:
+    shm_group.run(
+        "groups = [dist.group.WORLD, dist.new_group([0, 1]), dist.new_group([0, 1])]\n"
+        "x = [torch.full((300_000,), number + 1.0) for number in range(3)]\n"
+        "order = [0, 1, 2] if rank == 0 else [2, 1, 0]\n"
+        "works = [dist.all_reduce(x[at], group=groups[at], async_op=True) for at in order]\n"
+        "for work in works:\n    work.wait()\n"
+        "assert [each.unique().tolist() for each in x] == [[2], [4], [6]]"
+    )
 
 
 def test_what_shm_cannot_send_is_refused(shm_group: Ranks) -> None:
@@ -184,6 +202,7 @@ def test_ranks_with_another_backend_load_nothing_of_shm(group: Ranks) -> None:
 
 
 TRAIN = """
+import torch.distributed._functional_collectives as funcol
 import torch.nn as nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -216,5 +235,28 @@ for block in parallel:
     parallelize_module(block, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
 def zero(parameters, lr):
     return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=lr)
-totals = [train(DDP(blocks())), train(sharded), train(parallel), train(DDP(blocks()), zero)]
+def call_functional():
+    x, group = torch.ones(4), (mesh, 0)
+    done = [
+        funcol.all_reduce(x, "sum", group),
+        funcol.reduce_scatter_tensor(x, "sum", 0, group),
+        funcol.broadcast(x, 0, group),
+        funcol.all_to_all_single(x, None, None, group),
+    ]
+    return sum(each.sum().item() for each in done)
+
+def counted(run):
+    before = len(flight_recorder.read_entries())
+    result, entries = run(), flight_recorder.read_entries()[before:]
+    backends.update(each["backend"] for each in entries)
+    return result, len(entries)
+
+backends = set()
+results = {
+    "DDP": counted(lambda: train(DDP(blocks()))),
+    "FSDP2": counted(lambda: train(sharded)),
+    "tensor parallelism": counted(lambda: train(parallel)),
+    "ZeRO": counted(lambda: train(DDP(blocks()), zero)),
+    "functional collectives": counted(call_functional),
+}
 """
