@@ -64,7 +64,10 @@ COMMANDS = {
     "trace": "trace",
 }
 # the same of `nbddp` in a terminal
-TERMINAL_COMMANDS = dict.fromkeys(
-    ("status", "why", "logs", "metrics", "watch", "runs", "show", "interrupt", "stop", "kill"),
-    "terminal",
-)
+TERMINAL_COMMANDS = {
+    **dict.fromkeys(
+        ("status", "why", "logs", "metrics", "watch", "runs", "show", "interrupt", "stop", "kill"),
+        "terminal",
+    ),
+    "mcp": "agents",
+}
