@@ -84,7 +84,7 @@ def test_readme_and_contributing_are_short_and_link_to_every_page() -> None:
 
 
 def test_overview_of_commands_is_short_and_names_and_links_every_command() -> None:
-    assert set(COMMANDS) <= set(re.findall(r"`%ddp (\w+)", REFERENCE))
+    assert set(COMMANDS) <= set(re.findall(r"`%ddp ([\w-]+)", REFERENCE))
     assert len(REFERENCE.split()) <= 900
     rows = re.findall(r"^\| (`.+) \| (.+) \|$", REFERENCE, re.MULTILINE)
     assert len(rows) > 30

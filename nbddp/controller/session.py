@@ -42,7 +42,7 @@ from nbddp.sigint import (
     wait_for_result,
 )
 from nbddp.wire.group_spec import GroupSpec, check_variables
-from nbddp.wire.messages import CancelRequest
+from nbddp.wire.messages import CancelRequest, InputReply
 from nbddp.wire.request_messages import Request
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class Session:
         actor: owns the state of the group; only the session's thread may change it.
         last_healed: the result of the last heal.
         describe_name: says how to get a name that the ranks do not have from the notebook.
+        leaves_ranks: returns whether this process ends, and its ranks go on; it may wait a moment.
     """
 
     def __init__(
@@ -87,6 +88,8 @@ class Session:
         owns_launcher: bool = True,
     ) -> None:
         self.describe_name: Callable[[str], str] = lambda _name: ""
+        self.leaves_ranks: Callable[[], bool] = lambda: False
+        self._has_left = False
         self.actor = GroupActor(
             launcher or LocalLauncher(), colors, lambda name: self.describe_name(name)
         )
@@ -176,7 +179,7 @@ class Session:
     # ---- what the actor does
 
     submit = _on_thread(GroupActor.submit)
-    answer = _on_thread(GroupActor.answer)
+    _answer = _on_thread(GroupActor.answer)
     request_kill = _on_thread(GroupActor.request_kill)
     request_heal = _on_thread(GroupActor.request_heal)
     send_request = _on_thread(GroupActor.send_request)
@@ -187,6 +190,11 @@ class Session:
     _submit_stop = _on_thread(GroupActor.request_stop)
     _pending_start_or_stop = _on_thread(GroupActor.pending_start_or_stop)
     _pending_exits = _on_thread(GroupActor.pending_exits)
+
+    def answer(self, rank: int, answer: InputReply) -> None:
+        """Send a rank the answer to its question. If the ranks go on, it stays open."""
+        if not self._has_left:
+            self._answer(rank, answer)
 
     def interrupt_once(self) -> None:
         """Interrupt the running cell, unless it was interrupted before."""
@@ -354,6 +362,9 @@ class Session:
 
         def forward(*_: object) -> None:
             nonlocal ignored
+            if self.leaves_ranks():
+                self._has_left = True
+                raise KeyboardInterrupt
             forwarded.count += 1
             if self.life.state in (GroupState.OFF, GroupState.IDLE, GroupState.BROKEN):
                 ignored += 1

@@ -138,4 +138,6 @@ class SurvivingGroup:
 
 def run_folder_of(start: Mapping[str, Any]) -> Path:
     """Return the run folder of a rank, on the notebook's machine."""
+    if "log_path" in start:
+        return Path(start["log_path"]).parent
     return Path(start["cwd"]) / ".nbddp" / "runs" / Path(start["run_id"]).name

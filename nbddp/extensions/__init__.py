@@ -56,8 +56,11 @@ COMMANDS = {
     "compare": "runs",
     "export": "export",
     "fault": "faults",
+    "keep-alive": "keep_alive",
+    "kept": "keep_alive",
     "nodes": "nodes",
     "publish": "publish",
+    "rejoin": "keep_alive",
     "runs": "runs",
     "show": "runs",
     "timeline": "timeline",
@@ -69,5 +72,6 @@ TERMINAL_COMMANDS = {
         ("status", "why", "logs", "metrics", "watch", "runs", "show", "interrupt", "stop", "kill"),
         "terminal",
     ),
+    "kept": "keep_alive",
     "mcp": "agents",
 }

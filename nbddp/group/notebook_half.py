@@ -167,7 +167,7 @@ class NotebookHalves:
             for extension in installed().values()
             if name in map(command_name, extension.commands)
         )
-        method: Callable[[Any], Any] = getattr(self._hooks.load(owner), name)
+        method: Callable[[Any], Any] = getattr(self._hooks.load(owner), name.replace("-", "_"))
         return method
 
     def before_cell(self, cell: CellToRun) -> Mapping[type[Frozen], Any]:

@@ -36,6 +36,10 @@ class Nodes(Protocol):
             RequestError: too few nodes have joined.
         """
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether the nodes and their ranks wait after each end of the notebook."""
+
     def detach(self) -> None:
         """Leave the nodes and their ranks to the next notebook."""
 
@@ -52,6 +56,7 @@ class RankGroup:
         colors: IPython's theme for tracebacks; empty to choose one that fits stderr.
         will_return: returns whether this process is about to restart, so that nodes may wait for
             it.
+        is_ending: returns whether this process is about to end or to restart.
 
     Attributes:
         nodes: the nodes of the ranks; None if the ranks run on this machine.
@@ -64,12 +69,14 @@ class RankGroup:
         *,
         colors: str = "",
         will_return: Callable[[], bool] = lambda: False,
+        is_ending: Callable[[], bool] = lambda: False,
     ) -> None:
         self.nodes: Nodes | None = None
         self._spec = spec
         self._session = session or Session(colors=colors or _default_colors())
         self._scripts = ScriptRanks(self._session)
         self._will_return = will_return
+        self._session.leaves_ranks = lambda: self._keeps_ranks and is_ending()
         self._pid = os.getpid()
         self._start_lock = threading.Lock()
 
@@ -108,6 +115,11 @@ class RankGroup:
     @spec.setter
     def spec(self, spec: GroupSpec) -> None:
         self._spec = spec
+
+    @property
+    def _keeps_ranks(self) -> bool:
+        """Whether the ranks wait for the next notebook, whenever this one ends."""
+        return self.nodes is not None and self.nodes.is_kept
 
     # ---- life
 
@@ -165,7 +177,8 @@ class RankGroup:
     def close(self) -> None:
         """End all ranks and every process that was started for them."""
         session = self.session
-        if self.nodes is not None and self._will_return():
+        if self.nodes is not None and self.is_live and (self._will_return() or self._keeps_ranks):
+            session.call(session.event_log.close)  # the next notebook continues the record
             self.nodes.detach()
         elif self.nodes is not None:
             self.stop()

@@ -121,6 +121,7 @@ class _Extension:
         set_sink(Sink())
         group = self.notebook.group
         nproc = group.spec.nproc if group.is_live else None
+        group.stop()
         group.close()
         if nproc is not None:
             self.notebook.presenter.print_line(

@@ -29,7 +29,7 @@ from nbddp.magics.run_arguments import RunArguments
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, is_interrupted
 from nbddp.record.verdict import Verdict
 from nbddp.sigint import Future, run_in_thread, sigint_deferred, wait_for_all
-from nbddp.ui.frontend import is_restarting
+from nbddp.ui.frontend import is_restarting, is_shutting_down
 from nbddp.ui.report.blocks import Block, Report
 from nbddp.ui.report.render import text_lines
 from nbddp.wire.group_spec import GroupSpec
@@ -45,7 +45,10 @@ class NotebookState:
         self.shell = shell
         self.auto = AutoMode()
         self.group = RankGroup(
-            GroupSpec(), colors=str(shell.colors), will_return=lambda: is_restarting(shell)
+            GroupSpec(),
+            colors=str(shell.colors),
+            will_return=partial(is_restarting, shell),
+            is_ending=partial(is_shutting_down, shell),
         )
         self.group.session.describe_name = partial(describe_name, shell.user_ns)
         self.presenter = Presenter(shell)

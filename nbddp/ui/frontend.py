@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import sys
+import time
 import uuid
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from nbddp.wire.messages import Display, JsonDict
 
 logger = logging.getLogger(__name__)
 
+SHUTDOWN_DELAY = 0.5  # seconds from the interrupt to the request, when Jupyter ends a busy kernel
 COALESCE_SECONDS = 0.002  # output that ranks print within this time is shown in one or two pieces
 # removes an output by replacing it; a rule in panel.css hides the empty space
 EMPTY_OUTPUT: JsonDict = {"text/html": '<div class="nbddp-fallback"></div>', "text/plain": ""}
@@ -198,6 +200,17 @@ def is_restarting(shell: InteractiveShell) -> bool:
     """Return whether the kernel shuts down because the user restarts it."""
     request = getattr(getattr(shell, "kernel", None), "_shutdown_message", None) or {}
     return bool(request.get("content", {}).get("restart"))
+
+
+def is_shutting_down(shell: InteractiveShell) -> bool:
+    """Return whether the kernel shuts down. After the interrupt before it, wait for the request."""
+    deadline = time.monotonic() + SHUTDOWN_DELAY
+    kernel = getattr(shell, "kernel", None)
+    while (request := getattr(kernel, "_shutdown_message", None)) is None:
+        if kernel is None or time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)  # the control thread receives it
+    return bool(request)
 
 
 def is_plain_text(message: Display) -> bool:

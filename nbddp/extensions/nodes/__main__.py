@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import getpass
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Sequence
@@ -51,6 +52,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="seconds without a notebook after which the node ends (60)",
     )
     parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="the notebook is on this machine; remove all files at the end",
+    )
+    parser.add_argument(
         "--folder",
         type=Path,
         default=Path.home() / ".nbddp" / "nodes",
@@ -85,17 +91,28 @@ def _run_agent(args: argparse.Namespace) -> str:
         args.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         make_private_folders(args.folder, folder.name)
 
+    has_joined = False
+
     async def run() -> str:
+        nonlocal has_joined
         agent = NodeAgent(
             join,
             nproc=args.ranks,
             folder=folder,
             torchrun_pid=os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
             orphan_timeout=args.orphan_timeout,
+            kept_join_file=path if args.keep else None,
         )
-        return await agent.run()
+        reason = await agent.run()
+        has_joined = agent.has_joined
+        return reason
 
-    return asyncio.run(run())
+    reason = asyncio.run(run())
+    if args.keep and has_joined:
+        shutil.rmtree(folder)
+        for file in (path, *(path.parent.parent / "agents").glob(f"{path.name}-*.log")):
+            file.unlink(missing_ok=True)
+    return reason
 
 
 if __name__ == "__main__":

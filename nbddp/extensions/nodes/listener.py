@@ -399,7 +399,7 @@ class NodeListener:
         If the node is lost, the rank counts as exited.
         """
         handle = RemoteRankHandle(self, node, next(self._numbers), Path(start.log_path).parent)
-        facts = start_facts(start)
+        facts = start_facts(start, is_here=bool(node.facts.get("is_kept")))
 
         def add_handle() -> None:
             node.handles[handle._number] = handle

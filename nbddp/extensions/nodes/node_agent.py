@@ -25,6 +25,7 @@ import psutil
 import nbddp
 from nbddp.accelerator import count_devices
 from nbddp.child_processes import busy_time
+from nbddp.extensions.nodes import ORPHAN_TIMEOUT
 from nbddp.extensions.nodes.handshake import node_context
 from nbddp.extensions.nodes.join_file import JoinFile
 from nbddp.extensions.nodes.log_sync import LogSender
@@ -61,10 +62,19 @@ class NodeAgent:
             them to the notebook.
         torchrun_pid: torchrun's process, which this one must not outlive; 0 for none.
         orphan_timeout: seconds without the notebook after which the agent ends.
+        kept_join_file: the join file of a notebook on this machine, if ranks are kept for the next
+            notebook. Its time is that of the loss of the last one.
     """
 
     def __init__(
-        self, join: JoinFile, *, nproc: int, folder: Path, torchrun_pid: int, orphan_timeout: float
+        self,
+        join: JoinFile,
+        *,
+        nproc: int,
+        folder: Path,
+        torchrun_pid: int,
+        orphan_timeout: float,
+        kept_join_file: Path | None = None,
     ) -> None:
         self._join = join
         self._context = node_context(join.secret)
@@ -73,6 +83,7 @@ class NodeAgent:
         self._lock = LockedPath(folder)
         self._torchrun_pid = torchrun_pid
         self._orphan_timeout = orphan_timeout
+        self._kept_join_file = kept_join_file
         self._launcher = LocalLauncher()
         self._launch_thread = ThreadPoolExecutor(1, "nbddp-fork")
         self._handles: dict[int, RankHandle] = {}
@@ -115,6 +126,11 @@ class NodeAgent:
                 os.close(torchrun)
             await self._shut_down()
 
+    @property
+    def has_joined(self) -> bool:
+        """Whether a notebook has accepted this node."""
+        return self._listener is not None
+
     async def _wait_or_finish(self, work: asyncio.Future[Any]) -> None:
         await asyncio.wait({work, self._finished}, return_when=asyncio.FIRST_COMPLETED)
 
@@ -138,7 +154,10 @@ class NodeAgent:
 
     async def _connect(self) -> FrameConnection | None:
         """Try to connect until the listener answers. Return None when it is time to end."""
-        deadline = time.monotonic() + self._orphan_timeout
+        timeout = self._orphan_timeout
+        if self._kept_join_file is not None and not self._handles:
+            timeout = min(timeout, ORPHAN_TIMEOUT)  # there is nothing to keep
+        deadline = time.monotonic() + timeout
         while not self._finished.done():
             control, self._new_control = self._new_control or await self._dial(), None
             if control is not None:
@@ -167,7 +186,7 @@ class NodeAgent:
             self._listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
             self._interface = interface_of(address) if not address.startswith("127.") else ""
             self._loop.run_in_executor(None, self._launcher.preload_more)
-        facts = node_facts(self._nproc)
+        facts = node_facts(self._nproc) | {"is_kept": self._kept_join_file is not None}
         living = [
             {"number": number, "pid": handle.pid, "start": self._starts[number]}
             for number, handle in self._handles.items()
@@ -269,6 +288,9 @@ class NodeAgent:
         """Close the connections to the notebook; it, or another one, may reconnect."""
         if self._control is not None:
             self._control.abort()
+            if self._kept_join_file is not None:
+                with suppress(OSError):  # it was removed, because the notebook has ended the ranks
+                    os.utime(self._kept_join_file)
         if self._forwarder is not None:
             self._forwarder.close()
         self._control = self._forwarder = None
@@ -314,8 +336,9 @@ class NodeAgent:
         log = Path(start.log_path)
         self._starts[number] = facts
         self._handles[number] = handle
-        self._log_sender.follow(number, log)
-        self._log_sender.follow(number, log.with_name("metrics.jsonl"), whole_lines=True)
+        if "log_path" not in facts:
+            self._log_sender.follow(number, log)
+            self._log_sender.follow(number, log.with_name("metrics.jsonl"), whole_lines=True)
         self._loop.add_reader(handle.sentinel, self._on_exit, number)
         self._send(FrameType.STARTED, number, {"pid": handle.pid})
 

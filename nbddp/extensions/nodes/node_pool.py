@@ -42,6 +42,7 @@ class NodesSpec:
         max_nodes: a cell uses at most this many nodes; more wait as spares.
         nproc_per_node: ranks on each node.
         orphan_timeout: seconds for which nodes and ranks wait after the loss of their notebook.
+        is_kept: whether the nodes are on this machine, and wait after each end of the notebook.
     """
 
     host: str = LOOPBACK
@@ -50,6 +51,7 @@ class NodesSpec:
     max_nodes: int = 1
     nproc_per_node: int = 1
     orphan_timeout: float = ORPHAN_TIMEOUT
+    is_kept: bool = False
 
 
 class NodePool:
@@ -108,6 +110,11 @@ class NodePool:
         session.use_launcher(self.launcher)
         self._is_open = True
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether the nodes and their ranks wait after each end of the notebook."""
+        return self.spec.is_kept
+
     def _how_to_join(self) -> str:
         """Return how more nodes can join. Nodes that start on this machine only need time."""
         if starting := self._agents.pending:
@@ -158,9 +165,13 @@ class NodePool:
     def _agent_arguments(self, join_file: str) -> Sequence[str]:
         """Return the arguments of ``torchrun`` that start a node agent."""
         seconds = self.spec.orphan_timeout
-        timeout = () if seconds == ORPHAN_TIMEOUT else (f"--orphan-timeout={seconds:g}",)
+        more: list[str] = []
+        if self.spec.is_kept or seconds != ORPHAN_TIMEOUT:
+            more.append(f"--orphan-timeout={seconds:g}")
+        if self.spec.is_kept:
+            more.append("--keep")
         ranks = f"--ranks={self.spec.nproc_per_node}"
-        return (*SINGLE_NODE_OPTIONS, "-m", "nbddp.nodes", "--join", join_file, ranks, *timeout)
+        return (*SINGLE_NODE_OPTIONS, "-m", "nbddp.nodes", "--join", join_file, ranks, *more)
 
     def instructions(self) -> str:
         """Return how to start nodes."""

@@ -25,13 +25,17 @@ _NODE_FIELDS = ("store_port", "log_path", "kernel_pid", "sys_path", "interface",
 _TORCHELASTIC = "TORCHELASTIC_"  # prefix of the variables of torchrun's agent
 
 
-def start_facts(start: RankStart) -> dict[str, Any]:
-    """Return the parameters to send; the environment has only what the user asked for."""
+def start_facts(start: RankStart, *, is_here: bool = False) -> dict[str, Any]:
+    """Return the parameters to send; the environment has only what the user asked for.
+
+    ``is_here``: the node is on this machine, and its ranks write into the run folder themselves.
+    """
     facts = {name: value for name, value in asdict(start).items() if name not in _NODE_FIELDS}
     secret = base64.b64encode(start.secret).decode()
     path = Path(start.log_path)
     begin = path.stat().st_size if path.exists() else 0
-    return facts | {"secret": secret, "log": path.name, "log_begin": begin}
+    facts |= {"secret": secret, "log": path.name, "log_begin": begin}
+    return facts | ({"log_path": start.log_path, "sys_path": start.sys_path} if is_here else {})
 
 
 def build_start(
@@ -55,8 +59,8 @@ def build_start(
             "secret": base64.b64decode(facts["secret"]),
             "store_port": store_port,
             "kernel_pid": os.getpid(),
-            "sys_path": list(sys.path),
-            "log_path": str(_create_log(facts, folder)),
+            "sys_path": facts.get("sys_path") or list(sys.path),
+            "log_path": facts.get("log_path") or str(_create_log(facts, folder)),
             "env": _environment() | dict(facts["env"]),
             "cwd": cwd,
             "interface": interface,

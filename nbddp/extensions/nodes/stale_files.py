@@ -72,20 +72,21 @@ def find_left_join_file(name: str = "") -> JoinFile:
         path = Path(name).expanduser()
         path = path if path.exists() else folder / name
         join = JoinFile.load(path)
-        if _is_locked(path):
+        if is_locked(path):
             raise RequestError(
                 f"the notebook that wrote {path} is still running: end it or restart its "
                 "kernel, then its ranks can be rejoined"
             )
         return join
     files = [each for each in folder.glob("*") if _NAMES["join"].fullmatch(each.name)]
-    unlocked = [each for each in files if not _is_locked(each)]
+    unlocked = [each for each in files if not is_locked(each)]
     if not unlocked:
         raise RequestError(f"no earlier notebook has left nodes to rejoin: see {folder}")
     return JoinFile.load(max(unlocked, key=lambda path: path.stat().st_mtime))
 
 
-def _is_locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
+    """Return whether another process holds the lock of a path."""
     with _try_lock(path) as is_held:
         return is_held
 

@@ -174,7 +174,10 @@ def test_an_unknown_command_or_backend_is_answered_with_known_ones(
 
 def test_every_command_has_a_handler_and_a_line_in_the_help() -> None:
     methods = {
-        command_name(kind): (extension.name, getattr(load(extension.notebook), command_name(kind)))
+        command_name(kind): (
+            extension.name,
+            getattr(load(extension.notebook), command_name(kind).replace("-", "_")),
+        )
         for extension in installed().values()
         for kind in extension.commands
     }

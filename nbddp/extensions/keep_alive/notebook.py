@@ -1,0 +1,85 @@
+"""``%ddp keep-alive``, ``%ddp rejoin`` and ``%ddp kept``."""
+
+from __future__ import annotations
+
+from nbddp.errors import RequestError
+from nbddp.extensions.keep_alive import (
+    KeepAliveArguments,
+    KeepAliveOptions,
+    KeptArguments,
+    RejoinArguments,
+)
+from nbddp.extensions.keep_alive.kept import describe_kept, end_kept, find_kept
+from nbddp.extensions.nodes.join_file import JoinFile
+from nbddp.extensions.nodes.node_pool import NodePool, NodesSpec
+from nbddp.extensions.nodes.notebook import REJOIN_TIMEOUT, open_nodes, rejoin
+from nbddp.formatting import format_seconds, plural
+from nbddp.group.notebook_half import NotebookHalf, UnstartedCell
+
+AGENT_TIMEOUT = 120.0  # seconds until the agent has imported torch
+
+
+class KeepAlive(NotebookHalf):
+    """Starts ranks that outlive the kernel, and takes them back."""
+
+    def keep_alive(self, args: KeepAliveArguments) -> None:
+        """Start the agent of the next ranks."""
+        group = self.notebook.group
+        nproc = args.nproc or group.spec.nproc
+        self._start_agent(args.time, nproc)
+        self.notebook.print_line(
+            f"nbddp: the next {plural(nproc, 'rank')} outlive this kernel for "
+            f"{format_seconds(args.time)}, until `%ddp stop`; `%ddp rejoin` takes them back"
+        )
+
+    def run_cell(self, cell: UnstartedCell) -> bool:
+        """Start the agent of the ranks that the cell will start."""
+        seconds = cell.options(KeepAliveOptions).keep_alive
+        nodes = self.notebook.group.nodes
+        is_kept = isinstance(nodes, NodePool) and nodes.is_kept
+        if seconds is not None and not is_kept:
+            self._start_agent(seconds, cell.spec.nproc)
+        return False
+
+    def _start_agent(self, seconds: float, nproc: int) -> None:
+        """Start an agent on this machine that keeps its ranks.
+
+        Raises:
+            RequestError: ranks are running, or the agent could not start. Nothing has changed.
+        """
+        group = self.notebook.group
+        spec = NodesSpec(nproc_per_node=nproc, orphan_timeout=seconds, is_kept=True)
+        nodes = open_nodes(group, spec)
+        try:
+            nodes.start_local(1)
+            nodes.wait(AGENT_TIMEOUT)
+        except BaseException:
+            group.nodes = None
+            nodes.close()
+            raise
+
+    def rejoin(self, args: RejoinArguments) -> None:
+        """Take back ranks, and show their cell until it ends.
+
+        Raises:
+            RequestError: there are no such ranks, or their notebook is alive.
+        """
+        kept, group = find_kept(args.run), self.notebook.group
+        if kept.has_notebook:
+            raise RequestError(
+                f"the notebook of run {kept.run.name} is alive: end it or restart its kernel, then "
+                "its ranks can be taken back"
+            )
+        join = JoinFile.load(kept.join_file)
+        spec = NodesSpec(
+            host=join.address, port=join.port, orphan_timeout=kept.seconds, is_kept=True
+        )
+        self.notebook.print_line(f"nbddp: {rejoin(group, spec, join, REJOIN_TIMEOUT)}")
+        cell = group.session.cell
+        if cell is not None and not cell.notice_queue.is_drained:
+            self.notebook.follow(cell)
+
+    def kept(self, args: KeptArguments) -> None:
+        """List the kept ranks, or end those of a run."""
+        text = describe_kept() if args.stop is None else end_kept(find_kept(args.stop))
+        self.notebook.print_line(text)

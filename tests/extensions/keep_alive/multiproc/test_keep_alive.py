@@ -1,0 +1,167 @@
+"""Ranks that outlive their kernel, and another kernel that takes them back."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+from notebook import Notebook, Reply
+from processes import wait_until
+
+pytestmark = pytest.mark.timeout(300)
+
+TRAINS = """
+import time
+for step in range(30):
+    dist.barrier()
+    print("step", step)
+    if step == 3:
+        print("begun", flush=True)
+    nbddp.log(step=step, loss=1.0 / (step + 1))
+    time.sleep(0.3)
+"""
+ENDS = """
+import time
+print("begun", flush=True)
+time.sleep(2)
+print("the end")
+"""
+ASKS = """
+print("begun", flush=True)
+name = input(f"name of rank {rank}? ")
+print("it is", name)
+"""
+HANGS = """
+import time
+print("begun", flush=True)
+time.sleep(1000)
+"""
+CELLS = {"trains": TRAINS, "ends": ENDS, "asks": ASKS, "hangs": HANGS, "none": "print('begun')"}
+BACK = re.compile(r"\b2 of 2 ranks are back\b")
+
+
+@pytest.fixture
+def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "first").mkdir()
+    with Notebook(tmp_path / "first") as notebook:
+        yield notebook
+    run_kept("--stop", "2", "--yes")  # only if the test has failed
+
+
+def run_kept(*words: str) -> str:
+    command = [sys.executable, "-m", "nbddp", "kept", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def own_files(home: Path) -> list[Path]:
+    """Return the files of nodes in a home folder."""
+    files = [path for path in (home / ".nbddp").rglob("*") if path.is_file()]
+    return [path for path in files if path.parent.name != "live"]
+
+
+def end(notebook: Notebook, how: str) -> None:
+    match how:
+        case "killed":
+            os.kill(notebook.pid, signal.SIGKILL)
+        case "shut down":
+            notebook.shut_down()
+        case _:
+            notebook.restart()
+            assert notebook.run("%load_ext nbddp").status == "ok"
+
+
+def rejoin(notebook: Notebook, cell: str) -> Reply:
+    if cell == "asks":
+        return notebook.converse("%ddp rejoin", "Ada", "Emmy")
+    if cell == "hangs":
+        request = notebook.begin("%ddp rejoin")
+        before = notebook.finish(request, until="begun", times=2)
+        notebook.interrupt()
+        return notebook.finish(request, so_far=before)
+    return notebook.run("%ddp rejoin")
+
+
+def check(reply: Reply, cell: str) -> None:
+    assert BACK.search(reply.text), reply
+    match cell:
+        case "trains":
+            for rank in (0, 1):
+                lines = [line for line in reply.lines(rank) if line.startswith("step")]
+                assert lines == [f"step {step}" for step in range(30)], reply.text
+            assert "image/png" in reply.displays[0]  # the chart of the loss
+        case "ends":
+            assert [reply.lines(rank) for rank in (0, 1)] == [["begun", "the end"]] * 2, reply.text
+        case "asks":
+            assert {prompt for prompt, _ in reply.asked} == {
+                f"[rank {rank}] name of rank {rank}? " for rank in (0, 1)
+            }
+            assert len(reply.asked) == 2, reply
+            assert re.search(r"it is Ada\n(.*\n)*.*it is Emmy", reply.text), reply.text
+        case "hangs":
+            assert "ranks 0-1 interrupted" in reply.error, reply
+
+
+@pytest.mark.gate_runs("killed-trains")
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("how", ["killed", "restarted", "shut down"])
+def test_kept_ranks_are_taken_back_with_names_and_their_cell(
+    first: Notebook, tmp_path: Path, how: str, cell: str
+) -> None:
+    assert first.run("%%ddp --keep-alive 90s\nkept, place = [rank], id(dist)").status == "ok"
+    request = first.begin(f"%%ddp\n{CELLS[cell]}", asks=cell == "asks")
+    first.finish(request, until="begun", times=2)
+    end(first, how)
+    assert wait_until(lambda: "kept for 1:" in run_kept(), timeout=20), run_kept()
+    with ExitStack() as stack:
+        notebook = first
+        if how != "restarted":
+            (tmp_path / "second").mkdir()
+            notebook = stack.enter_context(Notebook(tmp_path / "second"))
+        check(rejoin(notebook, cell), cell)
+        same = notebook.run(
+            "%%ddp\ntotal = torch.ones(1)\ndist.all_reduce(total)\n"
+            "kept == [rank], place == id(dist), total.item()"
+        )
+        assert "Out [ranks 0-1] (True, True, 2.0)" in same.text, same
+        assert notebook.run("%ddp stop").status == "ok"
+    assert run_kept() == "no ranks are kept alive\n"
+    assert own_files(tmp_path) == []
+
+
+def test_dead_rank_is_reported_and_ranks_that_nobody_takes_back_end_with_all_files(
+    first: Notebook, tmp_path: Path
+) -> None:
+    assert first.run("%ddp keep-alive 30s --nproc 2").status == "ok"
+    assert first.run("%%ddp\nimport os\nos.getpid()").status == "ok"
+    assert "their notebook is alive" in first.run("%ddp kept").text
+    assert "no ranks of run 'nothere'" in first.run("%ddp kept --stop nothere").text
+    assert "is alive: end it" in first.run("%ddp rejoin 2").text
+    children = psutil.Process(first.pid).children()
+    [agent] = [each for each in children if "torch.distributed.run" in each.cmdline()]
+    family = [agent, *agent.children(recursive=True)]
+    ranks = [each for each in family if "rank 1 of 2" in each.name() + str(each.cmdline())]
+    end(first, "restarted")
+    ranks[0].kill()
+    text = first.run("%ddp rejoin").text
+    assert "1 of 2 ranks are back with their variables" in text, text
+    assert "%ddp heal" in text, text
+    os.kill(first.pid, signal.SIGKILL)
+    assert not psutil.wait_procs(family, timeout=60)[1]
+    assert wait_until(lambda: run_kept() == "no ranks are kept alive\n", timeout=20)
+    assert own_files(tmp_path) == []
+
+
+def test_kept_ranks_are_ended_from_a_terminal(first: Notebook) -> None:
+    assert first.run("%%ddp --keep-alive 60s\nkept = rank").status == "ok"
+    end(first, "killed")
+    assert wait_until(lambda: "kept for" in run_kept(), timeout=20)
+    assert run_kept("--stop", "2") == ""  # it asks first, and there is no terminal
+    assert "2 ranks" in run_kept("--stop", "2", "--yes")
+    assert run_kept() == "no ranks are kept alive\n"
