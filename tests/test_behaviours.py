@@ -30,6 +30,7 @@ INSTEAD = {
     "--auto": ["%ddp auto on"],
     "Digits": ["digits"],
     "Healed": ["heal"],
+    "StepMemory": ["memory_of_step"],
     "Trace": ["trace"],
     "Track": ["track"],
     "load_ipython_extension": ["%load_ext nbddp"],

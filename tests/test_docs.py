@@ -37,6 +37,7 @@ FOR_USERS = "\n".join(path.read_text() for path in USER_PAGES)
 KIT = (
     "extensions.course.digits",
     "extensions.course.sonnets",
+    "extensions.course.plan_project",
     "extensions.faults",
     "extensions.train",
     "reporting",

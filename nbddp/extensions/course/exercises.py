@@ -24,6 +24,7 @@ from nbddp.extensions.course import (  # each registers its judges  # noqa: F401
     mesh_project,
     own_classes,
     parallel_classes,
+    plan_project,
     survival,
     training_functions,
 )

@@ -33,6 +33,7 @@ from nbddp.extensions.course.exercises import (
 )
 from nbddp.extensions.course.grading import HINTS
 from nbddp.extensions.course.mesh_project import GPT, LENGTH, LETTERS
+from nbddp.extensions.course.plan_project import Layout, best_layout
 
 
 def begin(loader, state):
@@ -108,6 +109,28 @@ def too_soon(loader, state):
     return iter(loader)
 
 
+def plan(shape, cluster, texts):
+    return tuple(best_layout(shape, cluster, texts))
+
+
+def planning(**changes):
+    """Return a plan with another number for each changed one, if it is a number of ranks."""
+
+    def other(shape, cluster, texts):
+        layout = best_layout(shape, cluster, texts)
+        return layout._replace(**{name: change(layout) for name, change in changes.items()})
+
+    return other
+
+
+def one_way(name):
+    def other(_, cluster, texts):
+        ranks = cluster.machines * cluster.gpus
+        return Layout(1, 1, 1, texts)._replace(**{name: ranks, "batches": 1})
+
+    return other
+
+
 RIGHT_ANSWERS: dict[str, list[tuple[Any, ...]]] = {
     "1.2b": [(missing,), (lambda *given: set(missing(*given)),)],
     "3.1c": [(1.0078125,), (1 + 2**-7,)],
@@ -123,6 +146,7 @@ RIGHT_ANSWERS: dict[str, list[tuple[Any, ...]]] = {
         (lambda rank: range(rank // 4 * 4, rank // 4 * 4 + 4),),
         (lambda rank: {rank, rank ^ 1},),
     ],
+    "3.8b": [(plan,), (lambda *given: best_layout(*given),), (lambda *given: [*plan(*given)],)],
     "A1a": [(refusing(above=4),)],
 }
 WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -197,6 +221,26 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
         "the machine": (lambda rank: rank // 8,),
         "text": (lambda rank: [str(rank)],),
         "no function": (3,),
+    },
+    "3.8b": {
+        "no function": ((8, 1, 1, 4),),
+        "nothing": (lambda *_: None,),
+        "three numbers": (lambda *given: plan(*given)[:3],),
+        "a fraction": (lambda *given: (plan(*given)[0] / 2, *plan(*given)[1:]),),
+        "too few ranks": (planning(data=lambda at: max(1, at.data // 2)),),
+        "only data": (one_way("data"),),
+        "only tensor": (one_way("tensor"),),
+        "only a pipeline": (one_way("pipeline"),),
+        "three texts of a batch": (planning(batches=lambda _: 3),),
+        "no micro-batches": (planning(batches=lambda _: 1),),
+        "more micro-batches": (lambda *given: (*plan(*given)[:3], 8),),
+        "more tensor": (lambda _, c, n: (c.machines, 8, 1, max(1, n // c.machines)),),
+        "a pipeline on one machine": (lambda *_: (2, 1, 4, 32),),
+        "as for one machine": (
+            lambda s, c, n: (
+                plan(s, c, n) if c.machines == 1 else (c.machines, 8, 1, n // c.machines)
+            ),
+        ),
     },
     "A1a": {
         "never refuses": (Server,),
@@ -308,7 +352,7 @@ def test_an_answer_that_waits_forever_gets_a_hint(
 def test_a_function_with_collectives_is_not_called_outside_of_ranks(
     snapshot: SnapshotAssertion,
 ) -> None:
-    assert len(ON_RANKS) == 16
+    assert len(ON_RANKS) == 17
     called = Mock()
     hints = {hint(each, *[called] * len(value_names(each))) for each in ON_RANKS}
     assert hints == snapshot

@@ -1,0 +1,465 @@
+"""Notebook 3.8: the memory and the messages of a step, on real or fake ranks, and its judges.
+
+Fake ranks do not exist: torch's ``fake`` process group has no other rank, and its collectives do
+nothing. ``FakeTensorMode`` makes tensors without memory. So one process can play a rank of hundreds
+that trains a model larger than the machine. Times and values of such a step mean nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Adam, Optimizer
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.hooks import RemovableHandle
+
+from nbddp.errors import ArgumentError
+from nbddp.extensions.course import time_limit
+from nbddp.extensions.course.grading import all_true, judge, require, require_function
+from nbddp.extensions.course.own_classes import Traffic
+from nbddp.formatting import format_bytes, format_seconds
+from nbddp.reporting import this_rank
+from nbddp.reporting.this_rank import communication_device
+
+_KINDS = {  # torch's names, and those of the course
+    "Sharded Param": "parameters",
+    "Parameter": "parameters",
+    "Unsharded Param": "whole parameters",
+    "Sharded Grad": "gradients",
+    "Gradient": "gradients",
+    "Unsharded Grad": "whole gradients",
+    "OptState": "optimizer",
+    "Optstate": "optimizer",
+    "Activation": "activations",
+    "Temp": "temporary",
+    "All Gather": "buffers",
+    "Reduce Scatter": "buffers",
+}
+
+_RINGS = {"allgather": "all_gather", "allreduce": "all_reduce", "reducescatter": "reduce_scatter"}
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """The memory of a training step on this rank, and the bytes that it sends.
+
+    Attributes:
+        moments: names of moments, in their order, each with the bytes by kind.
+        peak: the bytes by kind at the moment with the most bytes.
+        sent: the bytes that this rank sends, by collective, if all of them are rings.
+    """
+
+    moments: list[tuple[str, dict[str, int]]]
+    peak: dict[str, int]
+    sent: dict[str, int]
+
+
+def memory_of_step(
+    make: Callable[[DeviceMesh], tuple[nn.Module, Optimizer]],
+    step: Callable[[nn.Module, Optimizer], Any],
+    *,
+    fake_ranks: int | None = None,
+) -> StepMemory:
+    """Measure the memory of the second step of a training.
+
+    Args:
+        make: creates the model and its optimizer, for a mesh of all ranks in one dimension.
+        step: makes one step of the training.
+        fake_ranks: play rank 0 of so many ranks, which do not exist, without memory for tensors.
+            Call it in a process without a process group: in the notebook, without ``%%ddp``.
+
+    Raises:
+        ArgumentError: there is a process group already, or torch cannot play this training.
+
+    >>> def make(mesh):
+    ...     model = nn.Linear(64, 64)
+    ...     fully_shard(model, mesh=mesh)
+    ...     return model, torch.optim.SGD(model.parameters())
+    >>> def step(model, optimizer):
+    ...     model(torch.ones(2, 64)).sum().backward()
+    >>> memory_of_step(make, step, fake_ranks=64).peak["parameters"]  # a row and a bias
+    260
+    """
+    if fake_ranks is None:
+        return _measure(make, step, _mesh())
+    try:
+        with _fake_group(fake_ranks):
+            mesh = _mesh()  # it reads the numbers of the ranks
+            with FakeTensorMode():
+                return _measure(make, step, mesh)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise ArgumentError(
+            "fake ranks cannot play this training, because an operation needs the values of a "
+            "tensor, as meshes of two dimensions do in torch 2.13. Use real ranks"
+        ) from error
+
+
+@contextmanager
+def _fake_group(world_size: int) -> Iterator[None]:
+    if dist.is_initialized():
+        raise ArgumentError(
+            "fake ranks need a process without a process group: call it in the notebook, "
+            "without %%ddp"
+        )
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _mesh() -> DeviceMesh:
+    return init_device_mesh(communication_device().type, (dist.get_world_size(),))
+
+
+def _measure(make: Callable[..., Any], step: Callable[..., Any], mesh: DeviceMesh) -> StepMemory:
+    model, optimizer = make(mesh)
+    step(model, optimizer)  # creates the optimizer's state
+    optimizer.zero_grad()
+    tracker: MemTracker
+    if isinstance(model, FSDPModule):
+        tracker = FSDPMemTracker(cast("nn.Module", model), optimizer)
+    else:
+        tracker = MemTracker()
+        tracker.track_external(model, optimizer)
+    moments: list[tuple[str, dict[str, int]]] = []
+    with (
+        _noting(model, lambda name: moments.append((name, _by_kind(tracker, "current")))),
+        warnings.catch_warnings(),
+        Traffic() as traffic,
+        tracker,
+    ):
+        warnings.simplefilter("ignore")  # of torch's hooks
+        step(model, optimizer)
+        moments.append(("after the step", _by_kind(tracker, "current")))
+    sent: Counter[str] = Counter()
+    for call in traffic.sent:
+        kind = next((kind for kind in _RINGS if kind in call.name.replace("_", "")), "")
+        if kind:
+            sent[_RINGS[kind]] += _ring_bytes(kind, call.num_bytes)
+    return StepMemory(moments, _by_kind(tracker, "peak"), dict(sent))
+
+
+def _ring_bytes(kind: str, num_bytes: int) -> int:
+    """Return the bytes that a rank sends in a ring; ``num_bytes`` is the size of its first tensor.
+
+    That tensor is the result of an all-gather and of a reduce-scatter.
+    """
+    world_size = dist.get_world_size()
+    count = {"allgather": 1, "allreduce": 2, "reducescatter": world_size}[kind]
+    return count * num_bytes * (world_size - 1) // world_size
+
+
+def _by_kind(tracker: MemTracker, when: str) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for kinds in tracker.get_tracker_snapshot(when).values():
+        for kind, count in kinds.items():
+            if kind != "Total" and count:
+                found[_KINDS.get(getattr(kind, "value", kind), "other")] += count
+    return dict(found)
+
+
+@contextmanager
+def _noting(model: nn.Module, note: Callable[[str], object]) -> Iterator[None]:
+    """Call ``note`` when a pass reaches a layer of a list, or leaves it."""
+    handles: list[RemovableHandle] = []
+    for name, layer in model.named_modules():
+        if not name.rpartition(".")[2].isdigit():
+            continue
+
+        def before(_: nn.Module, __: Any, name: str = name) -> None:
+            note(f"forward, {name}")
+
+        def after(_: nn.Module, __: Any, output: Any, name: str = name) -> None:
+            note(f"after forward, {name}")
+            output.register_hook(lambda _: note(f"backward, {name}"))
+
+        handles += [layer.register_forward_pre_hook(before), layer.register_forward_hook(after)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Shape(NamedTuple):
+    """The sizes of a GPT."""
+
+    width: int
+    blocks: int
+    heads: int
+    words: int
+    length: int
+
+
+class Cluster(NamedTuple):
+    """Equal machines: operations a second of a GPU, its bytes, and bytes a second of its links."""
+
+    machines: int
+    gpus: int
+    speed: float
+    memory: float
+    inside: float
+    between: float
+
+
+# ---- 3.8a: peak_bytes
+
+
+class _Block(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        width = shape.width
+        self.size = width // shape.heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.inner, self.outer = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Any:
+        parts = self.qkv(self.norm_1(x)).unflatten(-1, (-1, 3, self.size)).unbind(-2)
+        q, k, v = (each.transpose(1, 2) for each in parts)
+        seen = scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        return x + self.outer(gelu(self.inner(self.norm_2(x))))
+
+
+class GPT(nn.Module):
+    """The GPT of notebook 3.8: a test compares both."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.word = nn.Embedding(shape.words, shape.width)
+        self.place = nn.Embedding(shape.length, shape.width)
+        self.blocks = nn.ModuleList(_Block(shape) for _ in range(shape.blocks))
+        self.norm = nn.LayerNorm(shape.width)
+        self.head = nn.Linear(shape.width, shape.words, bias=False)
+
+    def forward(self, numbers: Tensor) -> Any:
+        x = self.word(numbers) + self.place.weight[: numbers.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+CASES = (
+    (Shape(width=96, blocks=4, heads=12, words=504, length=96), 6),
+    (Shape(width=120, blocks=2, heads=12, words=2400, length=48), 6),
+    (Shape(width=96, blocks=8, heads=12, words=120, length=48), 8),
+)
+
+
+def _measured_peak(shape: Shape, texts: int, way: str) -> dict[str, int]:
+    """Return the largest memory of a real step on this rank, by kind."""
+
+    def make(mesh: DeviceMesh) -> tuple[nn.Module, Adam]:
+        model: nn.Module = GPT(shape).to(communication_device())
+        if way == "FSDP":
+            for part in (*model.get_submodule("blocks").children(), model):
+                fully_shard(part, mesh=mesh)
+        else:
+            model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        return model, Adam(model.parameters())
+
+    def step(model: nn.Module, optimizer: Optimizer) -> None:
+        numbers = torch.randint(shape.words, (texts, shape.length + 1))
+        numbers = numbers.to(communication_device())
+        optimizer.zero_grad()
+        labels = numbers[:, 1:].flatten()
+        loss = cross_entropy(model(numbers[:, :-1]).flatten(0, 1), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return memory_of_step(make, step).peak
+
+
+@judge("3.8a", on_ranks=True)
+def peak_bytes(peak_bytes: Any) -> None:
+    require_function(peak_bytes, "shape", "tokens", "ranks", "way")
+    ranks = this_rank.world_size()
+    for (shape, texts), way in product(CASES, ("DDP", "FSDP")):
+        tokens = texts * shape.length
+        got = peak_bytes(shape, tokens, ranks, way)
+        require(_is_number(got), "3.8a no number", kind=type(got).__name__)
+        time_limit.restart()
+        kinds = _measured_peak(shape, texts, way)
+        right = sum(kinds.values())
+        facts = {
+            "way": way,
+            "shape": shape,
+            "tokens": tokens,
+            "ranks": ranks,
+            "got": format_bytes(max(got, 0)),
+            "right": format_bytes(right),
+            "kinds": ", ".join(f"{kind} {format_bytes(kinds[kind])}" for kind in kinds),
+        }
+        is_right = all_true(abs(got - right) <= 0.1 * right)
+        mistakes = _peak_mistakes(shape, tokens, ranks, way)
+        near = [name for name, value in mistakes.items() if abs(got - value) <= 0.005 * value]
+        require(is_right, near[0] if near else "3.8a far", **facts)
+
+
+def _peak_mistakes(shape: Shape, tokens: int, ranks: int, way: str) -> dict[str, float]:
+    """Return the values to which known mistakes lead."""
+    parameters = number_of_parameters(shape)
+    divided = parameters / ranks if way == "FSDP" else parameters
+    whole = 4 * (2 * shape.words + shape.length) * shape.width if way == "FSDP" else 0
+    state = divided * (12 if way == "FSDP" else 16)
+    scores, inside = 12 * shape.words * tokens, 64 * shape.width * tokens * shape.blocks
+    return {
+        "3.8a only state": state + whole,
+        "3.8a no scores": state + whole + inside,
+        "3.8a one block": state + whole + scores + inside / shape.blocks,
+        "3.8a elements": (state + whole + scores + inside) / 4,
+        "3.8a other state": (16 * parameters if way == "FSDP" else state / ranks) + scores + inside,
+        "3.8a all tokens": state + whole + ranks * (scores + inside),
+        "3.8a shared tokens": state + whole + (scores + inside) / ranks,
+    }
+
+
+def _is_number(given: Any) -> bool:
+    return all_true(isinstance(given, int | float) and not isinstance(given, bool))
+
+
+def number_of_parameters(shape: Shape) -> int:
+    """Return the number of parameters of a GPT."""
+    width = shape.width
+    return (
+        shape.blocks * (12 * width + 13) * width
+        + (2 * shape.words + shape.length) * width
+        + 2 * width
+    )
+
+
+# ---- 3.8b: plan
+
+GB = 1e9
+_SMALL = Shape(width=4096, blocks=32, heads=32, words=32_000, length=4096)
+_MIDDLE = Shape(width=5120, blocks=40, heads=40, words=32_000, length=4096)
+_LARGE = Shape(width=8192, blocks=80, heads=64, words=32_000, length=4096)
+PLANS = {
+    "one machine": (_SMALL, Cluster(1, 8, 400e12, 80 * GB, 450 * GB, 50 * GB), 64),
+    "many machines": (_LARGE, Cluster(64, 8, 400e12, 80 * GB, 450 * GB, 50 * GB), 1024),
+    "slow links": (_MIDDLE, Cluster(16, 8, 150e12, 24 * GB, 25 * GB, 1.5 * GB), 512),
+    "small memory": (_SMALL, Cluster(2, 8, 150e12, 24 * GB, 25 * GB, 12.5 * GB), 128),
+    "few texts": (_LARGE, Cluster(64, 8, 400e12, 80 * GB, 450 * GB, 50 * GB), 128),
+}
+
+
+class Layout(NamedTuple):
+    """The sizes of a mesh, and the number of micro-batches."""
+
+    data: int
+    tensor: int
+    pipeline: int
+    batches: int
+
+
+def bytes_of(shape: Shape, layout: Layout, texts: int) -> float:
+    """Return the bytes that a layout takes on a GPU, by the formulas of the notebook."""
+    data, tensor, pipeline, batches = layout
+    block, ends = 12 * shape.width**2, 2 * shape.words * shape.width
+    tokens = texts * shape.length / data / batches
+    state = 16 * (shape.blocks * block + ends) / (data * tensor * pipeline)
+    whole = 2 * (2 * block + ends) / tensor
+    inside = (4 + 12 / tensor) * shape.width * shape.blocks / pipeline * min(pipeline, batches)
+    return state + whole + 2 * inside * tokens + 12 * shape.words / tensor * tokens
+
+
+def seconds_of(shape: Shape, cluster: Cluster, layout: Layout, texts: int) -> float:
+    """Return the seconds of a step, by the formulas of the notebook."""
+    data, tensor, pipeline, batches = layout
+    number = 12 * shape.width**2 * shape.blocks + 2 * shape.words * shape.width
+    tokens = texts * shape.length / data  # of a rank's data
+    computing = 6 * number * tokens / (tensor * pipeline) / cluster.speed
+    computing *= (batches + pipeline - 1) / batches
+    gathering = (2 * batches + 1) * 2 * number / (tensor * pipeline) * (data - 1) / data
+    gathering /= cluster.inside if data * tensor <= cluster.gpus else cluster.between
+    summing = 4 * shape.blocks / pipeline * 2 * (tensor - 1) / tensor * 2 * shape.width * tokens
+    passing = 4 * shape.width * tokens if pipeline > 1 else 0
+    passing /= cluster.inside if prod(layout[:3]) <= cluster.gpus else cluster.between
+    return max(computing, gathering) + summing / cluster.inside + passing
+
+
+def _refusal(shape: Shape, cluster: Cluster, layout: Layout, texts: int) -> str:
+    """Return the rule that a layout breaks, or an empty text."""
+    data, tensor, pipeline, batches = layout
+    rules = {
+        "3.8b ranks": prod(layout[:3]) == cluster.machines * cluster.gpus,
+        "3.8b tensor outside": cluster.gpus % tensor == 0,
+        "3.8b heads": shape.heads % tensor == 0,
+        "3.8b blocks": shape.blocks % pipeline == 0,
+        "3.8b texts": texts % (data * batches) == 0,
+        "3.8b memory": bytes_of(shape, layout, texts) <= cluster.memory,
+    }
+    return next((name for name, is_kept in rules.items() if not is_kept), "")
+
+
+def best_layout(shape: Shape, cluster: Cluster, texts: int) -> Layout:
+    """Return the fastest layout that fits."""
+    sizes = [each for each in range(1, texts + 1) if texts % each == 0]
+    ranks = cluster.machines * cluster.gpus
+    grids = product([d for d in sizes if d <= ranks], range(1, cluster.gpus + 1), sizes)
+    layouts = (
+        Layout(data, tensor, ranks // (data * tensor), batches)
+        for data, tensor, batches in grids
+        if ranks % (data * tensor) == 0
+    )
+    fitting = [each for each in layouts if not _refusal(shape, cluster, each, texts)]
+    seconds: Callable[[Layout], float] = lambda each: seconds_of(shape, cluster, each, texts)  # noqa: E731
+    return min(fitting, key=seconds)
+
+
+@judge("3.8b")
+def plan(plan: Any) -> None:
+    require_function(plan, "shape", "cluster", "texts")
+    for name, (shape, cluster, texts) in PLANS.items():
+        got = plan(shape, cluster, texts)
+        is_layout = isinstance(got, list | tuple) and len(got) == len(Layout._fields)
+        are_counts = is_layout and all(isinstance(n, int) and n > 0 for n in got)
+        require(are_counts, "3.8b no layout", name=name, got=got)
+        layout = Layout(*got)
+        facts = {
+            "name": name,
+            "layout": layout,
+            "shape": shape,
+            "texts": texts,
+            **cluster._asdict(),
+        }
+        facts |= {"needed": format_bytes(bytes_of(shape, layout, texts))}
+        facts |= {"there": format_bytes(cluster.memory), "ranks": cluster.machines * cluster.gpus}
+        refusal = _refusal(shape, cluster, layout, texts)
+        require(not refusal, refusal or "3.8b memory", **facts)
+        best = best_layout(shape, cluster, texts)
+        took, least = (seconds_of(shape, cluster, each, texts) for each in (layout, best))
+        facts |= {"took": format_seconds(took), "times": took / least}
+        require(took <= 1.05 * least, _slow_part(layout, best), **facts)
+
+
+def _slow_part(layout: Layout, best: Layout) -> str:
+    """Return which number of a slow layout to think about first."""
+    if layout.tensor > best.tensor:
+        return "3.8b much tensor"
+    if layout.pipeline > best.pipeline:
+        return "3.8b much pipeline"
+    return "3.8b much data" if layout.data > best.data else "3.8b batches"
