@@ -4,6 +4,7 @@ import re
 
 import pytest
 from playwright.sync_api import expect
+from processes import wait_until
 
 from browser.conftest import IN_BROWSER, START
 from browser.lab import LabNotebook
@@ -58,6 +59,31 @@ def test_reloaded_page_shows_the_record_or_its_command(
     training.await_text(1, GET)
     assert all("widget model not found" in each for each in training.problems)
     training.problems.clear()  # the panel went with the kernel
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_reloaded_page_shows_the_panel_in_the_next_cell_unless_it_was_saved_with_it(
+    lab_page: LabPage, training: LabNotebook, is_saved: bool
+) -> None:
+    asked: list[bool] = []  # the page for its widgets
+    note = lambda frame: asked.append("request_states" in str(frame))  # noqa: E731
+    training.page.on("websocket", lambda socket: socket.on("framesent", note))
+    if is_saved:
+        training.save()
+    training.reload()
+    assert wait_until(lambda: bool(training.js("return true")) and any(asked), timeout=60)
+    if is_saved:
+        training.await_text(1, r"running [\s\S]* step [4-9]0$")
+    training.begin(2)
+    (shown, other) = (1, 2) if is_saved else (2, 1)
+    training.await_text(shown, r"running [\s\S]* step \d+0$")
+    expect(training.code_cell(other).locator(".nbddp-panel")).to_have_count(0)
+    (lab_page.notebooks / "enough").touch()
+    training.await_text(shown, DONE)
+    training.await_text(2, "^2$")
+    expect(training.code_cell(other).locator(".nbddp")).to_have_count(0)
+    expected = r"lost the output of cell \[\d+\].*`nbddp status`"
+    assert bool(re.search(expected, training.text(2))) == (not is_saved)
 
 
 def test_heal_button_works_on_a_reloaded_page(training: LabNotebook) -> None:

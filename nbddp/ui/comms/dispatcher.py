@@ -16,7 +16,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
@@ -50,15 +50,24 @@ class ServedWidgets:
         cell: the request of the cell that blocks the main thread; None if another thread waits.
         reloads: how often a page was opened or reloaded meanwhile, and asked for all widgets. Such
             a page has lost the printed output.
+        pages: the pages that show the widgets, by the name that Jupyter's protocol calls session.
         rerun: the last request that runs the same cell again; it waits. JupyterLab has dropped the
-            outputs of the running cell for it, and shows only outputs of the new request.
+            outputs of the running cell for it, and shows only outputs of the new request. Or the
+            first request of a page that was reloaded and does not show the widgets, because it
+            was not saved with them.
     """
 
     roots: Sequence[Widget]
     context: contextvars.Context
     cell: dict[str, Any] | None = None
     reloads: int = 0
+    pages: set[str] = field(default_factory=set)
     rerun: dict[str, Any] | None = None
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether the output of another cell shows the widgets."""
+        return self.rerun is not None and _cell_id(self.rerun) != _cell_id(self.cell)
 
     def contains(self, comm_id: str) -> bool:
         """Return whether the message of this comm is for one of the widgets."""
@@ -165,6 +174,7 @@ class CommDispatcher:
         # Another thread can wait too, but the cell that the page shows as busy is not its cell.
         if threading.current_thread() is threading.main_thread():
             served.cell = self._kernel.get_parent("shell")
+            served.pages.add(served.cell["header"].get("session", ""))
         self._has_failed = False  # the kernel has read this cell, so it is not blocked
         with sigint_deferred():
             with self._lock:
@@ -281,12 +291,20 @@ class CommDispatcher:
             self._control_ids.add(comm_id)
         if comm_id in self._control_ids:
             return candidates[-1]
-        return next((each for each in reversed(candidates) if each.contains(comm_id)), None)
+        recipient = next((each for each in reversed(candidates) if each.contains(comm_id)), None)
+        # a page that draws the root of a panel sends how often it does: see _count_views_again
+        if recipient is not None and content.get("data", {}).get("method") != "request_state":
+            recipient.pages.add(message["header"]["session"])
+        return recipient
 
     def _note_rerun(self, request: dict[str, Any], candidates: Sequence[ServedWidgets]) -> None:
+        page, cell_id = request["header"]["session"], _cell_id(request)
         for served in candidates:
-            cell_id = served.cell and served.cell["metadata"].get("cellId")
-            if cell_id and request["metadata"].get("cellId") == cell_id:
+            if not cell_id or served.cell is None:
+                continue
+            is_again = cell_id in (_cell_id(served.cell), _cell_id(served.rerun))
+            if is_again or (served.reloads and page not in served.pages):
+                served.pages.add(page)
                 served.rerun = request
 
     # ---- answers
@@ -333,13 +351,26 @@ class CommDispatcher:
         comm = manager.comms.get(content["comm_id"])  # get_comm would print a warning in the cell
         if comm is None:
             return  # the widget has just been closed
+        is_control = comm.comm_id in self._control_ids
+        is_reload = is_control and content["data"]["method"] == "request_states"
+        if is_reload:
+            self._count_views_again()
         # Not comm.handle_msg: it triggers the events for the start and end of a cell. On these,
         # matplotlib shows and closes the figure that the running cell is still drawing.
         callback = getattr(comm, "_msg_callback", None) or comm.handle_msg
         callback(message)
-        if comm.comm_id in self._control_ids and content["data"]["method"] == "request_states":
+        if is_reload:
             for served in self._served:
                 served.reloads += 1
+
+    def _count_views_again(self) -> None:
+        """Have the page that asks for all widgets say which of the served ones it draws.
+
+        A page sends ``_view_count`` if it differs from the state that it got.
+        """
+        for served in self._served:
+            for root in served.roots:
+                root._view_count = 0
 
     def _publish_still_busy(self) -> None:
         """Publish "busy" again: after "idle", a page shows the kernel as idle despite the cell."""
@@ -350,6 +381,10 @@ class CommDispatcher:
 
     def _publish(self, status: str, parent: dict[str, Any]) -> None:
         self._kernel._publish_status(status, "shell", parent=parent)
+
+
+def _cell_id(request: dict[str, Any] | None) -> str:
+    return request["metadata"].get("cellId", "") if request else ""
 
 
 def _contains(widget: Widget, comm_id: str) -> bool:

@@ -48,6 +48,10 @@ NO_WIDGETS = (
     "nbddp: this page cannot show the live panel. A record appears when the cell ends. "
     "`%ddp view text` prints the output while the cell runs."
 )
+PAGE_RELOADED = (
+    "nbddp: the page was reloaded and has lost the output of cell [{cell}], so it is here. "
+    "In a terminal, `nbddp status` shows a running cell."
+)
 
 
 class PanelView:
@@ -80,6 +84,7 @@ class PanelView:
         self._serving = ExitStack()
         self._served: ServedWidgets | None = None
         self._rerun: dict[str, Any] | None = None  # the waiting request that gets the output
+        self._is_moved = False  # whether that request is of another cell
         self._input_queue, self._remarks = input_queue, remarks
         self.slot = slot or OutputSlot()
         self._earlier_attempts: list[EarlierAttempt] = []
@@ -97,7 +102,7 @@ class PanelView:
             failed = EarlierAttempt(before._handle, time.time(), is_healed)
             self._earlier_attempts = [*before._earlier_attempts, failed]
             self.log_buffer, self.slot = before.log_buffer, before.slot
-            self._rerun = before._rerun
+            self._rerun, self._is_moved = before._rerun, before._is_moved
 
     def show_status(self, text: str) -> None:
         """Show how nbddp recovers from the failure, instead of the panel."""
@@ -147,13 +152,16 @@ class PanelView:
                 self.slot.close()  # a widget closed by an ending kernel shows an error
 
     def _follow_rerun(self) -> None:
-        """Show the panel again if the user has run the cell again while it runs."""
+        """Show the panel again if the user has run the cell again, or has reloaded the page."""
         rerun = self._served.rerun if self._served is not None else None
         if rerun is None or rerun is self._rerun:
             return
         self._rerun = rerun
         self._comms.redirect_output(rerun)
         self.slot.forget_outputs()
+        self._is_moved = self._served is not None and self._served.is_moved
+        if self._is_moved:
+            self._screen.write_line(PAGE_RELOADED.format(cell=self._handle.prompt))
         self._publish_panel()
 
     def _poll_input(self) -> None:
@@ -302,7 +310,7 @@ class PanelView:
         if self._widgets is not None:
             self._comms.close_later(self._widgets.close, most=PANELS_KEPT)
             self._widgets = None
-        if self._rerun is not None and result.is_ok:
+        if self._rerun is not None and result.is_ok and not self._is_moved:
             clear_output(wait=True)  # the waiting run follows; it replaces this record
 
     def _record(self, result: CellResult, values: Sequence[LogLine]) -> CellReport:

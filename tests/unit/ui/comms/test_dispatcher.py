@@ -123,14 +123,16 @@ def on_another_thread(act: Callable[[], ServedWidgets]) -> ServedWidgets:
         return pool.submit(act).result()
 
 
-def message(kind: str, content: dict[str, Any], **more: Any) -> list[bytes]:
-    sender = Session(key=b"secret")
+def message(
+    kind: str, content: dict[str, Any], sender: Session | None = None, **more: Any
+) -> list[bytes]:
+    sender = sender or Session(key=b"secret")
     return [b"client", *sender.serialize(sender.msg(kind, content, **more))]
 
 
-def click(widget: ipywidgets.Widget) -> list[bytes]:
+def click(widget: ipywidgets.Widget, page: Session | None = None) -> list[bytes]:
     data = {"method": "custom", "content": {"event": "click"}}
-    return message("comm_msg", {"comm_id": widget.model_id, "data": data})
+    return message("comm_msg", {"comm_id": widget.model_id, "data": data}, page)
 
 
 @pytest.fixture(params=[DispatchMode.THREAD, DispatchMode.POLL], ids=["thread", "poll"])
@@ -264,6 +266,24 @@ def test_a_new_request_of_the_running_cell_gets_its_output(kernel: Kernel) -> No
         kernel.live.redirect_output(serving.rerun)
         assert parents == [serving.rerun]
     assert kernel.passed == again
+
+
+@pytest.mark.parametrize("shows_widget", [False, True])
+def test_a_reloaded_page_gets_the_output_in_its_next_cell_unless_it_shows_the_widget(
+    kernel: Kernel, shows_widget: bool
+) -> None:
+    page, button = Session(key=b"secret"), Button()
+    cells = [message("execute_request", {}, page, metadata={"cellId": each}) for each in "bc"]
+    with kernel.live.serve(button) as serving:
+        serving.reloads = 1
+        if shows_widget:
+            kernel.receive(click(button, page))
+            assert kernel.answered(lambda: button.presses)
+        kernel.receive(*cells)
+        kernel.live.process_pending()
+        moved_to = serving.rerun and serving.rerun["metadata"]["cellId"]
+        assert (moved_to, serving.is_moved) == ((None, False) if shows_widget else ("b", True))
+    assert kernel.passed == cells
 
 
 def test_a_background_thread_that_serves_widgets_does_not_block_cells(kernel: Kernel) -> None:
