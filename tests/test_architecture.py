@@ -139,6 +139,6 @@ def test_extension_imports_only_the_extensions_that_it_needs() -> None:
             extension = name.split(".")[2]
             imported = {each for each in imports_of(path) if each.startswith(EXTENSIONS)}
             found.setdefault(extension, set()).update(each.split(".")[2] for each in imported)
-    assert len(found) == 18
+    assert len(found) == 19
     needs = {name: {*extension.needs} for name, extension in installed().items()}
     assert {name: imported - {name} for name, imported in found.items()} == needs
