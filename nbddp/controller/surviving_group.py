@@ -130,6 +130,7 @@ class SurvivingGroup:
             attempt=self.attempt,
             run_attempt=self.attempt - self.attempts_before_run,
             began_at=cell.began or cell.time,
+            is_rejoined=True,
         )
         for rank in set(cell.ranks) - set(self.ranks):
             handle.add_exit(rank, None, hint="it ended while no notebook was connected")

@@ -244,7 +244,9 @@ class NotebookState:
         """Show a running cell whose view ended before it, such as after an error in nbddp."""
         session = self.group.scripts.active_session
         handle = session.cell
-        if handle is None or handle.is_finished or handle.notice_queue.has_reader:
+        if handle is None or handle.is_finished:
+            return
+        if handle.notice_queue.has_reader and not handle.is_rejoined:
             return
         handle.notice_queue.attach_reader()
         self.follow(handle)

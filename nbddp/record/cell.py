@@ -166,6 +166,7 @@ class CellHandle:
         causes: the causes of deaths that are known before; see RankProcesses.
         describe_name: says how to get a name that the ranks do not have from the notebook.
         ended_by: how the user ended the cell and its ranks; see :func:`find_first_cause`.
+        is_rejoined: whether an earlier notebook started it, so that no view may read it yet.
         result: the result; None until all ranks have ended the cell.
     """
 
@@ -181,6 +182,7 @@ class CellHandle:
     describe_name: Callable[[str], str] = lambda _name: ""
     ended_by: str = ""
     is_outgrown: bool = False
+    is_rejoined: bool = False
     result: CellResult | None = None
     began_at: float = field(default_factory=time.time)
     notice_queue: NoticeQueue = field(default_factory=NoticeQueue)
