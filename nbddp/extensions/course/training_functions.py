@@ -1,15 +1,24 @@
-"""The exercise whose answer is a function that trains a model on all ranks."""
+"""The exercises on training on all ranks, and on its data: a function that trains, and a stream."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from itertools import chain, islice, pairwise
+from multiprocessing import active_children
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy, linear
 from torch.utils.data import Dataset
 
-from nbddp.extensions.course.grading import is_close, judge, require, require_function
+from nbddp.extensions.course.grading import (
+    is_close,
+    judge,
+    require,
+    require_class,
+    require_function,
+)
 from nbddp.extensions.train.collectives import all_gather
 from nbddp.reporting import this_rank
 from nbddp.reporting.this_rank import communication_device
@@ -120,3 +129,106 @@ def _judge_counts(counts: list[Any], right: int, tested: int) -> None:
     require(not number < tested < number * world_size, "1.4b counted twice")
     require(tested < number * world_size, "1.4b all on each")
     require(counts[0] == right, "1.4b other count", right=right, number=number)
+
+
+# ---- 3.9: a stream of samples for all ranks, and the packing of documents
+
+NUMBER = 50  # of the samples
+SAVED, RESUMED = 13, 9  # steps
+STATE_LENGTH = 100  # characters
+SIZE, PADDING = 640, 0.02
+
+
+class _Run(NamedTuple):
+    """The samples of all ranks in each step, and the state of each rank at the end."""
+
+    steps: list[tuple[int, ...]]
+    states: tuple[Any, ...]
+
+
+def _run(stream_class: Any, ranks: int, steps: int, workers: int = 0, state: Any = None) -> _Run:
+    """Take samples on so many ranks. A real rank plays several of them, or none."""
+    played = {}
+    for rank in range(this_rank.rank(), ranks, this_rank.world_size()):
+        stream = stream_class(NUMBER, 7, rank, ranks, workers)
+        if state is not None:
+            stream.load_state_dict(state)
+        samples = iter(stream)  # a name, so that its workers still run when the state is asked for
+        taken = [int(each) for each in islice(samples, steps)]
+        played[rank] = taken, stream.state_dict(), len(active_children())
+    everyone = {rank: got for each in all_gather(played) for rank, got in each.items()}
+    samples, states, children = zip(*(everyone[rank] for rank in range(ranks)), strict=True)
+    count = min(map(len, samples))
+    require(count == steps, "3.9a ended", count=count, ranks=ranks, number=NUMBER)
+    require(min(children) >= workers, "3.9a no workers", workers=workers)
+    return _Run([*zip(*samples, strict=True)], states)
+
+
+def _require_equal_use(steps: Sequence[Sequence[int]], mistake: str, **facts: Any) -> None:
+    """Require after each step that no sample was used twice more often than another."""
+    used, found = Counter(dict.fromkeys(range(NUMBER), 0)), None
+    for at, samples in enumerate(steps):
+        used.update(samples)
+        (most, times), *_, (least, fewer) = used.most_common()
+        if times - fewer > 1:
+            found = {"step": at + 1, "most": most, "times": times, "least": least, "fewer": fewer}
+            break
+    require(not found, mistake, **(found or {}), **facts)
+
+
+@judge("3.9a", on_ranks=True)
+def stream(stream_class: Any) -> None:
+    """Judge ``class Stream``, on the real ranks and on other numbers of ranks."""
+    require_class(stream_class, "number", "seed", "rank", "world_size", "workers")
+    ranks = this_rank.world_size()
+    run = _run(stream_class, ranks, NUMBER)
+    whole = [*chain.from_iterable(run.steps)]
+    require({*whole} <= {*range(NUMBER)}, "3.9a other numbers", last=NUMBER - 1)
+    require(_run(stream_class, ranks, 8).steps == run.steps[:8], "3.9a not repeatable")
+    require(any(len({*each}) > 1 for each in run.steps), "3.9a not divided")
+    shares = [*zip(*run.steps[: NUMBER // ranks], strict=True)]
+    require(any(a > b for each in shares for a, b in pairwise(each)), "3.9a not shuffled")
+    _require_equal_use(run.steps, "3.9a unequal")
+    require(whole[:NUMBER] != whole[NUMBER : 2 * NUMBER], "3.9a same order")
+    saved = _run(stream_class, ranks, SAVED, workers=2)
+    got, right = ([each[0] for each in one.steps[:6]] for one in (saved, run))
+    require(saved.steps == run.steps[:SAVED], "3.9a workers", got=got, right=right)
+    _judge_resume(stream_class, saved, run)
+
+
+def _judge_resume(stream_class: Any, saved: _Run, unbroken: _Run) -> None:
+    """Judge a state, a resume on as many ranks, and a chain on other numbers of ranks."""
+    ranks, state = len(saved.states), saved.states[0]
+    require(len(repr(state)) <= STATE_LENGTH, "3.9a large state", length=len(repr(state)))
+    others = [each for each in saved.states if repr(each) != repr(state)]
+    require(not others, "3.9a own states", one=state, other="".join(map(repr, others[:1])))
+    again = _run(stream_class, ranks, RESUMED, workers=2, state=state).steps
+    mistakes = {0: "3.9a begins again", SAVED - 1: "3.9a step behind", SAVED: ""}
+    found = (name for at, name in mistakes.items() if again == unbroken.steps[at : at + RESUMED])
+    mistake = next(found, "3.9a not continued")
+    require(not mistake, mistake, step=SAVED)
+    steps, before = saved.steps, ranks
+    for other, count, workers in ((1, RESUMED, 2), (ranks + 1, NUMBER, 0), (ranks, SAVED, 1)):
+        run = _run(stream_class, other, count, workers, state)
+        steps, state = steps + run.steps, run.states[0]
+        _require_equal_use(steps, "3.9a other ranks", before=before, ranks=other)
+        before = other
+
+
+@judge("3.9b")
+def pack(pack: Any) -> None:
+    """Judge ``pack(lengths, size)`` by its rows, and by the share of padding."""
+    require_function(pack, "lengths", "size")
+    generator = torch.Generator().manual_seed(7)
+    lengths = (30 + 600 * torch.rand(300, generator=generator) ** 3).long().tolist()
+    rows = pack([*lengths], SIZE)
+    is_list = isinstance(rows, list) and all(isinstance(row, list) for row in rows)
+    require(is_list, "3.9b no lists")
+    times = Counter(chain.from_iterable(rows))
+    wrong = [each for each in {*times, *range(len(lengths))} if times[each] != 1]
+    require(times.keys() <= {*range(len(lengths))}, "3.9b other numbers", last=len(lengths) - 1)
+    require(not wrong, "3.9b not once", wrong=wrong[:5], count=len(wrong))
+    longest = max(sum(lengths[each] for each in row) for row in rows)
+    require(longest <= SIZE, "3.9b too long", longest=longest, size=SIZE)
+    padding = 1 - sum(lengths) / (len(rows) * SIZE)
+    require(padding <= PADDING, "3.9b padding", padding=padding, goal=PADDING)

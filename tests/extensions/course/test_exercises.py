@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from lessons import definitions
 from processes import wait_until
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
@@ -104,6 +105,20 @@ if rank == 5:
 OK = "  # nbddp: ok ND101"
 
 
+exec(definitions("3.9", "pack", "pack_tightly"))
+in_order, tightly = locals()["pack"], locals()["pack_tightly"]
+
+
+def first_fit(lengths, size):
+    rows = []
+    for document, length in enumerate(lengths):
+        fits = (row for row in rows if length + sum(lengths[each] for each in row) <= size)
+        row = next(fits, [])
+        rows += [] if row else [row]
+        row.append(document)
+    return rows
+
+
 def too_soon(loader, state):
     torch.set_rng_state(state)
     return iter(loader)
@@ -147,6 +162,7 @@ RIGHT_ANSWERS: dict[str, list[tuple[Any, ...]]] = {
         (lambda rank: {rank, rank ^ 1},),
     ],
     "3.8b": [(plan,), (lambda *given: best_layout(*given),), (lambda *given: [*plan(*given)],)],
+    "3.9b": [(tightly,), (lambda lengths, size: tightly(lengths, size)[::-1],)],
     "A1a": [(refusing(above=4),)],
 }
 WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -241,6 +257,18 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
                 plan(s, c, n) if c.machines == 1 else (c.machines, 8, 1, n // c.machines)
             ),
         ),
+    },
+    "3.9b": {
+        "a row for each": (lambda lengths, _: [[each] for each in range(len(lengths))],),
+        "in order": (in_order,),
+        "first fit": (first_fit,),
+        "rows too long": (lambda lengths, size: tightly(lengths, size + 60),),
+        "a row lost": (lambda *given: tightly(*given)[1:],),
+        "a row twice": (lambda *given: [*tightly(*given), tightly(*given)[0]],),
+        "lengths, not documents": (lambda lengths, _: [[each] for each in lengths],),
+        "documents cut": (lambda lengths, _: [[*range(len(lengths))]],),
+        "a number": (lambda *given: len(tightly(*given)),),
+        "no function": (3,),
     },
     "A1a": {
         "never refuses": (Server,),
@@ -352,7 +380,7 @@ def test_an_answer_that_waits_forever_gets_a_hint(
 def test_a_function_with_collectives_is_not_called_outside_of_ranks(
     snapshot: SnapshotAssertion,
 ) -> None:
-    assert len(ON_RANKS) == 17
+    assert len(ON_RANKS) == 18
     called = Mock()
     hints = {hint(each, *[called] * len(value_names(each))) for each in ON_RANKS}
     assert hints == snapshot
