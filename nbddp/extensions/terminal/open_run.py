@@ -141,8 +141,8 @@ def _note(kernel: dict[str, Any], age: float) -> str:
     if kernel["is_alive"] is False:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(kernel["started"]))
         return (
-            f"the kernel is dead (process {kernel['pid']}, started {started}), and its ranks with "
-            f"it; this is the last state that it wrote, {ago} ago"
+            f"the kernel is dead (process {kernel['pid']}, started {started}), and so are its "
+            f"ranks, unless they are kept alive; this is the last state that it wrote, {ago} ago"
         )
     if age <= STALE:
         return ""
