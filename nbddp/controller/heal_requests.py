@@ -77,9 +77,9 @@ class HealRequests:
         match action:
             # New processes. The launch thread starts one for each dead rank, under the rank's next
             # incarnation, so that late messages of the dead process are ignored. A replacement
-            # gets a shell, joins no group yet, and sends Ready within START_TIMEOUT. The old
-            # processes are forgotten first: if the start fails, they must not pass for the
-            # replacements.
+            # gets a shell, joins no group yet, and sends Ready within START_TIMEOUT. The dead
+            # processes are forgotten first: otherwise they would count as the replacements if the
+            # start fails.
             case ev.StartReplacements(ranks=dead):
                 state.ranks.forget(dead)
                 self._start_processes(dead)
@@ -111,8 +111,8 @@ class HealRequests:
                 self._ready_at = self._join_asked_at = time.monotonic()
 
             # Ask all ranks to join. They carry this out together (HealHandler.join_group).
-            # Regrouper.connect gives the groups new connections, or forms a new group if they
-            # cannot live on. Then the donor sends its tensors, and the replacements load the
+            # Regrouper.connect gives the groups new connections, or forms a new group if the old
+            # groups cannot live on. Then the donor sends its tensors, and the replacements load the
             # variables, and the values of their own rank, which the dead processes had reported.
             # Last, Regrouper.move_models makes the models equal on all ranks. Each answer becomes
             # GroupJoined.
@@ -162,9 +162,9 @@ class HealRequests:
                 finally:
                     state.futures.resolve("heal", value=healed)
 
-            # Or the heal has failed. The lifecycle has killed the replacements, and already counts
-            # them as dead, so that their exits will not end the waits for them: this does. The
-            # user's error comes last, because the user may heal again at once.
+            # Or the heal has failed. The lifecycle has killed the replacements, and counts them as
+            # dead at once, so nothing will happen when their processes exit. So the waits for their
+            # answers end here. The user's error comes last: the user may heal again at once.
             case ev.HealFailed(reason=reason, is_refused=is_refused):
                 state.event_log.record(run_events.HealFailed(reason=reason))
                 self.close()

@@ -74,8 +74,8 @@ class Recovery:
     ) -> CellResult:
         """Run a cell. After a failure, heal the group, or restart and replay; then run it again.
 
-        A cell that the user ended by an interrupt, a restart or a stop is not run again. An
-        interrupt between two cells ends the next cell or replay.
+        A cell that the user ended by an interrupt, a restart or a stop is not run again. An end
+        that the user asks for before the next cell or replay has begun, ends that one.
 
         Args:
             request: the cell.
@@ -84,7 +84,8 @@ class Recovery:
 
         Raises:
             CellInterruptedError: the user interrupted a replay.
-            KeyboardInterrupt: the user interrupted a heal.
+            KeyboardInterrupt: the user interrupted a heal or a restart, or pressed Ctrl-C between
+                a cell and its retry.
         """
         failures: list[AttemptFailure] = []
         self._seconds_lost = 0.0
@@ -109,7 +110,7 @@ class Recovery:
             if verdict.is_interrupt:
                 # The user ended the cell; or a node joined, and the cell runs with its ranks too.
                 grows = result.is_outgrown and not self._end_requested
-                failed = self._restart_and_replay() if grows else result
+                final = self._restart_and_replay() if grows else result
             else:
                 # The verdict names the first cause; what other ranks report is its consequence.
                 failure = AttemptFailure(
@@ -124,11 +125,11 @@ class Recovery:
                 # because no heal can copy a trainer. A restart replaces all ranks, and replays the
                 # cells that have succeeded. A heal that fails is tried again, unless it would fail
                 # in the same way; then a restart follows, if one is allowed. Two failures at the
-                # same step end the retries. The user gets a line with the cause and the method, or
-                # why there is no retry.
-                failed = self._recover(result, request, failures, retries)
-            if failed is not None:
-                return failed
+                # same step end the retries, also two failures without any step. The user gets a
+                # line with the cause and the method, or why there is no retry.
+                final = self._recover(result, request, failures, retries)
+            if final is not None:  # there is no retry
+                return final
 
             # All ranks are alive. After a heal their variables are as the failure left them, and
             # after a restart as the replay made them. The cell runs again from its first line.

@@ -37,6 +37,8 @@ def on_heal_asked(life: Life, event: ev.HealAsked) -> Step:
     heal = HealLife(
         replacements=event.ranks,
         dead=tuple(life.ranks[rank] for rank in event.ranks),
+        # texts say that it is the lowest one: grep "lowest living rank"; models of subgroups are
+        # sent by the first rank that lives, see _first_survivor in regroup.py
         donor=min(life.alive) if event.donor is None else event.donor,
         checks=event.donor is None,
     )

@@ -82,7 +82,7 @@ class AttemptFailure:
         what: the first cause, in one line.
         at: ``time.time()`` of the failure on the rank.
         step: the last step that any rank had reported; None if there was none.
-        is_death: whether a rank died, so that a heal can replace it.
+        is_death: whether a rank is dead, so that a heal can replace it.
         method: how the cell was run again.
         cost: the cost of the recovery; None before.
     """
