@@ -125,7 +125,7 @@ def test_cell_with_heal_resumes_from_the_model_after_a_death(group: Ranks, capsy
     group.run("nbddp.faults.at(step=7, rank=1, kind='kill')\n" + LOOP, heal=2)
     output = capsys.readouterr().out
     for words in (
-        r"rank 1 .*SIGKILL; heal 1 of 2",
+        r"rank 1 .*SIGKILL after the fault kill@rank=1,step=7; heal 1 of 2",
         r"noticed after \d+\.\d\d s, healed in \d+\.\d\d s",
         r"gate \(.*'_thread.lock'.*\).* cell \[1\] .*--ranks 1",
         r"1 heal, \d+\.\d s lost",

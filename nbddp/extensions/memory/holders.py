@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from nbddp.extensions.memory.messages import GPU, OTHER, PROCESS
@@ -95,6 +96,8 @@ class Holders:
 
 def storages(value: Any) -> Iterator[Storage]:
     """Yield the storages of a tensor, of the local part of a DTensor, or of a NumPy array."""
+    if is_lazy(value):
+        return  # a parameter of a lazy module, before its first forward pass
     if isinstance(value, torch.Tensor):
         if hasattr(value, "__tensor_flatten__"):  # it wraps other tensors
             for name in value.__tensor_flatten__()[0]:

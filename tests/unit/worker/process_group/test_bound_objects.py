@@ -10,6 +10,7 @@ from torch import nn
 from torch._dynamo import OptimizedModule
 
 from nbddp.reporting.training_objects import WeakList
+from nbddp.worker.process_group import bound_objects
 from nbddp.worker.process_group.bound_objects import sharded_modules
 from nbddp.worker.watch.namespace import MAX_PARTS, paths_of
 
@@ -56,7 +57,9 @@ def test_only_the_beginning_of_large_data_is_searched(kind: type) -> None:
     assert found == {id(first): "data[0]"}
 
 
-def test_the_search_for_object_names_is_skipped_if_empty_and_ends_in_cycles() -> None:
+def test_the_search_for_object_names_is_skipped_if_empty_and_ends_in_cycles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Kept(SimpleNamespace):
         __dict__: Any = property(lambda _self: pytest.fail("it was looked at"))
 
@@ -64,4 +67,5 @@ def test_the_search_for_object_names_is_skipped_if_empty_and_ends_in_cycles() ->
     around.append(around)
     assert paths_of([], {"kept": Kept()}) == {}
     assert paths_of([Thing()], {"around": around}) == {}
+    monkeypatch.setattr(bound_objects, "fsdp_classes", tuple)  # FSDP was not imported
     assert sharded_modules() == []
