@@ -103,8 +103,10 @@ def storages(value: Any) -> Iterator[Storage]:
             for name in value.__tensor_flatten__()[0]:
                 yield from storages(getattr(value, name))
             return
-        with suppress(RuntimeError):  # a sparse or fake tensor has no storage
+        with suppress(RuntimeError):  # a sparse tensor has no storage
             storage = value.untyped_storage()
+            if storage.device.type == "meta":  # also that of a fake tensor
+                return
             if address := storage.data_ptr():
                 place = PROCESS if value.device.type == "cpu" else GPU
                 is_shared = place == PROCESS and storage.is_shared()

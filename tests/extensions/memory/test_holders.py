@@ -57,6 +57,11 @@ CASES = {
         f"all_of_it = nn.Sequential({NET}, nn.BatchNorm1d(10))\npart = all_of_it[0]",
         {("all_of_it", "parameters"): 480, ("all_of_it", "buffers"): 88},
     ),
+    "a fake tensor": (
+        "from torch._subclasses import FakeTensorMode\n"
+        "with FakeTensorMode():\n    fake = torch.zeros(10)\nx = torch.zeros(10)",
+        {("x", "tensors"): 40},
+    ),
     "a lazy model": ("model = nn.LazyLinear(10)\nx = torch.zeros(10)", {("x", "tensors"): 40}),
     "a model in a dict": (
         f"runs = {{'a': [{NET}]}}",

@@ -121,6 +121,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.full
 def test_a_prediction_of_the_peak_gets_a_verdict(
     make_group: MakeRanks, snapshot: SnapshotAssertion
 ) -> None:

@@ -135,6 +135,7 @@ def test_kept_ranks_are_taken_back_with_names_and_their_cell(
     assert own_files(tmp_path) == []
 
 
+@pytest.mark.full
 def test_dead_rank_is_reported_and_ranks_that_nobody_takes_back_end_with_all_files(
     first: Notebook, tmp_path: Path
 ) -> None:
