@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import struct
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -17,7 +18,7 @@ from typing import Any
 from nbddp.errors import NbddpError, RequestError
 from nbddp.extensions.terminal.live_index import remove_files_of_dead_kernels
 from nbddp.private_files import is_private_folder, make_private_folders
-from nbddp.sigint import run_in_thread
+from nbddp.sigint import run_in_thread, start_thread
 
 MAX_PATH = 107  # bytes of a socket's path on Linux
 MAX_REQUEST = 4096  # bytes
@@ -46,13 +47,15 @@ class ActionSocket:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.path))
         self._listener.listen()
-        run_in_thread("nbddp-actions", self._serve)
+        self._thread = threading.Thread(target=self._serve, name="nbddp-actions", daemon=True)
+        start_thread(self._thread)
 
     def close(self) -> None:
         """End the thread and remove the socket."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # close() alone would not end accept()
         self._listener.close()
+        self._thread.join(TIMEOUT)
         self.path.unlink(missing_ok=True)
 
     def _serve(self) -> None:
