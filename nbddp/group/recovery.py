@@ -74,8 +74,8 @@ class Recovery:
     ) -> CellResult:
         """Run a cell. After a failure, heal the group, or restart and replay; then run it again.
 
-        A cell that the user ended by an interrupt, a restart or a stop is not run again. An end
-        that the user asks for before the next cell or replay has begun, ends that one.
+        A cell that the user ended by an interrupt, a restart or a stop is not run again. If
+        the user asks for an end before the next cell or replay begins, that one ends.
 
         Args:
             request: the cell.

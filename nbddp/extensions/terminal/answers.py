@@ -32,8 +32,10 @@ def why(path: Path) -> Json:
     if state["kernel"]["is_alive"] is False:
         before = f"the last that it knew: {answer['text']}"
         dead = {"kind": "dead kernel", "text": f"{state['note']}\n{before}"}
-        again = "`%ddp rejoin` takes back ranks that are kept alive; else restart the kernel and "
-        again += "run the cells again; the logs and metrics are kept"
+        again = (
+            "`%ddp rejoin` takes back ranks that are kept alive; else restart the kernel and run "
+            "the cells again; the logs and metrics are kept"
+        )
         answer |= {**dead, "way_out": again}
     ranks = [
         {name: rank[name] for name in ("rank", "state", "line", "file", "code", "call")}
