@@ -25,10 +25,10 @@ from nbddp.extensions.course import (  # each registers its judges  # noqa: F401
     own_classes,
     parallel_classes,
     plan_project,
-    survival,
     training_functions,
 )
 from nbddp.extensions.course.grading import CODE_EXERCISES, RIGHT
+from nbddp.extensions.course.survival import project  # registers a judge  # noqa: F401
 from nbddp.extensions.train.collectives import all_gather
 from nbddp.formatting import plural
 

@@ -12,17 +12,17 @@ from lessons import written_file
 from runs_on_disk import lines
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.extensions.course import survival
 from nbddp.extensions.course.exercises import check_answer
 from nbddp.extensions.course.grading import RIGHT, WrongError
-from nbddp.extensions.course.survival_reference import (
+from nbddp.extensions.course.survival import project
+from nbddp.extensions.course.survival.reference import (
     BATCH_SIZE,
     given_training,
     judge_changes,
     make_dataset,
     make_net,
 )
-from nbddp.extensions.course.survival_trace import (
+from nbddp.extensions.course.survival.trace import (
     EPOCHS,
     N_STEPS,
     PER_EPOCH,
@@ -248,7 +248,7 @@ ABORTED = "terminate called without an active exception\n"
 TAKEN = "torch.distributed.DistNetworkError: port: 4711, name: EADDRINUSE\n"
 
 
-def failed_job(notes: Path, *logs: str, number: int = 0) -> survival._Job:
+def failed_job(notes: Path, *logs: str, number: int = 0) -> project._Job:
     """A job with an attempt that has begun and failed, and the next one, which has begun."""
     for attempt in range(number + 2):
         for rank in range(RANKS):
@@ -257,18 +257,16 @@ def failed_job(notes: Path, *logs: str, number: int = 0) -> survival._Job:
         folder = notes / "logs" / "job" / f"attempt_{number}" / str(rank)
         folder.mkdir(parents=True)
         (folder / "stderr.log").write_text(text)
-    job = survival._Job(notes, notes, Mock())
+    job = project._Job(notes, notes, Mock())
     job.look()
     return job
 
 
-FAULTS = survival._plan_for(0)
+FAULTS = project._plan_for(0)
 
 
-def judge_events(
-    job: survival._Job, faults: Sequence[survival._PlannedFault] = FAULTS
-) -> list[str]:
-    return [*survival._events(job, REFERENCE, faults, has_failed=False)]
+def judge_events(job: project._Job, faults: Sequence[project._PlannedFault] = FAULTS) -> list[str]:
+    return [*project._events(job, REFERENCE, faults, has_failed=False)]
 
 
 @pytest.mark.parametrize(
@@ -296,7 +294,7 @@ def test_a_failed_start_after_a_death_in_a_save_is_blamed_on_the_file_if_it_cann
     died = {"event": "save", "path": "a.pt", "after": 2}, {"event": "fault"}
     (tmp_path / "0-0.jsonl").write_text(lines(died))
     job.look()
-    hint = hint_of(judge_events, job, [survival._PlannedFault("save", 0, 2)])
+    hint = hint_of(judge_events, job, [project._PlannedFault("save", 0, 2)])
     assert f"`{error}`" in hint
     assert "in the middle of a save" in hint
     assert ("half written" in hint) == is_half
@@ -322,7 +320,7 @@ def test_the_undisturbed_run_is_the_attempt_that_has_trained(
     trained[0].saves = [Save(str(tmp_path / "a.pt"), after) for after in range(10, 61, 10)]
     job.attempts = [trained, nothing_left]
     monkeypatch.setattr(job, "look", lambda: None)
-    assert "no file weights.pt" in hint_of(survival._judge_undisturbed, job)
+    assert "no file weights.pt" in hint_of(project._judge_undisturbed, job)
 
 
 def test_what_cannot_be_run_gets_a_hint(folder: Path, snapshot: SnapshotAssertion) -> None:

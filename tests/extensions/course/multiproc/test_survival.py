@@ -11,7 +11,7 @@ from lessons import written_file
 from syrupy.assertion import SnapshotAssertion
 
 import nbddp
-from nbddp.extensions.course import survival
+from nbddp.extensions.course.survival import project
 
 pytestmark = pytest.mark.timeout(500)
 
@@ -106,7 +106,7 @@ def test_a_script_with_a_mistake_gets_its_hint(mistake: str, snapshot: SnapshotA
 
 @pytest.mark.full
 def test_ranks_that_wait_for_each_other_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survival, "STANDSTILL", 40.0)
+    monkeypatch.setattr(project, "STANDSTILL", 40.0)
     waits = SAVE + "                    dist.barrier()\n"
     judgement = nbddp.check_answer("2.6a", but((SAVE, waits)))
     assert "stands still after 10 steps" in judgement.text
@@ -115,14 +115,14 @@ def test_ranks_that_wait_for_each_other_are_ended(monkeypatch: pytest.MonkeyPatc
 def test_an_interrupt_ends_the_job_and_leaves_no_file(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = survival._Job.look
+    look = project._Job.look
 
-    def interrupted(job: survival._Job) -> None:
+    def interrupted(job: project._Job) -> None:
         look(job)
         assert len([*temporary.glob("nbddp-*")]) == 1
         if job.attempts:  # its workers run
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(survival._Job, "look", interrupted)
+    monkeypatch.setattr(project._Job, "look", interrupted)
     with pytest.raises(KeyboardInterrupt):
         nbddp.check_answer("2.6a", STARTER)

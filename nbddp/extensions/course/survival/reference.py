@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from nbddp.extensions.course.grading import require
-from nbddp.extensions.course.survival_hook import checksum, describe_dropout, describe_optimizer
-from nbddp.extensions.course.survival_trace import (
+from nbddp.extensions.course.survival.hook import checksum, describe_dropout, describe_optimizer
+from nbddp.extensions.course.survival.trace import (
     EPOCHS,
     N_STEPS,
     RANKS,

@@ -1,7 +1,7 @@
 """The project of notebook 2.6: a script is trained under torchrun, and loses ranks on the way.
 
 The script runs twice in folders of its own: undisturbed, and with three faults. The
-workers write what they do (``survival_hook``), and ``survival_trace`` compares the two runs.
+workers write what they do (``hook``), and ``trace`` compares the two runs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import torch
 
 from nbddp.child_processes import find_descendants, kill_all
 from nbddp.extensions.course.grading import WrongError, judge, require, require_none, say
-from nbddp.extensions.course.survival_reference import given_training, judge_changes
-from nbddp.extensions.course.survival_trace import (
+from nbddp.extensions.course.survival.reference import given_training, judge_changes
+from nbddp.extensions.course.survival.trace import (
     FINAL_FILE,
     RANKS,
     Attempt,
@@ -185,7 +185,7 @@ def _started(script: str, place: Path, faults: Sequence[_PlannedFault] = ()) -> 
     folder.mkdir(parents=True)
     notes.mkdir()
     (folder / "train.py").write_text(script)
-    hook = Path(__file__).with_name("survival_hook.py").read_text()
+    hook = Path(__file__).with_name("hook.py").read_text()
     (notes / "sitecustomize.py").write_text(hook)
     (notes / "plan.json").write_text(json.dumps([asdict(fault) for fault in faults]))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
