@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from nbddp.extensions.terminal import SCHEMA
+from nbddp.extensions.runs import SCHEMA
 from nbddp.extensions.terminal.safe_json import safe
 
 QUOTED = "untrusted_output"

@@ -15,9 +15,10 @@ from typing import ParamSpec
 
 from nbddp.errors import NbddpError, RequestError
 from nbddp.extensions.agents.quoted_answers import MAX_BYTES, Json, quote
-from nbddp.extensions.terminal import SCHEMA, answers
+from nbddp.extensions.runs import SCHEMA
+from nbddp.extensions.runs.open_run import checked, find
+from nbddp.extensions.terminal import answers
 from nbddp.extensions.terminal.answer_texts import to_line
-from nbddp.extensions.terminal.open_run import checked, find
 
 MAX_LINES = 1000  # of a log
 MAX_POINTS = 20  # of a curve

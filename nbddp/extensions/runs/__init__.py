@@ -12,6 +12,8 @@ from nbddp.wire.options.option import argument, flag, option
 from nbddp.wire.options.option_values import picture_file, positive_int
 
 SHOWN_RUNS = 50  # by default
+SCHEMA = 1  # of state.json, and of all that --json of a terminal prints
+STATE_FILE = "state.json"
 _SCALE = "y axis (default: {default}, log for values of many magnitudes)"
 _SCALES = [each.value for each in AxisScale]
 RUN_NAME = "a name, a part of one, or a path (default: the run of this notebook, else the newest)"

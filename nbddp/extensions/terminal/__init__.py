@@ -9,8 +9,6 @@ from nbddp.extensions.runs import SHOWN_RUNS
 from nbddp.wire.options.option import argument, flag, option
 from nbddp.wire.options.option_values import count, positive_int
 
-SCHEMA = 1  # of state.json, and of all that --json prints
-STATE_FILE = "state.json"
 RUN = "a name, a part of one, or a path (default: the live run of this folder, else yours)"
 YES = "do not ask before"
 JSON = "as JSON; docs/terminal.md lists the fields"

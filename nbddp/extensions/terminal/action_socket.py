@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import NbddpError, RequestError
-from nbddp.extensions.terminal.live_index import remove_files_of_dead_kernels
+from nbddp.extensions.runs.live_index import remove_files_of_dead_kernels
 from nbddp.private_files import is_private_folder, make_private_folders
 from nbddp.sigint import run_in_thread, start_thread
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import RequestError
-from nbddp.extensions.terminal import SCHEMA
-from nbddp.extensions.terminal.open_run import live_runs, read_state
+from nbddp.extensions.runs import SCHEMA
+from nbddp.extensions.runs.open_run import live_runs, read_state
 from nbddp.record.log_reader import log_name, tail
 from nbddp.ui.ansi import strip
 

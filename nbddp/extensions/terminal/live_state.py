@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from nbddp.controller.session import Session
-from nbddp.extensions.terminal import SCHEMA
+from nbddp.extensions.runs import SCHEMA
 from nbddp.extensions.terminal.safe_json import safe
 from nbddp.formatting import format_line, format_ranks, format_seconds, ranks_by_text
 from nbddp.lifecycle.group_state import GroupState

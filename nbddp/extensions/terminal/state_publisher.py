@@ -16,10 +16,10 @@ import psutil
 
 from nbddp.controller.cell_hooks import SessionHooks
 from nbddp.controller.session import Session
-from nbddp.extensions.terminal import STATE_FILE
+from nbddp.extensions.runs import STATE_FILE
+from nbddp.extensions.runs.live_index import IndexEntry
 from nbddp.extensions.terminal.action_socket import ActionSocket
 from nbddp.extensions.terminal.actions import act
-from nbddp.extensions.terminal.live_index import IndexEntry
 from nbddp.extensions.terminal.live_state import describe_run
 from nbddp.private_files import open_private_folder
 from nbddp.record.run_folder import write_atomic

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbddp.errors import NbddpError, RequestError
+from nbddp.extensions.runs import SCHEMA
+from nbddp.extensions.runs.open_run import find
 from nbddp.extensions.terminal import (
-    SCHEMA,
     InterruptCommand,
     KillCommand,
     LogsCommand,
@@ -30,7 +31,6 @@ from nbddp.extensions.terminal.answer_texts import (
     to_line,
     why_text,
 )
-from nbddp.extensions.terminal.open_run import find
 from nbddp.ui.ansi import strip
 
 if TYPE_CHECKING:

@@ -23,10 +23,11 @@ from nbddp.__main__ import command_parser, main
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.extension.installed import installed
-from nbddp.extensions.terminal import SCHEMA, STATE_FILE, action_socket
+from nbddp.extensions.runs import SCHEMA, STATE_FILE
+from nbddp.extensions.runs.live_index import IndexEntry, entered_runs
+from nbddp.extensions.runs.open_run import checked, find, live_runs, read_state
+from nbddp.extensions.terminal import action_socket
 from nbddp.extensions.terminal.action_socket import MAX_PATH
-from nbddp.extensions.terminal.live_index import IndexEntry, entered_runs
-from nbddp.extensions.terminal.open_run import checked, find, live_runs, read_state
 from nbddp.record.cell import CellRequest
 from nbddp.wire.group_spec import GroupSpec
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import RequestError
+from nbddp.extensions.runs import SCHEMA, STATE_FILE
 from nbddp.extensions.runs.find import MAX_SHOWN_NAMES, find_run, is_in_name, runs_below
-from nbddp.extensions.terminal import SCHEMA, STATE_FILE
-from nbddp.extensions.terminal.live_index import entered_runs
+from nbddp.extensions.runs.live_index import entered_runs
 from nbddp.formatting import format_seconds, list_some
 from nbddp.private_files import open_private_file, open_private_folder
 
