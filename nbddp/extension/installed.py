@@ -122,6 +122,12 @@ def own_backends() -> dict[str, str]:
     return targets
 
 
+def offered(name: str) -> list[Any]:
+    """Return what extensions offer under a name."""
+    targets = [extension.offers.get(name) for extension in installed().values()]
+    return [load(target) for target in targets if target is not None]
+
+
 def load(target: str) -> Any:
     """Return what a target names."""
     module, _, name = target.partition(":")

@@ -56,6 +56,8 @@ class Extension(Frozen):
             commands carries it out.
         backends: its backends for ``--backend``, each with the target of its
             :class:`~nbddp.extension.backend.Backend`.
+        offers: what it offers to other extensions, by name, each with its target. They say which
+            type they expect.
         group_methods: its methods of :class:`~nbddp.WorkerGroup`, each with its target: a function
             whose first argument is the group.
     """
@@ -76,4 +78,5 @@ class Extension(Frozen):
     terminal_commands: tuple[type[Command], ...] = ()
     terminal: str = ""
     backends: Mapping[str, str] = field(default_factory=dict)
+    offers: Mapping[str, str] = field(default_factory=dict)
     group_methods: Mapping[str, str] = field(default_factory=dict)

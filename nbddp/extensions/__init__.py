@@ -60,7 +60,6 @@ COMMANDS = {
     "fault": "faults",
     "free": "memory",
     "keep-alive": "keep_alive",
-    "kept": "keep_alive",
     "memory": "memory",
     "nodes": "nodes",
     "publish": "publish",
@@ -76,6 +75,5 @@ TERMINAL_COMMANDS = {
         ("status", "why", "logs", "metrics", "watch", "runs", "show", "interrupt", "stop", "kill"),
         "terminal",
     ),
-    "kept": "keep_alive",
     "mcp": "agents",
 }

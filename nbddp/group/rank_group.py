@@ -178,7 +178,7 @@ class RankGroup:
         """End all ranks and every process that was started for them."""
         session = self.session
         if self.nodes is not None and self.is_live and (self._will_return() or self._keeps_ranks):
-            session.call(session.event_log.close)  # the next notebook continues the record
+            session.call(session.event_log.close, is_over=False)  # the next notebook continues it
             self.nodes.detach()
         elif self.nodes is not None:
             self.stop()

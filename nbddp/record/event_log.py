@@ -81,12 +81,14 @@ class EventLog:
     Attributes:
         folder: the folder of the current run; None if there is none.
         path: the folder of the current or last run.
+        is_over: whether that run is over: the next notebook does not continue it.
         run_facts: the facts of that run, as in ``run.json``.
     """
 
     def __init__(self, notify: Callable[[str], None]) -> None:
         self.folder: Path | None = None
         self.path: Path | None = None
+        self.is_over = True
         self.run_facts = run_folder.new_facts()
         self.notify = notify
         self._file = -1  # the descriptor of ``events.jsonl``
@@ -121,12 +123,14 @@ class EventLog:
 
     def _begin(self, path: Path, file: int, facts: Mapping[str, Any]) -> None:
         self.folder = self.path = path
+        self.is_over = False
         self._file, self.run_facts = file, run_folder.new_facts(facts)
         self._has_reported = self._line_is_torn = False
 
-    def close(self) -> None:
-        """Close the run folder, because the run is over."""
+    def close(self, *, is_over: bool = True) -> None:
+        """Close the run folder: the run is over, or the next notebook continues it."""
         if self.folder is not None:
+            self.is_over = is_over
             self.folder = None  # first: the system may reuse a closed descriptor
             with suppress(OSError):  # _append() reported a full disk
                 os.close(self._file)

@@ -16,6 +16,7 @@ from typing import ParamSpec
 from nbddp.errors import NbddpError, RequestError
 from nbddp.extensions.agents.quoted_answers import MAX_BYTES, Json, quote
 from nbddp.extensions.runs import SCHEMA
+from nbddp.extensions.runs.live_runs import live
 from nbddp.extensions.runs.open_run import checked, find
 from nbddp.extensions.terminal import answers
 from nbddp.extensions.terminal.answer_texts import to_line
@@ -115,7 +116,7 @@ def nbddp_runs(words: str = "", max_bytes: int = MAX_BYTES) -> str:
     """
     listed = answers.runs(Path.cwd(), words.split(), MAX_RUNS)
     listed["runs"] = [run for run in listed["runs"] if _is_safe(Path(run["folder"]))]
-    return quote({**listed, "live": answers.live()["runs"]}, max_bytes=max_bytes)
+    return quote({**listed, "live": live()["runs"]}, max_bytes=max_bytes)
 
 
 @_tool

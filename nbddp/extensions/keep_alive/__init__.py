@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nbddp.extension.manifest import Command, Extension
 from nbddp.wire.frozen import Frozen
-from nbddp.wire.options.option import argument, flag, option
+from nbddp.wire.options.option import argument, option
 from nbddp.wire.options.option_values import MAX_SECONDS, option_type, positive_int
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -46,25 +46,11 @@ class RejoinArguments(Command, example="rejoin", before="fault debug"):
     run: str | None = option("run", "a part of the name of their run", None, nargs="?")
 
 
-class KeptArguments(Command, example="kept", before="fault debug"):
-    """List the ranks that are kept alive, or end some."""
-
-    stop: str | None = option("--stop NAME", "end the ranks of this run", None)
-
-
-class KeptCommand(Command, example="kept"):
-    """List the ranks that are kept alive, or end some."""
-
-    stop: str | None = option("--stop NAME", "end the ranks of this run", None)
-    yes: bool = flag("--yes", "do not ask before")
-
-
 EXTENSION = Extension(
     name="keep_alive",
-    needs=("nodes",),
+    needs=("nodes", "runs"),
     cell_options=KeepAliveOptions,
-    commands=(KeepAliveArguments, RejoinArguments, KeptArguments),
+    commands=(KeepAliveArguments, RejoinArguments),
     notebook="nbddp.extensions.keep_alive.notebook:KeepAlive",
-    terminal_commands=(KeptCommand,),
-    terminal="nbddp.extensions.keep_alive.terminal:Terminal",
+    offers={"kept ranks": "nbddp.extensions.keep_alive.kept:ranks_of_agents"},
 )

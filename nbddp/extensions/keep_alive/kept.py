@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -15,49 +14,14 @@ import psutil
 from nbddp.errors import RequestError
 from nbddp.extensions.nodes.join_file import FOLDER
 from nbddp.extensions.nodes.stale_files import is_locked
-from nbddp.formatting import MAX_SHOWN, format_bytes, format_seconds, list_some, plural
+from nbddp.extensions.runs.kept_ranks import KeptRanks, kept_ranks
+from nbddp.formatting import MAX_SHOWN, list_some
 
 _LOG = re.compile(r"rank\d+\.log")
-END_TIMEOUT = 15.0  # seconds for the ranks and their agent to end
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptRanks:
-    """The ranks of an agent.
-
-    Attributes:
-        run: the folder of their run.
-        agent: the process that keeps them.
-        join_file: the join file of their notebook.
-        has_notebook: whether their notebook is alive.
-        seconds: how long they are kept without a notebook.
-        remaining: for how long they are still kept.
-        count: the number of ranks.
-        memory: bytes of memory that the agent and all its processes use.
-    """
-
-    run: Path
-    agent: psutil.Process
-    join_file: Path
-    has_notebook: bool
-    seconds: float
-    remaining: float
-    count: int
-    memory: int
-
-    def describe(self) -> str:
-        """Return a line about them."""
-        state = (
-            f"their notebook is alive; kept for {format_seconds(self.seconds)} after its end"
-            if self.has_notebook
-            else f"kept for {format_seconds(self.remaining)}, `%ddp rejoin {self.run.name}`"
-        )
-        what = f"{plural(self.count, 'rank')}, {format_bytes(self.memory)}"
-        return f"{self.run.name} · {what} · {state}\n  {self.run}"
-
-
-def kept_ranks() -> list[KeptRanks]:
-    """Return the kept ranks of this user and home folder on this machine, sorted by their run."""
+def ranks_of_agents() -> list[KeptRanks]:
+    """Return the kept ranks of this user and home folder on this machine."""
     found: list[KeptRanks] = []
     for process in psutil.process_iter(["cmdline", "uids"]):
         words = process.info["cmdline"] or []
@@ -66,7 +30,7 @@ def kept_ranks() -> list[KeptRanks]:
         if is_agent and "torch.distributed.run" not in words and _is_own(process):
             with suppress(psutil.Error, OSError):  # it is ending
                 found += _ranks_of(process, words)
-    return sorted(found, key=lambda each: each.run.name)
+    return found
 
 
 def _is_own(process: psutil.Process) -> bool:
@@ -119,7 +83,7 @@ def find_kept(name: str | None) -> KeptRanks:
     Raises:
         RequestError: there are none, or several.
     """
-    kept = kept_ranks()
+    kept = kept_ranks().values()
     matching = [each for each in kept if (name in each.run.name if name else not each.has_notebook)]
     if len(matching) == 1:
         return matching[0]
@@ -129,25 +93,3 @@ def find_kept(name: str | None) -> KeptRanks:
         raise RequestError(f"no ranks of {what} are kept alive; kept: {names}")
     names = list_some([each.run.name for each in matching], MAX_SHOWN)
     raise RequestError(f"the ranks of several runs are kept alive, so name one: {names}")
-
-
-def describe_kept() -> str:
-    """Return the kept ranks, as text."""
-    return "\n".join(each.describe() for each in kept_ranks()) or "no ranks are kept alive"
-
-
-def end_kept(kept: KeptRanks) -> str:
-    """End kept ranks, and wait until their agent has removed its files.
-
-    Raises:
-        RequestError: they did not end.
-    """
-    kept.agent.terminate()
-    try:
-        kept.agent.wait(END_TIMEOUT)
-    except psutil.TimeoutExpired:
-        raise RequestError(
-            f"the agent (process {kept.agent.pid}) of run {kept.run.name} has not ended within "
-            f"{END_TIMEOUT:.0f} s: try again"
-        ) from None
-    return f"{plural(kept.count, 'rank')} of run {kept.run.name} ended; their variables are lost"

@@ -1,4 +1,4 @@
-"""``%ddp keep-alive``, ``%ddp rejoin`` and ``%ddp kept``."""
+"""``%%ddp --keep-alive``, ``%ddp keep-alive`` and ``%ddp rejoin``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from nbddp.errors import RequestError
 from nbddp.extensions.keep_alive import (
     KeepAliveArguments,
     KeepAliveOptions,
-    KeptArguments,
     RejoinArguments,
 )
-from nbddp.extensions.keep_alive.kept import describe_kept, end_kept, find_kept
+from nbddp.extensions.keep_alive.kept import find_kept
 from nbddp.extensions.nodes.join_file import JoinFile
 from nbddp.extensions.nodes.node_pool import NodePool, NodesSpec
 from nbddp.extensions.nodes.notebook import REJOIN_TIMEOUT, open_nodes, rejoin
@@ -78,8 +77,3 @@ class KeepAlive(NotebookHalf):
         cell = group.session.cell
         if cell is not None and not cell.notice_queue.is_drained:
             self.notebook.follow(cell)
-
-    def kept(self, args: KeptArguments) -> None:
-        """List the kept ranks, or end those of a run."""
-        text = describe_kept() if args.stop is None else end_kept(find_kept(args.stop))
-        self.notebook.print_line(text)

@@ -14,6 +14,7 @@ from nbddp.wire.options.option_values import picture_file, positive_int
 SHOWN_RUNS = 50  # by default
 SCHEMA = 1  # of state.json, and of all that --json of a terminal prints
 STATE_FILE = "state.json"
+LIVE = "your live runs in all folders of this machine"
 _SCALE = "y axis (default: {default}, log for values of many magnitudes)"
 _SCALES = [each.value for each in AxisScale]
 RUN_NAME = "a name, a part of one, or a path (default: the run of this notebook, else the newest)"
@@ -62,6 +63,7 @@ class RunsArguments(Command, example="runs", before="push"):
         "-n --number NUMBER", "how many (default: {default})", SHOWN_RUNS, positive_int
     )
     off: bool = flag("--off", "with note: remove it")
+    live: bool = flag("--live", LIVE)
 
 
 class CompareArguments(Command, example="compare first second", before="push"):

@@ -10,6 +10,7 @@ from nbddp.extensions.runs import CompareArguments, RunsArguments, ShowArguments
 from nbddp.extensions.runs.comparison import compare, metric_filter, no_such_metric
 from nbddp.extensions.runs.comparison_view import comparison_report
 from nbddp.extensions.runs.find import find_run, unique_folders
+from nbddp.extensions.runs.live_runs import live, live_text
 from nbddp.extensions.runs.run_list import list_runs, remove, write_note
 from nbddp.extensions.runs.run_list_view import run_list_report
 from nbddp.extensions.runs.stored_run import StoredRun
@@ -62,6 +63,8 @@ class StoredRuns(NotebookHalf):
             [path] = _find_runs("note", rest[:1], current)
             note = _write_or_read_note(path, rest[1:], args) or "no note"
             self.notebook.print_line(f"nbddp: {path.name}: {note}")
+        elif args.live:
+            self.notebook.print_line(live_text(live()))
         else:
             listing = list_runs(base, args.run, sort=args.sort, is_down=args.down, current=current)
             self.notebook.show(run_list_report(listing, most=args.number))

@@ -13,6 +13,7 @@ from typing import Any
 from nbddp.errors import RequestError
 from nbddp.extensions.runs import SCHEMA, STATE_FILE
 from nbddp.extensions.runs.find import MAX_SHOWN_NAMES, find_run, is_in_name, runs_below
+from nbddp.extensions.runs.kept_ranks import kept_ranks
 from nbddp.extensions.runs.live_index import entered_runs
 from nbddp.formatting import format_seconds, list_some
 from nbddp.private_files import open_private_file, open_private_folder
@@ -78,15 +79,17 @@ def checked(path: Path) -> Path:
 
 
 def live_runs() -> list[Path]:
-    """Return the live runs in the index, oldest first; runs of killed kernels are left out."""
-    return sorted({path for path in entered_runs() if is_live(path)}, key=lambda path: path.name)
+    """Return the live runs, oldest first; runs of killed kernels only if their ranks are kept."""
+    known = {*entered_runs(), *kept_ranks()}
+    return sorted({path for path in known if is_live(path)}, key=lambda path: path.name)
 
 
 def is_live(path: Path) -> bool:
     """Return whether a run is going on, as far as this machine knows."""
     with suppress(RequestError):
         state = read_state(checked(path))
-        return not state["is_over"] and state["kernel"]["is_alive"] is not False
+        has_ranks = state["kernel"]["is_alive"] is not False or path.resolve() in kept_ranks()
+        return has_ranks and not state["is_over"]
     return False
 
 
@@ -119,7 +122,7 @@ def read_state(path: Path) -> dict[str, Any]:
     age = max(0.0, time.time() - written)
     kernel = {**state["kernel"], "is_alive": None if state["is_over"] else _is_alive(state)}
     state = {**state, "folder": str(path), "kernel": kernel, "age": round(age, 1)}
-    return {**state, "note": "" if state["is_over"] else _note(kernel, age)}
+    return {**state, "note": "" if state["is_over"] else _note(path, kernel, age)}
 
 
 def _is_alive(state: dict[str, Any]) -> bool | None:
@@ -136,13 +139,15 @@ def _is_alive(state: dict[str, Any]) -> bool | None:
     return False
 
 
-def _note(kernel: dict[str, Any], age: float) -> str:
+def _note(path: Path, kernel: dict[str, Any], age: float) -> str:
     ago = format_seconds(age)
     if kernel["is_alive"] is False:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(kernel["started"]))
+        kept = kept_ranks().get(path.resolve())
+        ranks = "so are its ranks" if kept is None else f"its ranks are alive ({kept.describe()})"
         return (
-            f"the kernel is dead (process {kernel['pid']}, started {started}), and so are its "
-            f"ranks, unless they are kept alive; this is the last state that it wrote, {ago} ago"
+            f"the kernel is dead (process {kernel['pid']}, started {started}), and {ranks}; this "
+            f"is the last state that it wrote, {ago} ago"
         )
     if age <= STALE:
         return ""

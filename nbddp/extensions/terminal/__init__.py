@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbddp.extension.manifest import Command, Extension
-from nbddp.extensions.runs import SHOWN_RUNS
+from nbddp.extensions.runs import LIVE, SHOWN_RUNS
 from nbddp.wire.options.option import argument, flag, option
 from nbddp.wire.options.option_values import count, positive_int
 
@@ -60,7 +60,7 @@ class RunsCommand(Command, example="runs"):
     words: Sequence[str] = option(
         "words", "lr=0.1, loss<0.5, a part of a name", (), nargs="*", metavar="WORD"
     )
-    live: bool = flag("--live", "your live runs in all folders of this machine")
+    live: bool = flag("--live", LIVE)
     number: int = option(
         "-n --number NUMBER", "how many (default: {default})", SHOWN_RUNS, positive_int
     )

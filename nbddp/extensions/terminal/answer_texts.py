@@ -43,12 +43,3 @@ def metrics_text(answer: Json) -> str:
 
     lines = [f"{each['name']}: {format_last(each['last'])}" for each in answer["metrics"]]
     return "\n".join(lines) or f"run {answer['run']} has no metrics"
-
-
-def live_text(answer: Json) -> str:
-    """Return two lines for each live run."""
-    lines = [
-        f"{run['run']} · {run['state']} · process {run['kernel']['pid']}\n  {run['folder']}"
-        for run in answer["runs"]
-    ]
-    return "\n".join(lines) or "none of your runs is live on this machine"

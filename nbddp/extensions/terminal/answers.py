@@ -10,11 +10,13 @@ from typing import Any
 
 from nbddp.errors import RequestError
 from nbddp.extensions.runs import SCHEMA
-from nbddp.extensions.runs.open_run import live_runs, read_state
+from nbddp.extensions.runs.kept_ranks import kept_ranks
+from nbddp.extensions.runs.open_run import read_state
 from nbddp.record.log_reader import log_name, tail
 from nbddp.ui.ansi import strip
 
 MAX_POINTS = 200  # of a curve
+STOP = {"act": "stop"}
 _WHY = ("schema", "run", "folder", "kernel", "age", "note", "is_over", "state", "cell")
 
 Json = dict[str, Any]
@@ -31,12 +33,10 @@ def why(path: Path) -> Json:
     answer = {**{name: state[name] for name in _WHY}, **state["why"]}
     if state["kernel"]["is_alive"] is False:
         before = f"the last that it knew: {answer['text']}"
-        dead = {"kind": "dead kernel", "text": f"{state['note']}\n{before}"}
-        again = (
-            "`%ddp rejoin` takes back ranks that are kept alive; else restart the kernel and run "
-            "the cells again; the logs and metrics are kept"
-        )
-        answer |= {**dead, "way_out": again}
+        again = "restart the kernel and run the cells again; the logs and metrics are kept"
+        back = f"`%ddp rejoin {path.name}` in a notebook takes the ranks back"
+        answer["kind"], answer["text"] = "dead kernel", f"{state['note']}\n{before}"
+        answer["way_out"] = back if path.resolve() in kept_ranks() else again
     ranks = [
         {name: rank[name] for name in ("rank", "state", "line", "file", "code", "call")}
         for rank in state["ranks"]
@@ -122,14 +122,6 @@ def _summary(run: Json) -> Json:
     return {"run": run["path"].name, "folder": str(run.pop("path")), **_without(run, "curves")}
 
 
-def live() -> Json:
-    """Return this user's live runs on this machine, in all folders."""
-    states = [read_state(path) for path in live_runs()]
-    names = ("run", "folder", "kernel", "age", "note", "state", "cell")
-    found = [{name: state[name] for name in names} for state in states]
-    return {"schema": SCHEMA, "runs": found}
-
-
 def show(path: Path) -> Json:
     """Return the facts and the cells of a run; a run that goes on has what is there now."""
     from nbddp.extensions.runs.stored_run import StoredRun
@@ -153,12 +145,17 @@ def show(path: Path) -> Json:
 def act(path: Path, request: Json) -> Json:
     """Ask the kernel of a run to interrupt its cell, to stop its ranks, or to kill one.
 
+    Ranks that are kept alive without a kernel can only be stopped.
+
     Raises:
         RequestError: it is refused, the run is over, or its kernel is dead.
     """
     from nbddp.extensions.terminal.action_socket import ask
 
     state = read_state(path)
+    kept = kept_ranks().get(path.resolve())
+    if kept is not None and not kept.has_notebook and request == STOP:
+        return {**_head(path), "done": kept.end()}
     if state["is_over"] or state["kernel"]["is_alive"] is not True:
         raise RequestError(state["note"] or f"run {path.name} is over")
     return {**_head(path), "done": ask(state["kernel"]["socket"], request)}

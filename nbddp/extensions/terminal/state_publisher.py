@@ -109,9 +109,12 @@ class StatePublisher(SessionHooks):
                 logger.exception("the state of %s could not be written", self._path)
 
     def _publish(self, session: Session) -> None:
-        path, is_over = session.event_log.path, session.event_log.folder is None
-        if not is_over:
+        log = session.event_log
+        path, is_over = log.path, log.is_over
+        if log.folder is not None:
             self._soon_until = 0.0
+        elif not is_over:  # the next notebook writes the state
+            return
         if path is None:
             return
         if path != self._path:

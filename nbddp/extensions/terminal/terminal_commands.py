@@ -24,7 +24,6 @@ from nbddp.extensions.terminal import (
     answers,
 )
 from nbddp.extensions.terminal.answer_texts import (
-    live_text,
     logs_text,
     metrics_text,
     status_text,
@@ -71,7 +70,9 @@ class Terminal:
     def runs(self, args: RunsCommand) -> None:
         """Print the runs of this folder, or the user's live runs."""
         if args.live:
-            _print(answers.live, live_text, is_json=args.json)
+            from nbddp.extensions.runs.live_runs import live, live_text
+
+            _print(live, live_text, is_json=args.json)
         elif args.json:
             _print(lambda: answers.runs(Path.cwd(), args.words, args.number), is_json=True)
         else:
@@ -98,7 +99,7 @@ class Terminal:
 
     def stop(self, args: StopCommand) -> None:
         """End the ranks of a run."""
-        _act(args, {"act": "stop"}, "end all ranks and lose their variables")
+        _act(args, answers.STOP, "end all ranks and lose their variables")
 
     def kill(self, args: KillCommand) -> None:
         """Kill a rank of a run."""

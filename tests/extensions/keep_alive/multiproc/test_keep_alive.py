@@ -1,5 +1,6 @@
 """Ranks that outlive their kernel, and another kernel that takes them back."""
 
+import json
 import os
 import re
 import signal
@@ -43,6 +44,7 @@ print("begun", flush=True)
 time.sleep(1000)
 """
 CELLS = {"trains": TRAINS, "ends": ENDS, "asks": ASKS, "hangs": HANGS, "none": "print('begun')"}
+NONE = "none of your runs is live on this machine\n"
 BACK = re.compile(r"\b2 of 2 ranks are back\b")
 
 
@@ -52,12 +54,17 @@ def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]
     (tmp_path / "first").mkdir()
     with Notebook(tmp_path / "first") as notebook:
         yield notebook
-    run_kept("--stop", "2", "--yes")  # only if the test has failed
+    if own_files(tmp_path):  # only if the test has failed
+        nbddp_command("stop", "2", "--yes")
 
 
-def run_kept(*words: str) -> str:
-    command = [sys.executable, "-m", "nbddp", "kept", *words]
+def nbddp_command(*words: str) -> str:
+    command = [sys.executable, "-m", "nbddp", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def live_runs() -> str:
+    return nbddp_command("runs", "--live")
 
 
 def own_files(home: Path) -> list[Path]:
@@ -118,7 +125,7 @@ def test_kept_ranks_are_taken_back_with_names_and_their_cell(
     request = first.begin(f"%%ddp\n{CELLS[cell]}", asks=cell == "asks")
     first.finish(request, until="begun", times=2)
     end(first, how)
-    assert wait_until(lambda: "kept for 1:" in run_kept(), timeout=20), run_kept()
+    assert wait_until(lambda: "kept for 1:" in live_runs(), timeout=20), live_runs()
     with ExitStack() as stack:
         notebook = first
         if how != "restarted":
@@ -131,7 +138,7 @@ def test_kept_ranks_are_taken_back_with_names_and_their_cell(
         )
         assert "Out [ranks 0-1] (True, True, 2.0)" in same.text, same
         assert notebook.run("%ddp stop").status == "ok"
-    assert run_kept() == "no ranks are kept alive\n"
+    assert wait_until(lambda: live_runs() == NONE, timeout=20)  # written once a second
     assert own_files(tmp_path) == []
 
 
@@ -141,8 +148,8 @@ def test_dead_rank_is_reported_and_ranks_that_nobody_takes_back_end_with_all_fil
 ) -> None:
     assert first.run("%ddp keep-alive 30s --nproc 2").status == "ok"
     assert first.run("%%ddp\nimport os\nos.getpid()").status == "ok"
-    assert "their notebook is alive" in first.run("%ddp kept").text
-    assert "no ranks of run 'nothere'" in first.run("%ddp kept --stop nothere").text
+    assert "kept for 30.0 s after the end of the kernel" in first.run("%ddp runs --live").text
+    assert "no ranks of run 'nothere'" in first.run("%ddp rejoin nothere").text
     assert "is alive: end it" in first.run("%ddp rejoin 2").text
     children = psutil.Process(first.pid).children()
     [agent] = [each for each in children if "torch.distributed.run" in each.cmdline()]
@@ -155,14 +162,21 @@ def test_dead_rank_is_reported_and_ranks_that_nobody_takes_back_end_with_all_fil
     assert "%ddp heal" in text, text
     os.kill(first.pid, signal.SIGKILL)
     assert not psutil.wait_procs(family, timeout=60)[1]
-    assert wait_until(lambda: run_kept() == "no ranks are kept alive\n", timeout=20)
+    assert wait_until(lambda: live_runs() == NONE, timeout=20)
     assert own_files(tmp_path) == []
 
 
 def test_kept_ranks_are_ended_from_a_terminal(first: Notebook) -> None:
     assert first.run("%%ddp --keep-alive 60s\nkept = rank").status == "ok"
     end(first, "killed")
-    assert wait_until(lambda: "kept for" in run_kept(), timeout=20)
-    assert run_kept("--stop", "2") == ""  # it asks first, and there is no terminal
-    assert "2 ranks" in run_kept("--stop", "2", "--yes")
-    assert run_kept() == "no ranks are kept alive\n"
+    assert wait_until(lambda: "its kernel is dead · 2 ranks" in live_runs(), timeout=20)
+    [run] = json.loads(nbddp_command("runs", "--live", "--json"))["runs"]
+    assert run["kept"].pop("memory") > 10_000_000
+    assert 0 < run["kept"].pop("remaining") <= run["kept"]["seconds"]
+    assert run["kept"].pop("text").endswith(f"`%ddp rejoin {run['run']}`")
+    assert run["kept"] == {"ranks": 2, "seconds": 60.0}
+    assert "`%ddp rejoin 2" in nbddp_command("why")
+    assert nbddp_command("stop") == ""  # it asks first, and there is no terminal
+    assert nbddp_command("interrupt", "--yes") == ""
+    assert re.match("2 ranks of run .* ended", nbddp_command("stop", "--yes"))
+    assert live_runs() == NONE
