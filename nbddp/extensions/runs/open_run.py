@@ -80,8 +80,8 @@ def checked(path: Path) -> Path:
 
 def live_runs() -> list[Path]:
     """Return the live runs, oldest first; runs of killed kernels only if their ranks are kept."""
-    known = {*entered_runs(), *kept_ranks()}
-    return sorted({path for path in known if is_live(path)}, key=lambda path: path.name)
+    paths = {*entered_runs(), *kept_ranks()}
+    return sorted({path for path in paths if is_live(path)}, key=lambda path: path.name)
 
 
 def is_live(path: Path) -> bool:
