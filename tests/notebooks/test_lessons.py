@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 EXERCISE = re.compile(
-    r"<details><summary><b>Exercise \S+[a-e]\.</b> .+?</summary>\n\n.+?\n</details>", re.DOTALL
+    r"<details><summary><b>Exercise \S+[a-j]\.</b> .+?</summary>\n\n.+?\n</details>", re.DOTALL
 )
 
 

@@ -396,10 +396,29 @@ def test_no_hint_contains_the_right_number() -> None:
 
 
 def test_each_hint_to_code_is_used_and_each_mistake_has_one() -> None:
-    sources = "".join(path.read_text() for path in Path(grading.__file__).parent.glob("*.py"))
+    sources = "".join(path.read_text() for path in Path(grading.__file__).parent.rglob("*.py"))
     named = {*re.findall(r'"((?:any|(?:\d\.|A)\d[a-z]) [^"{]+)"', sources)}
     computed = re.compile(r"2\.5c \d+|2\.6a (event|fault) \w+|(?!any)\S+ hangs")
     assert {each for each in HINTS if not computed.fullmatch(each)} <= named <= {*HINTS}
+
+
+def test_the_clinic_has_each_cause_once_and_both_notebooks_explain_its_words() -> None:
+    cases = {name: each for name, each in VALUE_EXERCISES.items() if each[-1]["name"] == "remedy"}
+    causes = [values[2]["right"] for values in cases.values()]
+    assert len(causes) == len({*causes}) == 12
+    for path in (*NOTEBOOKS.glob("2.3_*.ipynb"), *NOTEBOOKS.glob("2.5_*.ipynb")):
+        rows = re.findall(r"^\| (?:`(\w+)`)? \| .* \| `(\w+)` \| .+ \|$", clinic(path), re.M)
+        cause_words, remedy_words = ({*words} for words in zip(*rows, strict=True))
+        assert {*causes} == cause_words - {""}
+        for name, (*_, cause, remedy) in cases.items():
+            assert {cause["right"], *cause["wrong"]} <= cause_words, name
+            assert {remedy["right"], *remedy["wrong"]} <= remedy_words, name
+
+
+def clinic(path: Path) -> str:
+    cells = nbformat.read(path, as_version=4).cells
+    [section] = [cell.source for cell in cells if cell.source.startswith("## The clinic")]
+    return str(section)
 
 
 def test_unknown_exercises_and_too_few_values_are_refused(snapshot: SnapshotAssertion) -> None:
@@ -415,7 +434,7 @@ def test_each_exercise_and_its_answer_in_the_notebooks_call_check_answer() -> No
         prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
         numbered = EXERCISE.findall(prose)
         number = path.name.partition("_")[0]
-        names = [f"{number}{letter}" for letter in "abcde"]
+        names = [f"{number}{letter}" for letter in "abcdefghij"]
         assert [name for name, _ in numbered] == names[: len(numbered)]
         for name, block in numbered:
             question, answer = block.split("</summary>")
