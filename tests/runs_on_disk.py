@@ -157,6 +157,6 @@ def failed_run(
     path.mkdir(parents=True)
     (path / "events.jsonl").write_text(lines(events) + torn)
     (path / "metrics.jsonl").write_text(lines(reported(0, 1, 0) if rows is None else rows) + torn)
-    (path / "run.json").write_text(json.dumps({"nproc": 2, "backend": "gloo", **facts}))
+    (path / "run.json").write_text(json.dumps({"nproc": 2, "backend_used": "gloo", **facts}))
     (path / "rank0.log").write_text(LOG)
     return path

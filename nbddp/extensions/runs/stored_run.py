@@ -227,7 +227,7 @@ class StoredRun:
             start_of=f"cell {cell.number}" if cell else "the run",
             seconds=ended - began,
             attempt=max(attempts, default=0),
-            backend=str(self.facts.get("backend", "")).replace("auto", ""),
+            backend=str(self.facts.get("backend_used", "")),
             folder=str(self.path),
             run=self.name,
             ranks=tuple(
