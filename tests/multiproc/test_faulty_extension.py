@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -162,3 +163,49 @@ def test_an_interrupt_ends_a_hook_before_a_cell(
         error = notebook.run_and_stop_at("%%ddp\nx = 2", "waits").error
         assert "ranks 0-1 interrupted" in error
         assert "[ranks 0-1] 1" in notebook.run("%%ddp\nx").text
+
+
+ASKING = {
+    "asking/__init__.py": """
+from nbddp.extension.manifest import API, Command, Extension
+class Ask(Command, example="ask"):
+    "Ask the ranks."
+EXTENSION = Extension(
+    name="asking", api=API, commands=(Ask,), notebook="asking.notebook:Asking",
+    rank="asking.rank:Asked",
+)
+""",
+    "asking/notebook.py": """
+from nbddp.controller.rank_requests import ask_each
+from nbddp.group.notebook_half import NotebookHalf
+from nbddp.wire.request_messages import ExtensionMessage
+class Asking(NotebookHalf):
+    def ask(self, args):
+        request = ExtensionMessage(extension="asking", content={})
+        for rank, answer in ask_each(self.notebook.group.session, {0: request, 1: request}).items():
+            self.notebook.print_line(f"rank {rank}: {answer}")
+""",
+    "asking/rank.py": """
+from nbddp.extension.rank_half import RankAnswer, RankHalf
+calls = []
+class Asked(RankHalf):
+    def answer(self, content):
+        calls.append(0)
+        if len(calls) == 1: raise ValueError("faulty")
+        return [3, RankAnswer(content={"not json": object()})][len(calls) % 2]
+""",
+}
+
+
+def test_a_faulty_answer_is_an_error_with_the_rank_and_cells_go_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(folder / "site"), prepend=os.pathsep)
+    install(folder / "site", "asking", "asking:EXTENSION", ASKING)
+    with Notebook(folder) as notebook:
+        assert notebook.run("%%ddp --nproc 2\nx = torch.ones(1)").status == "ok"
+        for _ in range(4):  # after three failures, the half is off
+            text = notebook.run("%ddp ask").text
+            assert len(re.findall(r"rank [01]: .*the extension asking ", text)) == 2, text
+            assert notebook.run("%%ddp\ndist.all_reduce(x)").status == "ok"
+        assert "16." in notebook.run("%%ddp\nx").text
