@@ -334,6 +334,7 @@ def _peak_mistakes(shape: Shape, tokens: int, ranks: int, way: str) -> dict[str,
         "3.8a other state": (16 * parameters if way == "FSDP" else state / ranks) + scores + inside,
         "3.8a all tokens": state + whole + ranks * (scores + inside),
         "3.8a shared tokens": state + whole + (scores + inside) / ranks,
+        "3.8a no buckets": 12 * parameters + scores + inside,
     }
 
 
@@ -357,12 +358,16 @@ GB = 1e9
 _SMALL = Shape(width=4096, blocks=32, heads=32, words=32_000, length=4096)
 _MIDDLE = Shape(width=5120, blocks=40, heads=40, words=32_000, length=4096)
 _LARGE = Shape(width=8192, blocks=80, heads=64, words=32_000, length=4096)
+_WORDS = Shape(width=3072, blocks=28, heads=24, words=128_000, length=4096)
+IN_NOTEBOOK = ("one machine", "many machines", "slow links")
 PLANS = {
     "one machine": (_SMALL, Cluster(1, 8, 400e12, 80 * GB, 450 * GB, 50 * GB), 64),
     "many machines": (_LARGE, Cluster(64, 8, 400e12, 80 * GB, 450 * GB, 50 * GB), 1024),
     "slow links": (_MIDDLE, Cluster(16, 8, 150e12, 24 * GB, 25 * GB, 1.5 * GB), 512),
     "small memory": (_SMALL, Cluster(2, 8, 150e12, 24 * GB, 25 * GB, 12.5 * GB), 128),
     "few texts": (_LARGE, Cluster(64, 8, 400e12, 80 * GB, 450 * GB, 50 * GB), 128),
+    "many words": (_WORDS, Cluster(12, 8, 400e12, 40 * GB, 64 * GB, 1.5 * GB), 96),
+    "ten GPUs": (_LARGE, Cluster(8, 10, 400e12, 72 * GB, 64 * GB, 3 * GB), 24),
 }
 
 
@@ -375,19 +380,22 @@ class Layout(NamedTuple):
     batches: int
 
 
-def bytes_of(shape: Shape, layout: Layout, texts: int) -> float:
+def bytes_of(shape: Shape, layout: Layout, texts: int) -> dict[str, float]:
     """Return the bytes that a layout takes on a GPU, by the formulas of the notebook."""
     data, tensor, pipeline, batches = layout
     block, ends = 12 * shape.width**2, 2 * shape.words * shape.width
     tokens = texts * shape.length / data / batches
-    state = 16 * (shape.blocks * block + ends) / (data * tensor * pipeline)
-    whole = 2 * (2 * block + ends) / tensor
     inside = (4 + 12 / tensor) * shape.width * shape.blocks / pipeline * min(pipeline, batches)
-    return state + whole + 2 * inside * tokens + 12 * shape.words / tensor * tokens
+    return {
+        "state": 16 * (shape.blocks * block + ends) / (data * tensor * pipeline),
+        "whole parameters": 2 * (2 * block + ends) / tensor,
+        "activations": 2 * inside * tokens,
+        "loss": 12 * shape.words / tensor * tokens,
+    }
 
 
-def seconds_of(shape: Shape, cluster: Cluster, layout: Layout, texts: int) -> float:
-    """Return the seconds of a step, by the formulas of the notebook."""
+def parts_of_step(shape: Shape, cluster: Cluster, layout: Layout, texts: int) -> dict[str, float]:
+    """Return the seconds of each part of a step, by the formulas of the notebook."""
     data, tensor, pipeline, batches = layout
     number = 12 * shape.width**2 * shape.blocks + 2 * shape.words * shape.width
     tokens = texts * shape.length / data  # of a rank's data
@@ -398,7 +406,18 @@ def seconds_of(shape: Shape, cluster: Cluster, layout: Layout, texts: int) -> fl
     summing = 4 * shape.blocks / pipeline * 2 * (tensor - 1) / tensor * 2 * shape.width * tokens
     passing = 4 * shape.width * tokens if pipeline > 1 else 0
     passing /= cluster.inside if prod(layout[:3]) <= cluster.gpus else cluster.between
-    return max(computing, gathering) + summing / cluster.inside + passing
+    return {
+        "computing": computing,
+        "gathering": gathering,
+        "summing": summing / cluster.inside,
+        "passing": passing,
+    }
+
+
+def seconds_of(shape: Shape, cluster: Cluster, layout: Layout, texts: int) -> float:
+    """Return the seconds of a step, in which computing and gathering are at the same time."""
+    parts = parts_of_step(shape, cluster, layout, texts)
+    return max(parts["computing"], parts["gathering"]) + parts["summing"] + parts["passing"]
 
 
 def _refusal(shape: Shape, cluster: Cluster, layout: Layout, texts: int) -> str:
@@ -410,7 +429,7 @@ def _refusal(shape: Shape, cluster: Cluster, layout: Layout, texts: int) -> str:
         "3.8b heads": shape.heads % tensor == 0,
         "3.8b blocks": shape.blocks % pipeline == 0,
         "3.8b texts": texts % (data * batches) == 0,
-        "3.8b memory": bytes_of(shape, layout, texts) <= cluster.memory,
+        "3.8b memory": sum(bytes_of(shape, layout, texts).values()) <= cluster.memory,
     }
     return next((name for name, is_kept in rules.items() if not is_kept), "")
 
@@ -433,7 +452,8 @@ def best_layout(shape: Shape, cluster: Cluster, texts: int) -> Layout:
 @judge("3.8b")
 def plan(plan: Any) -> None:
     require_function(plan, "shape", "cluster", "texts")
-    for name, (shape, cluster, texts) in PLANS.items():
+    for label, (shape, cluster, texts) in PLANS.items():
+        name = label if label in IN_NOTEBOOK else f"plan({shape}, {cluster}, {texts})"
         got = plan(shape, cluster, texts)
         is_layout = isinstance(got, list | tuple) and len(got) == len(Layout._fields)
         are_counts = is_layout and all(isinstance(n, int) and n > 0 for n in got)
@@ -446,13 +466,23 @@ def plan(plan: Any) -> None:
             "texts": texts,
             **cluster._asdict(),
         }
-        facts |= {"needed": format_bytes(bytes_of(shape, layout, texts))}
-        facts |= {"there": format_bytes(cluster.memory), "ranks": cluster.machines * cluster.gpus}
+        kinds = bytes_of(shape, layout, texts)
+        facts |= {
+            "needed": f"{sum(kinds.values()) / GB:.1f} GB",
+            "kinds": ", ".join(f"{kind} {kinds[kind] / GB:.1f}" for kind in kinds),
+            "there": f"{cluster.memory / GB:.0f} GB",
+            "ranks": cluster.machines * cluster.gpus,
+        }
         refusal = _refusal(shape, cluster, layout, texts)
         require(not refusal, refusal or "3.8b memory", **facts)
         best = best_layout(shape, cluster, texts)
         took, least = (seconds_of(shape, cluster, each, texts) for each in (layout, best))
-        facts |= {"took": format_seconds(took), "times": took / least}
+        parts = parts_of_step(shape, cluster, layout, texts)
+        facts |= {
+            "took": format_seconds(took),
+            "times": took / least,
+            "parts": ", ".join(f"{part} {format_seconds(parts[part])}" for part in parts),
+        }
         require(took <= 1.05 * least, _slow_part(layout, best), **facts)
 
 

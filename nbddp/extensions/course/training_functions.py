@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from copy import deepcopy
 from itertools import chain, islice, pairwise
 from multiprocessing import active_children
 from typing import Any, NamedTuple
@@ -146,13 +147,15 @@ class _Run(NamedTuple):
     states: tuple[Any, ...]
 
 
-def _run(stream_class: Any, ranks: int, steps: int, workers: int = 0, state: Any = None) -> _Run:
+def _run(
+    stream_class: Any, ranks: int, steps: int, *, workers: int = 0, state: Any = None, seed: int = 7
+) -> _Run:
     """Take samples on so many ranks. A real rank plays several of them, or none."""
     played = {}
     for rank in range(this_rank.rank(), ranks, this_rank.world_size()):
-        stream = stream_class(NUMBER, 7, rank, ranks, workers)
+        stream = stream_class(NUMBER, seed, rank, ranks, workers)
         if state is not None:
-            stream.load_state_dict(state)
+            stream.load_state_dict(deepcopy(state))  # each rank reads the file
         samples = iter(stream)  # a name, so that its workers still run when the state is asked for
         taken = [int(each) for each in islice(samples, steps)]
         played[rank] = taken, stream.state_dict(), len(active_children())
@@ -185,9 +188,11 @@ def stream(stream_class: Any) -> None:
     whole = [*chain.from_iterable(run.steps)]
     require({*whole} <= {*range(NUMBER)}, "3.9a other numbers", last=NUMBER - 1)
     require(_run(stream_class, ranks, 8).steps == run.steps[:8], "3.9a not repeatable")
+    other_seed = _run(stream_class, ranks, 8, seed=8).steps
     require(any(len({*each}) > 1 for each in run.steps), "3.9a not divided")
     shares = [*zip(*run.steps[: NUMBER // ranks], strict=True)]
     require(any(a > b for each in shares for a, b in pairwise(each)), "3.9a not shuffled")
+    require(other_seed != run.steps[:8], "3.9a other seed")
     _require_equal_use(run.steps, "3.9a unequal")
     require(whole[:NUMBER] != whole[NUMBER : 2 * NUMBER], "3.9a same order")
     saved = _run(stream_class, ranks, SAVED, workers=2)
@@ -209,7 +214,7 @@ def _judge_resume(stream_class: Any, saved: _Run, unbroken: _Run) -> None:
     require(not mistake, mistake, step=SAVED)
     steps, before = saved.steps, ranks
     for other, count, workers in ((1, RESUMED, 2), (ranks + 1, NUMBER, 0), (ranks, SAVED, 1)):
-        run = _run(stream_class, other, count, workers, state)
+        run = _run(stream_class, other, count, workers=workers, state=state)
         steps, state = steps + run.steps, run.states[0]
         _require_equal_use(steps, "3.9a other ranks", before=before, ranks=other)
         before = other

@@ -138,6 +138,17 @@ def planning(**changes):
     return other
 
 
+PLAN = definitions("3.8", "needed", "seconds", "plan")
+
+
+def with_formula(old, new):
+    """Return the notebook's plan with another formula."""
+    assert PLAN.count(old) == 1, old
+    names: dict[str, Any] = {}
+    exec(PLAN.replace(old, new), names)
+    return names["plan"]
+
+
 def one_way(name):
     def other(_, cluster, texts):
         ranks = cluster.machines * cluster.gpus
@@ -249,6 +260,14 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
         "only a pipeline": (one_way("pipeline"),),
         "three texts of a batch": (planning(batches=lambda _: 3),),
         "no micro-batches": (planning(batches=lambda _: 1),),
+        "no loss": (with_formula(" + 12 * words / t * tokens", ""),),
+        "no whole parameters": (with_formula("state + whole", "state"),),
+        "all stages in flight": (with_formula("min(p, m)", "p"),),
+        "no bubble": (with_formula(" * (m + p - 1) / m", ""),),
+        "no passing": (with_formula(" + passing", ""),),
+        "passing inside": (with_formula("d * t * p <=", "1 <="),),
+        "gathering between machines": (with_formula("d * t <=", "d * t * 1000 <="),),
+        "heads in parts": (with_formula("== shape.heads % n == 0", "== 0"),),
         "more micro-batches": (lambda *given: (*plan(*given)[:3], 8),),
         "more tensor": (lambda _, c, n: (c.machines, 8, 1, max(1, n // c.machines)),),
         "a pipeline on one machine": (lambda *_: (2, 1, 4, 32),),

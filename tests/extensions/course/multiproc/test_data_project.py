@@ -15,6 +15,16 @@ class TwoNumbers(Stream):
     def load_state_dict(self, state):
         self.used = state["epoch"] * self.number + state["place"]
 
+class KeepsTheState(Stream):
+    used = property(lambda self: self.state["used"], lambda self, n: self.state.update(used=n))
+
+    def __init__(self, *given):
+        self.state = {}
+        super().__init__(*given)
+
+    def load_state_dict(self, state):
+        self.state = state
+
 class WithoutWorkers(Stream):
     def __init__(self, number, seed, rank, world_size, workers):
         super().__init__(number, seed, rank, world_size, 0)
@@ -28,7 +38,7 @@ class OwnShare(Stream):
 STREAM = '"3.9a", but("Stream"'
 STATE, LOAD = '{\\"used\\": self.used}', 'self.used = state[\\"used\\"]'
 COUNT, FIRST = "self.used += self.world_size", "self.used + self.rank"
-RIGHT = ['"3.9a", Stream', '"3.9a", TwoNumbers']
+RIGHT = ['"3.9a", Stream', '"3.9a", TwoNumbers', '"3.9a", KeepsTheState']
 WRONG = [
     '"3.9a", Stream(50, 7, 0, 4, 0)',
     '"3.9a", type("Other", (), {})',
@@ -40,6 +50,7 @@ WRONG = [
     f'{STREAM}, "self.seed + epoch", "self.seed + epoch + self.first")',
     '"3.9a", OwnShare',
     f'{STREAM}, "self.seed + epoch", "self.seed")',
+    f'{STREAM}, "self.seed + epoch", "epoch")',
     '"3.9a", WithoutWorkers',
     f'{STREAM}, "(info.id, info.num_workers) if info else (0, 1)", "0, 1")',
     f'{STREAM}, "workers * self.step\\n", "self.step\\n")',
