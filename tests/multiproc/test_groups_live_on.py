@@ -416,7 +416,9 @@ def test_a_revival_that_is_interrupted_is_tried_again(make_group: MakeRanks) -> 
 
 def test_groups_are_new_ones_after_many_interrupts(group: Ranks, capsys: Capture) -> None:
     group.run(
-        f"{imported(revival)}pair = dist.new_group([0, 1])\n"
+        f"{imported(revival)}from torch.distributed.pipelining import PipelineStage\n"
+        "pair = dist.new_group([0, 1])\n"
+        "stage = PipelineStage(torch.nn.Linear(2, 2), rank, 2, torch.device('cpu'), group=pair)\n"
         "limit, revival.MAX_DEAD_BACKENDS = revival.MAX_DEAD_BACKENDS, 0\n"
     )
     group.failure_of(FAIL)
@@ -424,9 +426,10 @@ def test_groups_are_new_ones_after_many_interrupts(group: Ranks, capsys: Capture
     group.run(
         "revival.MAX_DEAD_BACKENDS = limit\nassert pair not in dist.distributed_c10d._world.pg_map"
     )
-    first, second = notices(capsys)
+    first, second, third = notices(capsys)
     assert "new ones: after each interrupt torch keeps threads" in first
     assert "usable: pair: it was destroyed together with the default group; make it again" in second
+    assert "usable: stage: its group was destroyed together with the default group" in third
 
 
 @pytest.mark.full

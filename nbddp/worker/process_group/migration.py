@@ -10,6 +10,7 @@ import gc
 import hashlib
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -346,12 +347,16 @@ def _attempt(act: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
 
 
 def _why_stale(value: Any, why: str) -> str:
-    """Return why the user must make a group, a mesh or a tensor again; else ""."""
+    """Return why the user must make a group or something on groups again; else ""."""
     is_group = isinstance(value, dist.ProcessGroup) and not is_alive(value)
     if is_group and not was_default(value):
         return f"it was destroyed {why}"
     if is_stale_mesh(value):
         return f"its groups were destroyed {why}".replace(" have it", " have them")
+    pipelines = sys.modules.get("torch.distributed.pipelining")
+    if pipelines is not None and issubclass(type(value), pipelines.PipelineStage):
+        is_stale = value.group is not None and not is_alive(value.group)
+        return f"its group was destroyed {why}" if is_stale else ""
     return "it is on a mesh of destroyed groups" if is_stale_tensor(value) else ""
 
 
