@@ -123,6 +123,9 @@ class LastStep:
         return progress is None or newest is None or newest.began_at < progress.began_at
 
     def _begin_step(self, obj: Optimizer, *_: Any) -> None:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and not self.is_awaited:
+            self.raise_interrupt("")  # if it is due, for example after a slow __exit__
         progress = self._progress.get(id(obj))
         if progress is None:
             progress = self._progress[id(obj)] = _Progress()

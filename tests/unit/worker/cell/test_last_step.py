@@ -219,6 +219,20 @@ def test_a_rank_inside_its_first_step_ends_it() -> None:
     assert (training.last_step._next, training.last_step.is_undecided) == (1, False)
 
 
+def test_a_step_does_not_begin_once_the_interrupt_is_due() -> None:
+    training, counts = Training(), StepCounts()
+
+    def raise_due(_: str) -> None:
+        raise KeyboardInterrupt
+
+    training.last_step.raise_interrupt = raise_due
+    in_thread(training.optimizers[0].step)  # of a thread, which no interrupt ends
+    with pytest.raises(KeyboardInterrupt):
+        training.train(1)
+    assert not counts.is_inside_step
+    assert [each.count for each in training.last_step._progress.values()] == [1]
+
+
 def test_an_interrupt_does_not_wait_where_no_step_is_expected() -> None:
     training = Training()
     training.train(1)
