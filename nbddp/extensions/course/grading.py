@@ -116,7 +116,9 @@ def require_none(found: Sequence[Any], mistake: str, **facts: Any) -> None:
     require(not found, mistake, first=first, count=len(found), **facts)
 
 
-def require_value(got: Any, right: Any, wrong: Mapping[str, Any], otherwise: str) -> None:
+def require_value(
+    got: Any, right: Any, wrong: Mapping[str, Any], otherwise: str, **facts: Any
+) -> None:
     """Stop all ranks if one has a wrong value.
 
     Args:
@@ -124,9 +126,10 @@ def require_value(got: Any, right: Any, wrong: Mapping[str, Any], otherwise: str
         right: the right value.
         wrong: the values to which known mistakes lead.
         otherwise: the mistake for all other values.
+        facts: values in the hints.
     """
     found = (mistake for mistake, value in wrong.items() if is_close(got, value))
-    require(is_close(got, right), next(found, otherwise))
+    require(is_close(got, right), next(found, otherwise), **facts)
 
 
 def is_close(got: Any, expected: Any) -> bool:
