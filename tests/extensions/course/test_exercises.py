@@ -417,7 +417,9 @@ def test_no_hint_contains_the_right_number() -> None:
 def test_each_hint_to_code_is_used_and_each_mistake_has_one() -> None:
     sources = "".join(path.read_text() for path in Path(grading.__file__).parent.rglob("*.py"))
     named = {*re.findall(r'"((?:any|(?:\d\.|A)\d[a-z]) [^"{]+)"', sources)}
-    computed = re.compile(r"2\.5c \d+|2\.6a (event|fault) \w+|4\.3a gradient of \w+|(?!any)\S+ hangs")
+    computed = re.compile(
+        r"2\.5c \d+|2\.6a (event|fault) \w+|4\.3a gradient of \w+|(?!any)\S+ hangs"
+    )
     assert {each for each in HINTS if not computed.fullmatch(each)} <= named <= {*HINTS}
 
 
