@@ -33,10 +33,15 @@ _GLOO_LINES = re.compile(
 )
 # the trace that torch's store client prints when its connection ends, as in an interrupt
 _STORE_PREFIX = "Exception raised from "
+_WARNING_MARK = "] [c10d] "
+_WARNING_LINE = rf"^(?:\[rank\d+\]:)?\[W\d{{4}} [^\n]*{re.escape(_WARNING_MARK)}[^\n]*"
 _STORE_TRACE = re.compile(
-    r"^(?:\[rank\d+\]:)?\[W\d{4} [^\n]*\] \[c10d\] [^\n]*\n"
-    rf"{_STORE_PREFIX}[^\n]*\n(?:(?:frame #|<omitting)[^\n]*\n)*\n?",
+    rf"{_WARNING_LINE}\n{_STORE_PREFIX}[^\n]*\n(?:(?:frame #|<omitting)[^\n]*\n)*\n?",
     re.MULTILINE,
+)
+# a reader may see one write in parts, which end between two pages of the file
+_PART_OF_TRACE = re.compile(
+    rf"{_WARNING_LINE}(?:\n(?:{_STORE_PREFIX}|frame #|<omitting)[^\n]*)*\Z".encode(), re.MULTILINE
 )
 
 
@@ -161,6 +166,8 @@ class LogWriter:
         if unread > MAX_UNREAD:
             return self._skip_unread(unread)
         data = os.pread(self._read_fd, max(0, min(CHUNK_BYTES, unread)), self._offset)
+        if _WARNING_MARK.encode() in data and (part := _PART_OF_TRACE.search(data)):
+            data = data[: part.start()]  # the rest comes at once
         text, used = codecs.utf_8_decode(data, "replace")
         if not used:
             return self._take_unwritten()

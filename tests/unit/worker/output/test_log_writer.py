@@ -91,6 +91,17 @@ def test_torch_warnings_are_logged_but_not_sent_and_similar_lines_are_sent(
     assert piece.end == path.stat().st_size == BEGIN + len(written)
 
 
+@pytest.mark.parametrize("line", range(4))
+def test_a_trace_that_is_read_while_torch_writes_it_is_not_sent(
+    write: Write, log: LogWriter, line: int
+) -> None:
+    cut = sum(map(len, TRACE.splitlines(keepends=True)[:line])) + 60
+    write(f"before\n{TRACE[:cut]}")
+    [before] = pieces_of(log)
+    write(f"{TRACE[cut:]}after")
+    assert (before.text, [each.text for each in pieces_of(log)]) == ("before\n", ["after"])
+
+
 def test_a_flood_is_sent_as_a_log_position_and_later_output_as_text(
     path: Path, write: Write, log: LogWriter
 ) -> None:
