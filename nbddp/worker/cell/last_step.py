@@ -64,8 +64,8 @@ class _Progress:
 
     @property
     def is_active(self) -> bool:
-        """Whether the next step may end within the limit."""
-        return time.monotonic() < self.ended_at + self.limit
+        """Whether the next step may end within the limit. The first one is running."""
+        return not self.count or time.monotonic() < self.ended_at + self.limit
 
 
 class LastStep:

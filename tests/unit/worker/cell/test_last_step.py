@@ -211,21 +211,24 @@ def test_a_rank_without_steps_goes_on_if_another_one_makes_steps(other: str, las
     assert (training.reason, training.steps) == ("", last)
 
 
-def test_a_rank_inside_its_first_step_ends_it() -> None:
+@pytest.mark.parametrize("seconds", [0.0, 0.4])
+def test_a_rank_inside_its_first_step_ends_it(seconds: float) -> None:
     training = Training()
     training.other_rank_sets(1, "0")
     training.last_step._begin_step(training.optimizers[0])
+    time.sleep(seconds)  # more than the limit of a later step
     training.last_step.begin_wait()
     assert (training.last_step._next, training.last_step.is_undecided) == (1, False)
 
 
-def test_a_step_does_not_begin_once_the_interrupt_is_due() -> None:
+def test_a_step_does_not_begin_once_the_interrupt_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     training, counts = Training(), StepCounts()
 
     def raise_due(_: str) -> None:
         raise KeyboardInterrupt
 
-    training.last_step.raise_interrupt = raise_due
+    # torch keeps the hooks: they must raise nothing in the next test
+    monkeypatch.setattr(training.last_step, "raise_interrupt", raise_due)
     in_thread(training.optimizers[0].step)  # of a thread, which no interrupt ends
     with pytest.raises(KeyboardInterrupt):
         training.train(1)
