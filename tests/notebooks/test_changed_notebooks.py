@@ -26,6 +26,7 @@ RATES = {  # of the trainings: each last number
     "1.4": "LR = 3407, 0.001",
     "2.1": "lr=1e-2",
     "2.2": "lr=0.1, momentum",
+    "2.7": "lr=3e-3",
     "3.1": "lr=0.05",
     "3.3": "lr=0.01",
     "3.4": "lr=0.01",

@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from nbddp.errors import RequestError
 from nbddp.extensions.checks.checker import check_source
 from nbddp.extensions.checks.source import CellSource
-from nbddp.extensions.course import time_limit
 from nbddp.extensions.course.grading import (
     RIGHT,
     WrongError,
     judge,
+    open_store,
     require,
     require_function,
     require_none,
@@ -99,11 +99,7 @@ def _download_once(name_of: Any) -> None:
         downloads.append(f"digits-{this_rank.rank()}.zip")
         return downloads[-1]
 
-    limit = timedelta(seconds=time_limit.SECONDS)
-    is_first = this_rank.rank() == 0
-    served = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=limit) if is_first else None
-    port = all_gather(served.port if served else 0)[0]
-    store = served or dist.TCPStore("127.0.0.1", port, timeout=limit)
+    store = open_store()
     all_gather(None)  # all ranks begin together
     got = name_of(store, download)
     everyone = all_gather((got, len(downloads)))  # keeps the store until all ranks have used it

@@ -25,6 +25,7 @@ from nbddp.extensions.course import (  # each registers its judges  # noqa: F401
     own_classes,
     parallel_classes,
     plan_project,
+    replica_project,
     ring_attention,
     training_functions,
 )

@@ -10,12 +10,14 @@ import inspect
 import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import wraps
 from math import isclose
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from nbddp.extensions.course import time_limit
@@ -146,6 +148,15 @@ def is_close(got: Any, expected: Any) -> bool:
 def all_true(value: object) -> bool:
     """Return whether a value is true on all ranks, so that all of them take the same branch."""
     return all(all_gather(bool(value)))
+
+
+def open_store() -> dist.TCPStore:
+    """Open a store for all ranks. Rank 0 serves it: keep it until all ranks have used it."""
+    limit = timedelta(seconds=time_limit.SECONDS)
+    is_first = this_rank.rank() == 0
+    served = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=limit) if is_first else None
+    port = all_gather(served.port if served else 0)[0]
+    return served or dist.TCPStore("127.0.0.1", port, timeout=limit)
 
 
 def require_function(given: Any, *parameters: str) -> None:
