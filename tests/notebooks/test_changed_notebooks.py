@@ -32,6 +32,7 @@ RATES = {  # of the trainings: each last number
     "3.4": "lr=0.01",
     "3.5": "lr=3e-3",
     "3.6": "lr=4e-3",
+    "4.4": "STEPS, BEFORE, LR = 60, 8, 0.01",
     "A1": "self.model.parameters(), lr=0.1",
     "A3": "lr=0.1",
 }

@@ -22,6 +22,7 @@ SAYS = {  # with their own settings
     "2.1_checkpoint_and_resume": "the largest bump: optimizer",
     "3.3_where_the_time_goes": "and the network learns",
     "3.6_a_small_gpt": "some letters have become words",
+    "4.4_experts": "the loss has spread the tokens over the experts",
 }
 # tests/multiproc/ecosystem/test_notebook.py runs the other one
 EACH = [path for path in NOTEBOOKS if path.stem[:2] != "A2"]

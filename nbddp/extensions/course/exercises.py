@@ -21,6 +21,7 @@ from typing import Any
 from nbddp.errors import ArgumentError
 from nbddp.extensions.course import (  # each registers its judges  # noqa: F401
     code_exercises,
+    expert_project,
     mesh_project,
     own_classes,
     parallel_classes,

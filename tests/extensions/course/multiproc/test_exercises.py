@@ -191,7 +191,9 @@ answers = {
     **dict.fromkeys(["1.4b", "1.5a", "2.2c", "2.3a", "3.7c", "4.3a"], receive),
     **dict.fromkeys(["1.2b", "2.1a", "2.5b", "3.5c", "3.7b", "3.8a", "3.8b", "3.9b"], loop),
     **dict.fromkeys(["1.3a", "1.3b"], send),
-    **dict.fromkeys(["2.7a", "3.9a", "4.1a", "4.1b", "4.2a", "4.2b", "4.2c", "A1a"], Waiting),
+    **dict.fromkeys(
+        ["2.7a", "3.9a", "4.1a", "4.1b", "4.2a", "4.2b", "4.2c", "4.4a", "A1a"], Waiting
+    ),
     **{"1.2a": get, "3.7a": wait_in_mesh},
 }
 hints = {}
