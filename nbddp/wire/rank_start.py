@@ -101,7 +101,8 @@ def command_queue(attempt: int, rank: int, incarnation: int = 0) -> str:
 def last_step_key(attempt: int, cell: int, name: object) -> str:
     """Return the key of a rank for its next step in an interrupted cell.
 
-    The key "end" ends the wait of all ranks for the last step; its value is the reason.
+    The key "end" ends the wait of all ranks for the last step; its value is the reason. A rank that
+    has ended after the last step sets the key "done".
     """
     return f"a{attempt}/last_step/{cell}/{name}"
 

@@ -33,8 +33,8 @@ from nbddp.worker.watch.flight_recorder import newest_collective
 from nbddp.worker.watch.main_thread import frames_from
 
 MIN_LIMIT = 1.0  # seconds that ranks get to end the last step,
-STEPS_IN_LIMIT = 2  # or the time of so many steps if that is longer,
-MAX_LIMIT = 10.0  # but at most so many seconds
+STEPS_IN_LIMIT = 2  # or the time of so many steps if that is longer, but at most
+MAX_LIMIT = 10.0  # seconds; they get these if another rank has ended after it
 MAX_LEAD = 3  # steps between ranks that wait for each other in each step
 POLL_INTERVAL = 0.02  # seconds between two looks at the store
 ANSWER_TIMEOUT = 0.2  # seconds for which a rank without steps waits for the others
@@ -213,7 +213,8 @@ class LastStep:
         """
         # On the control thread.
         counts = [each.count for each in self._awaited]
-        end, keys = self._key(cell, "end"), [self._key(cell, rank) for rank in ranks]
+        end, done = self._key(cell, "end"), self._key(cell, "done")
+        keys = [self._key(cell, rank) for rank in ranks]
         if counts and max(counts) > min(counts) + 1:
             self._store.set(end, "the optimizers have made different numbers of steps")
         elif self.is_awaited:
@@ -225,7 +226,7 @@ class LastStep:
             return ""
         limit = max((each.limit for each in self._awaited), default=MIN_LIMIT)
         announce(limit)
-        return self._wait(keys, end, limit, has_ended)
+        return self._wait(keys, end, done, limit, has_ended)
 
     def _decide(self, keys: list[str], end: str, has_ended: Callable[[float], bool]) -> None:
         """Wait a short time for the answers of the others. Go on if one of them makes steps."""
@@ -239,12 +240,20 @@ class LastStep:
         self.is_undecided = False  # last: now the main thread goes on, or raises the interrupt
 
     def _wait(
-        self, keys: list[str], end: str, limit: float, has_ended: Callable[[float], bool]
+        self,
+        keys: list[str],
+        end: str,
+        done: str,
+        limit: float,
+        has_ended: Callable[[float], bool],
     ) -> str:
         # On the control thread.
-        deadline = time.monotonic() + limit
+        began = time.monotonic()
         while not self._store.check([end]):
-            if time.monotonic() > deadline:
+            if time.monotonic() > began + limit:
+                if limit < MAX_LIMIT and self._store.check([done]):
+                    limit = MAX_LIMIT  # a rank that stops earlier now would differ from that one
+                    continue
                 self._store.set(end, f"a rank did not end its step within {limit:.0f} s")
             elif not self._last and self._store.check(keys):
                 numbers = [int(self._store.get(key)) for key in keys]
@@ -253,5 +262,7 @@ class LastStep:
                 else:
                     self._last = max(numbers)
             if has_ended(POLL_INTERVAL):
+                if self.text:
+                    self._store.set(done, "")
                 return ""
         return str(self._store.get(end).decode())

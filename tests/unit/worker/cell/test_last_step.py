@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -177,6 +178,28 @@ def test_uneven_steps_end_the_wait() -> None:
     training.other_rank_sets(1, "7")
     training.interrupt()
     assert training.reason == "the ranks have made different numbers of steps"
+
+
+@pytest.mark.parametrize("another_has_ended", [True, False])
+def test_a_rank_gets_more_time_if_another_one_has_ended_after_the_last_step(
+    *, another_has_ended: bool
+) -> None:
+    training = Training(calls_model=False)
+    training.train(2)
+    training.other_rank_sets(1, "3")
+    if another_has_ended:
+        training.other_rank_sets("done", "")
+
+    def go_on() -> None:
+        wait_and_train(training, 1)
+        time.sleep(1)  # a schedule, a slow loader
+        with suppress(KeyboardInterrupt):
+            training.model(torch.ones(1))
+
+    interrupted(training, go_on)
+    reason = "a rank did not end its step within 0 s"
+    assert training.reason == ("" if another_has_ended else reason)
+    assert training.store.check([last_step_key(1, 1, "done")]) == another_has_ended
 
 
 def test_the_limit_is_two_steps_but_at_most_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
