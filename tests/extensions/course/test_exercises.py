@@ -3,6 +3,7 @@
 import re
 import signal
 import threading
+from copy import deepcopy
 from datetime import timedelta
 from fractions import Fraction
 from itertools import islice
@@ -95,6 +96,27 @@ def refusing(*, above: int, says: Any = None, notes: bool = False) -> type[Serve
             return self.is_open if says is None else says
 
     return Strict
+
+
+class Counting(refusing(above=4)):
+    def push(self, trainer, version, *given):
+        self.version += self.version - version > 4
+        return super().push(trainer, version, *given)
+
+
+class NotApplying(refusing(above=4)):
+    def push(self, *given):
+        before = deepcopy(self.model.state_dict())
+        answer = super().push(*given)
+        self.model.load_state_dict(before)
+        return answer
+
+
+class Noting(refusing(above=4)):
+    def push(self, trainer, version, *given):
+        answer = super().push(trainer, version, *given)
+        self.history[:] = [(trainer, version, loss) for trainer, _, loss in self.history]
+        return answer
 
 
 LINES = """
@@ -294,6 +316,9 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
         "refuses above 5": (refusing(above=5),),
         "refuses above 3": (refusing(above=3),),
         "notes what it refuses": (refusing(above=4, notes=True),),
+        "counts what it refuses": (Counting,),
+        "counts, and does not apply": (NotApplying,),
+        "notes versions": (Noting,),
         "answers nothing": (refusing(above=4, says=()),),
         "answers open": (refusing(above=4, says=True),),
         "a server, not the class": (refusing(above=4)(),),
