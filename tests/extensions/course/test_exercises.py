@@ -100,7 +100,8 @@ def refusing(*, above: int, says: Any = None, notes: bool = False) -> type[Serve
 
 class Counting(refusing(above=4)):
     def push(self, trainer, version, *given):
-        self.version += self.version - version > 4
+        if self.version - version > 4:
+            self.version += 1
         return super().push(trainer, version, *given)
 
 
