@@ -37,7 +37,7 @@ FOR_USERS = "\n".join(path.read_text() for path in USER_PAGES)
 KIT = (
     "extensions.course.digits",
     "extensions.course.sonnets",
-    "extensions.course.plan_project",
+    "extensions.memory.step_memory",
     "extensions.faults",
     "extensions.train",
     "reporting",

@@ -12,10 +12,10 @@ if TYPE_CHECKING:  # the types of their public names; a manifest says how to loa
     from nbddp.extensions.course.digits import digits as digits
     from nbddp.extensions.course.exercises import Judgement as Judgement
     from nbddp.extensions.course.exercises import check_answer as check_answer
-    from nbddp.extensions.course.plan_project import StepMemory as StepMemory
-    from nbddp.extensions.course.plan_project import memory_of_step as memory_of_step
     from nbddp.extensions.course.sonnets import sonnets as sonnets
     from nbddp.extensions.faults import arming
+    from nbddp.extensions.memory.step_memory import StepMemory as StepMemory
+    from nbddp.extensions.memory.step_memory import memory_of_step as memory_of_step
     from nbddp.extensions.runs.api import Run as Run
     from nbddp.extensions.runs.api import compare as compare
     from nbddp.extensions.runs.api import runs as runs

@@ -31,8 +31,9 @@ from nbddp.extensions.course.grading import (
     say,
     stop_if,
 )
-from nbddp.extensions.course.own_classes import Sent, Traffic, recording_waits
+from nbddp.extensions.course.own_classes import recording_waits
 from nbddp.extensions.course.time_limit import LateError
+from nbddp.extensions.memory.traffic import Sent, Traffic
 from nbddp.extensions.train.collectives import all_gather
 from nbddp.extensions.train.prepare import prepare
 from nbddp.reporting import this_rank

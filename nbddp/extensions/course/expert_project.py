@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from nbddp.extensions.course.grading import is_close, judge, require, require_class, require_value
-from nbddp.extensions.course.own_classes import Traffic
+from nbddp.extensions.memory.traffic import Traffic
 from nbddp.extensions.train.collectives import all_gather
 from nbddp.reporting import this_rank
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
 from nbddp.extensions.course.grading import judge, require, require_function, require_none
-from nbddp.extensions.course.own_classes import Traffic
+from nbddp.extensions.memory.traffic import Traffic
 from nbddp.extensions.train.collectives import all_gather
 from nbddp.reporting import this_rank
 from nbddp.reporting.this_rank import communication_device

@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from nbddp.extensions.course.grading import judge, require, require_function, require_value
-from nbddp.extensions.course.own_classes import Traffic
+from nbddp.extensions.memory.traffic import Traffic
 from nbddp.reporting import this_rank
 from nbddp.reporting.this_rank import communication_device
 

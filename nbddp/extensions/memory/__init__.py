@@ -18,4 +18,8 @@ EXTENSION = Extension(
     commands=(MemoryArguments, FreeArguments),
     notebook="nbddp.extensions.memory.notebook:Memory",
     rank="nbddp.extensions.memory.rank:MemoryOfRank",
+    public={
+        "StepMemory": "nbddp.extensions.memory.step_memory:StepMemory",
+        "memory_of_step": "nbddp.extensions.memory.step_memory:memory_of_step",
+    },
 )
