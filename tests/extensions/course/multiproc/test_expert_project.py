@@ -31,6 +31,12 @@ class First(MyExperts):
     def forward(self, tokens, choices, weights):
         return super().forward(tokens, choices[:, :1], weights[:, :1])
 
+def before(experts, total):
+    # how many choices of its expert other ranks have before each one
+    counts = [torch.zeros(total, dtype=torch.long) for _ in range(world_size)]
+    dist.all_gather(counts, experts.bincount(minlength=total))
+    return sum(counts[:rank], 0 * counts[0])[experts]
+
 def hooked(hook):
     class Hooked(MyExperts):
         def __init__(self, experts, capacity):
@@ -62,6 +68,8 @@ WRONG = [
     f'{MINE}, "<= self.capacity", "<= 1000")',
     f'{MINE}, "<= self.capacity", "<= self.capacity + 1")',
     f'{MINE}, "chosen.cumsum(0)", "chosen.flip(0).cumsum(0).flip(0)")',
+    f'{MINE}, "<= self.capacity", "+ before(experts, self.total) <= self.capacity")',
+    f'{MINE}, "weights.flatten()", "(weights / weights.sum(1, keepdim=True)).flatten()")',
     f'{MINE}, "None] * back)", "None] * back).detach()")',
     f'{MINE}, {DISPATCH}", "exchange(tokens")',
     f'{MINE}, {COMBINE}", "exchange(results")',
