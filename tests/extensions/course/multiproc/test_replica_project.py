@@ -53,6 +53,20 @@ class Pausing(Replica):
         self.copy(done.index(max(done)), max(done))
         self.store.set("quorums", str(number + 1))
 
+class Averaging(Replica):  # of the parameters, each with a momentum of its own
+    def step(self, alive, loss_of):
+        number, members, done = self.agree(alive)
+        self.group = self.connect(number, members)
+        self.copy(done.index(max(done)), max(done))
+        self.optimizer.zero_grad()
+        loss_of(self.done).backward()
+        self.optimizer.step()
+        for parameter in self.model.parameters():
+            self.group.allreduce(parameter.data).wait()
+            parameter.data /= len(members)
+        self.done += 1
+        self.store.set("quorums", str(number + 1))
+
 class Twice(Replica):
     def step(self, alive, loss_of):
         super().step(alive, loss_of)
@@ -68,6 +82,8 @@ WRONG = [
     f'{REPLICA}, "{MEAN}", "pass")',
     f'{REPLICA}, "{MEAN}", "parameter.grad /= world_size")',
     f'{REPLICA}, "{ALL_REDUCE}", "pass", "{MEAN}", "pass")',
+    f'{REPLICA}, "self.optimizer.zero_grad()", "pass")',
+    '"2.7a", Averaging',
     f'{REPLICA}, "parts = [self.model, self.optimizer]", "parts = [self.model]")',
     f'{REPLICA}, "part.load_state_dict(state)", "pass")',
     f'{REPLICA}, "self.done = steps", "pass")',
