@@ -128,7 +128,7 @@ def _grade(value: Mapping[str, Any], given: Any) -> str:
     right, otherwise = value["right"], value["otherwise"]
     wrong: dict[str, str] = value["wrong"]
     if isinstance(right, str):
-        name = str(given).removeprefix("torch.")  # a dtype
+        name = str(given).removesuffix("()").rpartition(".")[2]  # of torch.float32, loss.backward()
         return RIGHT if name == right else wrong.get(name, otherwise)
     if not isinstance(given, int | float) or isinstance(given, bool):
         return f"The answer must be a number, this is a {type(given).__name__}."

@@ -14,7 +14,7 @@ from nbddp.extensions.course import time_limit
 
 time_limit.SECONDS = 4.0  # for the answers that hang
 """
-ANSWERS += definitions("2.7", "share", "Replica").replace("seconds=30", "seconds=4")
+ANSWERS += definitions("2.7", "share", "Replica").replace("seconds=10", "seconds=4")
 OTHERS = """
 class Late(Replica):  # works in the step after that in which it returns, as torchft's replicas
     def step(self, alive, loss_of):
