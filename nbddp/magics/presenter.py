@@ -101,14 +101,14 @@ class Presenter:
             yield
             return
         self._starting_panel = view = self._new_panel(session)
-        view.announce(text)
-        try:
-            yield
-        except BaseException:
-            if self._starting_panel is view:
-                self._starting_panel = None
-                view.slot.remove_output()
-            raise
+        with view.showing_start(text):
+            try:
+                yield
+            except BaseException:
+                if self._starting_panel is view:
+                    self._starting_panel = None
+                    view.cancel_start()
+                raise
 
     def show_retry_buttons(
         self, restart: Callable[[], str], heal: Callable[[], str] | None

@@ -16,6 +16,7 @@ from drivers.inside import imported
 from limits import limit, limits_source
 from notebook import Notebook, Reply
 
+from nbddp.magics.notebook_ranks import NotebookRanks
 from nbddp.ui.comms.dispatcher import CommDispatcher
 from nbddp.ui.comms.kernel_stream import DispatchMode
 from nbddp.ui.frontend import EMPTY_OUTPUT
@@ -171,6 +172,48 @@ def test_cell_that_starts_ranks_announces_the_start_in_its_panel(page: Notebook)
         assert "starting" not in final(reply)["text/html"]
     with no_panel_opens(page):
         assert page.run("%%ddp\nrank").updates == []  # they are there
+
+
+def run_twice(page: Notebook, source: str, first_shows: str) -> tuple[str, Reply]:
+    """Run a cell, and again once it shows a text: JupyterLab drops what the first one shows."""
+    (page.folder / "go_on").unlink(missing_ok=True)
+    request = page.begin(source)
+    assert page.read_until(
+        request, Reply(), lambda it: first_shows in str(it.displays + it.updates)
+    )
+    return page.begin(source), Reply()
+
+
+@pytest.mark.parametrize("moment", ["early", "starting 2 ranks"])
+def test_cell_that_is_run_again_before_its_panel_opens_is_shown_and_keeps_its_record(
+    page: Notebook, moment: str
+) -> None:
+    if moment != "early":
+        page.run("%ddp stop")
+    cell = f"%%ddp --nproc 2\nprint('early')\n{GO_ON}"
+    with no_panel_opens(page):
+        again, reply = run_twice(page, cell, moment)
+        assert page.read_until(again, reply, lambda it: "early" in str(it.places))
+        page.interrupt()
+        page.finish(again, so_far=reply)
+    assert reply.status == "aborted"
+    assert "interrupted" in final(reply)["text/html"]
+
+
+def test_cell_that_is_run_again_during_a_start_that_fails_shows_the_error(page: Notebook) -> None:
+    page.run(
+        f"{imported(NotebookRanks)}import pathlib, time\nensure = NotebookRanks.ensure_started\n"
+        "def fail(*_, **__):\n    while not pathlib.Path('go_on').exists(): time.sleep(0.02)\n"
+        "    raise OSError('no ranks')\n"
+        "NotebookRanks.ensure_started = fail"
+    )
+    page.run("%ddp stop")
+    again, reply = run_twice(page, "%%ddp --nproc 2\nrank", "starting 2 ranks")
+    (page.folder / "go_on").touch()
+    page.finish(again, so_far=reply)
+    page.run("NotebookRanks.ensure_started = ensure")
+    assert "OSError: no ranks" in reply.error
+    assert list(reply.places.values()) == [EMPTY_OUTPUT]
 
 
 def test_rich_output_is_shown_below_the_panel(page: Notebook) -> None:

@@ -47,6 +47,7 @@ class ServedWidgets:
     """Widgets whose messages are answered, in the context of the cell that shows them.
 
     Attributes:
+        roots: the widgets, with all that they contain; none until the cell shows them.
         cell: the request of the cell that blocks the main thread; None if another thread waits.
         reloads: how often a page was opened or reloaded meanwhile, and asked for all widgets. Such
             a page has lost the printed output.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -114,13 +115,29 @@ class PanelView:
         announced = render_html(Report(Cell(text, dot=Dot.BUSY)))
         self.slot.show_placeholder(announced, f"nbddp: {text}")
 
+    @contextmanager
+    def showing_start(self, text: str) -> Iterator[None]:
+        """Show a message while the ranks start; the cell may also run in the block."""
+        with self._comms.serve() as self._served:
+            self.announce(text)
+            yield
+
+    def cancel_start(self) -> None:
+        """Remove the message, because the ranks did not start; an error follows."""
+        self._comms.process_pending()
+        self._follow_rerun()
+        self.slot.remove_output()
+
     def show(self, handle: CellHandle) -> CellResult:
         """Show a cell until it ends, then replace the panel with its record."""
         self.attempt, self._handle = handle.attempt, handle
         self._run_folder = relative_path(self.session.snapshot(handle).folder)
         self._next_draw = time.monotonic() + FIRST_DRAW_DELAY
         self._opens_at = time.monotonic() + OPEN_DELAY
+        if threading.current_thread() is not threading.main_thread():
+            self._served = None  # what served the start ends with the cell that started this one
         try:
+            self._serve()  # before it has widgets: the user may run the cell again at once
             while not handle.notice_queue.is_drained:
                 can_batch = time.monotonic() < self._next_draw
                 # outside of the boundary: after an error, the next notice is read
@@ -129,7 +146,7 @@ class PanelView:
                     self._handle_notice(notice)
                 with self._errors.logging_errors():
                     self._comms.process_pending()
-                    self._follow_rerun()
+                    self._show_again()
                     self._poll_input()
                 with self._errors.logging_errors():
                     if time.monotonic() >= self._next_draw:
@@ -151,18 +168,32 @@ class PanelView:
             if self._widgets is not None and not self._comms.is_kernel_ending:
                 self.slot.close()  # a widget closed by an ending kernel shows an error
 
-    def _follow_rerun(self) -> None:
-        """Show the panel again if the user has run the cell again, or has reloaded the page."""
+    def _serve(self) -> ServedWidgets:
+        if self._served is None:
+            self._served = self._serving.enter_context(self._comms.serve())
+        return self._served
+
+    def _show_again(self) -> None:
+        """Show the cell again if the user has run it again, or has reloaded the page."""
+        if not self._follow_rerun():
+            return
+        if self._is_moved:
+            self._screen.write_line(PAGE_RELOADED.format(cell=self._handle.prompt))
+        if self._widgets is not None:
+            self._publish_panel()
+        else:
+            self._preview()
+
+    def _follow_rerun(self) -> bool:
+        """Send all output to the request that runs the cell again; return whether it is new."""
         rerun = self._served.rerun if self._served is not None else None
         if rerun is None or rerun is self._rerun:
-            return
+            return False
         self._rerun = rerun
         self._comms.redirect_output(rerun)
         self.slot.forget_outputs()
         self._is_moved = self._served is not None and self._served.is_moved
-        if self._is_moved:
-            self._screen.write_line(PAGE_RELOADED.format(cell=self._handle.prompt))
-        self._publish_panel()
+        return True
 
     def _poll_input(self) -> None:
         reloads = self._served.reloads if self._served is not None else 0
@@ -268,8 +299,7 @@ class PanelView:
         self._redraw(self._widgets)
         if self.slot.root is None:
             self._comms.close_later(self.slot.close, most=RECORDS_KEPT)
-        root = self.slot.open(self._widgets.parts)
-        self._served = self._serving.enter_context(self._comms.serve(root))
+        self._serve().roots = (self.slot.open(self._widgets.parts),)
         self._publish_panel()
 
     def _publish_panel(self) -> None:
@@ -298,7 +328,7 @@ class PanelView:
     # ---- the finished cell
 
     def _finish(self, result: CellResult) -> None:
-        self._follow_rerun()
+        self._show_again()
         self._input_queue.close()  # the record says if an input box is still open
         self.log_buffer.flush()
         self.log_buffer.note_repeated_warnings()
