@@ -70,8 +70,8 @@ def _logs_of(process: psutil.Process) -> list[Path]:
 
 def _memory(process: psutil.Process) -> int:
     with suppress(psutil.Error):
-        info = process.memory_info()
-        return int(info.rss - getattr(info, "shared", 0))
+        info = process.memory_full_info()
+        return int(getattr(info, "pss", info.uss))  # memory that ranks share counts once
     return 0
 
 
