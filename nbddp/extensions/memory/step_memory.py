@@ -83,6 +83,8 @@ def memory_of_step(
     Raises:
         ArgumentError: there is a process group already, or torch cannot play this training.
 
+    >>> import torch
+    >>> from torch.distributed.fsdp import fully_shard
     >>> def make(mesh):
     ...     model = nn.Linear(64, 64)
     ...     fully_shard(model, mesh=mesh)

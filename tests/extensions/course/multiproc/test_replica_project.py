@@ -1,5 +1,6 @@
 """The replica of notebook 2.7: right ones pass, each mistake has a hint."""
 
+import pytest
 from answers import assert_verdicts
 from drivers.ranks import MakeRanks
 from lessons import definitions
@@ -99,5 +100,6 @@ WRONG = [
 ]
 
 
+@pytest.mark.full
 def test_a_replica_gets_a_verdict(make_group: MakeRanks, snapshot: SnapshotAssertion) -> None:
     assert_verdicts(make_group(3), OTHERS, RIGHT, WRONG, snapshot, answers=ANSWERS)

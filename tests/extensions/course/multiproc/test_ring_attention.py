@@ -1,5 +1,6 @@
 """The function of notebook 4.3: right ones pass, each mistake has a hint."""
 
+import pytest
 from answers import assert_verdicts
 from drivers.ranks import MakeRanks
 from lessons import definitions
@@ -68,5 +69,6 @@ WRONG = [
 ]
 
 
+@pytest.mark.full
 def test_a_ring_gets_a_verdict(make_group: MakeRanks, snapshot: SnapshotAssertion) -> None:
     assert_verdicts(make_group(4), OTHERS, RIGHT, WRONG, snapshot, answers=ANSWERS)
