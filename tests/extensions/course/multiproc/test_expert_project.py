@@ -81,7 +81,8 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_a_layer_of_experts_gets_a_verdict(
     make_group: MakeRanks, snapshot: SnapshotAssertion, ranks: int
 ) -> None:
