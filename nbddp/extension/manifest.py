@@ -56,8 +56,8 @@ class Extension(Frozen):
             commands carries it out.
         backends: its backends for ``--backend``, each with the target of its
             :class:`~nbddp.extension.backend.Backend`.
-        offers: what it offers to other extensions, by name, each with its target. They say which
-            type they expect.
+        offers: what it offers to other extensions, by name, each with its target. The extension
+            that asks for a name defines the type.
         group_methods: its methods of :class:`~nbddp.WorkerGroup`, each with its target: a function
             whose first argument is the group.
     """

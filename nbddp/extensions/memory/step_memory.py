@@ -33,7 +33,7 @@ from nbddp.errors import ArgumentError
 from nbddp.extensions.memory.traffic import Traffic
 from nbddp.reporting.this_rank import communication_device
 
-_KINDS = {  # torch's names, and those of the course
+_KINDS = {  # torch's names, and those of StepMemory
     "Sharded Param": "parameters",
     "Parameter": "parameters",
     "Unsharded Param": "whole parameters",

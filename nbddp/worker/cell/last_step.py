@@ -33,8 +33,8 @@ from nbddp.worker.watch.flight_recorder import newest_collective
 from nbddp.worker.watch.main_thread import frames_from
 
 MIN_LIMIT = 1.0  # seconds that ranks get to end the last step,
-STEPS_IN_LIMIT = 2  # or the time of so many steps if that is longer, but at most
-MAX_LIMIT = 10.0  # seconds; they get these if another rank has ended after it
+STEPS_IN_LIMIT = 2  # or the time of so many steps if that is longer.
+MAX_LIMIT = 10.0  # seconds at most; ranks get all of them once one has ended after the last step
 MAX_LEAD = 3  # steps between ranks that wait for each other in each step
 POLL_INTERVAL = 0.02  # seconds between two looks at the store
 ANSWER_TIMEOUT = 0.2  # seconds for which a rank without steps waits for the others
