@@ -15,7 +15,7 @@ from jupyter_client.manager import KernelManager
 from processes import wait_until
 
 PATIENCE = 120.0  # seconds that a cell may take; a slow machine is not hung
-DROPPED_AFTER = 10.0  # seconds until the reply, once the kernel is idle
+DROPPED_AFTER = 3.0  # seconds until the reply, once the kernel is idle
 Answer = str | Callable[[], object]
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import operator
 import time
 from collections import defaultdict
@@ -40,7 +41,7 @@ class ProgressBar:
     done: int = 0
     began: float = field(default_factory=time.monotonic)
     ended: float = 0.0
-    shown: float = 0.0
+    shown: float = -math.inf
     sink: Sink = field(default_factory=lambda: _sink, repr=False)
 
     @property

@@ -153,6 +153,7 @@ def test_restart_button_after_a_failure_restarts_the_ranks(lab_page: LabPage) ->
         assert "model not found" not in notebook.code_cell(1).inner_text()
 
 
+@pytest.mark.full
 def test_panel_of_a_restarted_kernel_says_that_the_kernel_is_gone(lab_page: LabPage) -> None:
     with lab_page.open_alone("gone.ipynb", START, TRAIN) as notebook:
         notebook.run(0)

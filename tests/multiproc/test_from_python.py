@@ -34,6 +34,7 @@ def run_script(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
     return run(folder, "script.py")
 
 
+@pytest.mark.full
 def test_examples_of_the_python_page_run(folder: Path) -> None:
     for name, code in re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE.read_text(), re.DOTALL):
         (folder / name).write_text(code)

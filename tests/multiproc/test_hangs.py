@@ -90,7 +90,7 @@ HANGS |= {
 }
 
 
-@pytest.mark.gate_runs("new_group", "tags", "store", "both threads", "await", "a loader", "a queue")
+@pytest.mark.gate_runs("new_group", "tags", "store", "both threads", "await", "a queue")
 @pytest.mark.parametrize("name", HANGS)
 def test_hang_card_shows_where_a_rank_waits(group: Ranks, capsys: Capture, name: str) -> None:
     source, place = HANGS[name]

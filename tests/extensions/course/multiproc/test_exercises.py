@@ -141,6 +141,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.full
 def test_check_answer_returns_the_same_verdict_on_all_ranks(
     make_group: MakeRanks, snapshot: SnapshotAssertion
 ) -> None:

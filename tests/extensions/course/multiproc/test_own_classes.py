@@ -133,6 +133,7 @@ DDP_WRONG = [
 ]
 
 
+@pytest.mark.full
 def test_check_answer_accepts_right_classes_and_names_the_mistake_of_wrong_ones(
     make_group: MakeRanks, snapshot: SnapshotAssertion
 ) -> None:
@@ -242,6 +243,7 @@ FSDP_WRONG = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_classes_of_fsdp_and_tensor_parallelism_get_a_verdict(
     make_group: MakeRanks, snapshot: SnapshotAssertion, ranks: int

@@ -166,6 +166,7 @@ def test_dead_rank_is_reported_and_ranks_that_nobody_takes_back_end_with_all_fil
     assert own_files(tmp_path) == []
 
 
+@pytest.mark.full
 def test_kept_ranks_are_ended_from_a_terminal(first: Notebook) -> None:
     assert first.run("%%ddp --keep-alive 60s\nkept = rank").status == "ok"
     end(first, "killed")

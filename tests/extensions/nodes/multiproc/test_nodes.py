@@ -129,6 +129,7 @@ def _logs_are_here(group: Ranks, *, steps: int = 1) -> None:
     assert wait_until(lambda: len(group.read_lines("metrics.jsonl")) == 4 * steps)
 
 
+@pytest.mark.full
 def test_new_node_replaces_a_lost_node(on_nodes: OnNodes) -> None:
     group = on_nodes.start()
     group.run(
