@@ -23,6 +23,8 @@ from playwright.sync_api import Browser, Locator, Page, Playwright, ViewportSize
 from playwright.sync_api import TimeoutError as OutOfTime
 from processes import wait_until
 
+from nbddp.ui.panel.controls import DOUBLE_CLICK_SECONDS
+
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 IS_LAB = os.environ.get("FRONT_END", "lab") == "lab"  # else it is Notebook 7
 CHROMIUM_ARGS = [
@@ -316,6 +318,7 @@ class LabNotebook:
         """Press a button that asks first, and answer; on a slow page it may take that back."""
         for _ in range(9):
             self.button(label).click()
+            self.page.wait_for_timeout(2000 * DOUBLE_CLICK_SECONDS)
             with contextlib.suppress(OutOfTime):
                 self.button(rf"{label}\?").click(timeout=6_000)
                 return

@@ -18,6 +18,7 @@ from nbddp.ui.html_pieces import escape
 from nbddp.ui.panel.plain_widgets import box, close, mime_bundle
 
 CONFIRM_SECONDS = 5.0  # that a button waits for its second press
+DOUBLE_CLICK_SECONDS = 0.5  # two presses within this time are a double click, and count as one
 
 
 class ButtonPress(Enum):
@@ -59,6 +60,11 @@ def _set_confirming(button: widgets.Button, label: str, *, is_confirming: bool) 
     (button.add_class if is_confirming else button.remove_class)("nbddp-asks")
 
 
+def _is_double_click(first_press: float) -> bool:
+    """Return whether a press now belongs to a first press at this monotonic time."""
+    return time.monotonic() - first_press < DOUBLE_CLICK_SECONDS
+
+
 class Controls:
     """The row of buttons. One thread draws it, another one handles presses.
 
@@ -97,9 +103,11 @@ class Controls:
             self._cancel_confirmation()
 
     def _pressed(self, press: ButtonPress) -> None:
-        is_second_press = self._unconfirmed is not None and self._unconfirmed[0] is press
+        asked, asked_at = self._unconfirmed or (None, 0.0)
+        if asked is press and _is_double_click(asked_at):
+            return
         self._cancel_confirmation()
-        if press is ButtonPress.INTERRUPT or is_second_press:
+        if press is ButtonPress.INTERRUPT or asked is press:
             # until the next drawing, so that it does not act twice
             self.buttons[press].disabled = True
             self._press(press, self._kill_rank.value)
@@ -136,7 +144,7 @@ class RetryButtons:
         self._display_id = new_display_id()
         self._is_published = False
         self._action_lock = Lock()
-        self._is_confirming = False
+        self._restart_asked_at: float | None = None
         # not flexible: the status next to a button can be long, and then takes two lines
         self._buttons = {label: _button(label, flex="none") for label in actions}
         for label, action in actions.items():
@@ -173,11 +181,18 @@ class RetryButtons:
         close(self._row)
 
     def _press(self, label: str, action: ButtonAction) -> None:
-        if label != RESTART or self._is_confirming:
+        asked_at = self._restart_asked_at
+        if label != RESTART:
             self._run_action(label, action)
-        if label == RESTART:
-            self._is_confirming = not self._is_confirming
-            _set_confirming(self._buttons[RESTART], RESTART, is_confirming=self._is_confirming)
+        elif asked_at is None:
+            self._ask_for_restart(time.monotonic())
+        elif not _is_double_click(asked_at):
+            self._run_action(label, action)
+            self._ask_for_restart(None)
+
+    def _ask_for_restart(self, asked_at: float | None) -> None:
+        self._restart_asked_at = asked_at
+        _set_confirming(self._buttons[RESTART], RESTART, is_confirming=asked_at is not None)
 
     def _run_action(self, label: str, action: ButtonAction) -> None:
         # Two threads of the kernel can handle two quick presses. The second press does nothing.

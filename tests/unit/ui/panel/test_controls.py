@@ -41,7 +41,10 @@ def hand() -> Hand:
 
 
 @pytest.mark.parametrize("press", [ButtonPress.RESTART, ButtonPress.STOP, ButtonPress.KILL])
-def test_buttons_that_end_ranks_act_on_the_second_press(hand: Hand, press: ButtonPress) -> None:
+def test_buttons_that_end_ranks_act_on_the_second_press(
+    hand: Hand, press: ButtonPress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controls, "DOUBLE_CLICK_SECONDS", 0.0)
     hand.press(press)
     assert hand.done == []
     assert hand.asks() == [press.value]
@@ -52,6 +55,25 @@ def test_buttons_that_end_ranks_act_on_the_second_press(hand: Hand, press: Butto
     assert hand.controls.buttons[press].disabled
     hand.controls.draw(RUNNING)
     assert not hand.controls.buttons[press].disabled
+
+
+def test_a_double_click_does_not_confirm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controls, "DOUBLE_CLICK_SECONDS", 1000.0)
+    hand, restarts = Hand(), Mock(return_value="restarted")
+    retry = controls.RetryButtons(Mock(), {controls.RESTART: restarts})
+    monkeypatch.setattr(controls, "publish", lambda *_args, **_more: None)
+    retry.publish()
+    restart = retry._row.children[0]
+    for _ in range(2):
+        hand.press(ButtonPress.KILL)
+        restart.click()
+    assert (hand.done, hand.asks()) == ([], ["Kill"])
+    assert (restarts.call_count, restart.description) == (0, "Restart?")
+    monkeypatch.setattr(controls, "DOUBLE_CLICK_SECONDS", 0.0)
+    hand.press(ButtonPress.KILL)
+    restart.click()
+    assert hand.done == [(ButtonPress.KILL, 0)]
+    assert (restarts.call_count, restart.description) == (1, "Restart")
 
 
 def test_an_unanswered_confirmation_is_withdrawn(
