@@ -43,7 +43,7 @@ def run_list_report(listing: Listing, *, most: int = SHOWN_RUNS) -> Report:
 def _row(listing: Listing, run: Summary, name: str) -> list[str | Cell]:
     outcome = describe_outcome(run)
     return [
-        Cell(run.name[:60], title=run.name, html=f"<code>{escape(name)}</code>"),
+        Cell(cut_text(run.name, 60), title=run.name, html=f"<code>{escape(name)}</code>"),
         time.strftime("%m-%d %H:%M", time.localtime(run.began)) if run.began else "",
         run.started_by if listing.has_several_programs else "",
         str(run.ranks or ""),
@@ -121,5 +121,5 @@ def describe_outcome(run: Summary) -> str:
     how = run.why if has_whole_text else ": ".join(filter(None, [run.outcome, run.why]))
     lost = f"{format_seconds(run.seconds_lost)} lost to failures" if run.seconds_lost else ""
     is_idle = run.is_live and run.outcome != "running"
-    parts = [how[:90], lost, "ranks still running" if is_idle else "", run.note]
+    parts = [cut_text(how, 90), lost, "ranks still running" if is_idle else "", run.note]
     return " · ".join(filter(None, parts))

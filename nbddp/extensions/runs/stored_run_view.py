@@ -7,7 +7,7 @@ from functools import partial
 
 from nbddp.charts.axes import AxisScale
 from nbddp.extensions.runs.stored_run import StoredCell, StoredRun
-from nbddp.formatting import format_ranks, format_seconds, plural
+from nbddp.formatting import cut_text, format_ranks, format_seconds, plural
 from nbddp.record.metrics import MetricStore
 from nbddp.ui.html_pieces import MAX_CHARTS, escape
 from nbddp.ui.log_lines import LogLine, log_html
@@ -124,7 +124,7 @@ def _failure(cell: StoredCell, *, is_named: bool) -> Card:
 def _source(cell: StoredCell) -> Cell:
     """Return the first line of code that is not empty and not a comment."""
     lines = [line for line in map(str.strip, cell.source.splitlines()) if line]
-    first = next((line for line in lines if not line.startswith("#")), "")[:80]
+    first = cut_text(next((line for line in lines if not line.startswith("#")), ""), 80)
     return Cell(first, html=f"<code>{escape(first)}</code>")
 
 

@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -82,6 +83,7 @@ def test_a_run_that_was_stopped_is_listed_as_interrupted(folder: Path) -> None:
     for _ in range(2):  # the second time from the events only
         run = summarize(path)
         assert (run.outcome, run.why, describe_outcome(run)) == ("interrupted", STOPPED, STOPPED)
+        assert describe_outcome(replace(run, why="long " * 50)).endswith("long…")
         assert len(list_runs(folder, ["outcome=interrupted"]).runs) == 1
         (path / "run.json").write_text('{"nproc": 2}')
 
