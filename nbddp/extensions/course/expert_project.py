@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from nbddp.extensions.course.grading import is_close, judge, require, require_class, require_value
+from nbddp.extensions.course.grading import (
+    is_close,
+    judge,
+    require,
+    require_class,
+    require_double,
+    require_value,
+)
 from nbddp.extensions.memory.traffic import Traffic
 from nbddp.extensions.train.collectives import all_gather
 from nbddp.reporting import this_rank
@@ -78,6 +85,7 @@ def _judge_loads(given: Any, capacity: int, otherwise: str, *, is_even: bool) ->
         "4.4a capacity ignored": _compute(experts, UNLIMITED, *batches[rank])[0],
     }
     require_value(got, right, mistakes, otherwise)
+    require_double(got, right, "output")
     require(got.requires_grad, "4.4a no gradient")
     torch.autograd.backward(outputs, [each.cos() for each in outputs])
     got.backward(right.detach().cos())
@@ -85,6 +93,12 @@ def _judge_loads(given: Any, capacity: int, otherwise: str, *, is_even: bool) ->
     require(is_close(_gradients(batch[2:]), _gradients([weights])), "4.4a gradient of weights")
     total = _gradients(share)
     require_value(_gradients(kept), total, {"4.4a mean": total / ranks}, "4.4a gradient of experts")
+    for name, ours, theirs in (
+        ("gradient of the tokens", batch[:1], [tokens]),
+        ("gradient of the weights", batch[2:], [weights]),
+        ("gradient of the experts", kept, share),
+    ):
+        require_double(_gradients(ours), _gradients(theirs), name)
     moved = sum(all_gather(sum(each.num_bytes for each in traffic.sent)))
     least = 2 * sum(used) * WIDTH * total.itemsize  # there and back
     require(moved <= SLACK * least, "4.4a bytes", moved=moved, least=least)

@@ -145,6 +145,18 @@ def is_close(got: Any, expected: Any) -> bool:
     )
 
 
+def require_double(got: Tensor, right: Tensor, name: str) -> None:
+    """Stop all ranks if one has a value with the error of 32-bit numbers.
+
+    Args:
+        got: a tensor that ``is_close`` to the right one.
+        right: the right one, in 64-bit numbers.
+        name: what it is, for the hint.
+    """
+    error = max((got.detach() - right.detach()).abs().flatten().tolist(), default=0.0)
+    require(error < 1e-9, "any 32 bits", name=name)
+
+
 def all_true(value: object) -> bool:
     """Return whether a value is true on all ranks, so that all of them take the same branch."""
     return all(all_gather(bool(value)))

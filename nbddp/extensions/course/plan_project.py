@@ -137,6 +137,16 @@ def peak_bytes(peak_bytes: Any) -> None:
         mistakes = _peak_mistakes(shape, tokens, ranks, way)
         near = [name for name, value in mistakes.items() if abs(got - value) <= 0.005 * value]
         require(is_right, near[0] if near else "3.8a far", **facts)
+        if way == "FSDP":
+            _judge_shares(shape, ranks, got - peak_bytes(shape, tokens, 2 * ranks, way))
+
+
+def _judge_shares(shape: Shape, ranks: int, saved: float) -> None:
+    """Judge by how many bytes the peak of FSDP shrinks if there are twice as many ranks."""
+    right = 6 * number_of_parameters(shape) / ranks  # half of 12 bytes: only the state is divided
+    texts = {"saved": format_bytes(max(saved, 0)), "right": format_bytes(right)}
+    is_right = abs(saved - right) <= 0.2 * right
+    require(is_right, "3.8a gradients", shape=shape, ranks=ranks, double=2 * ranks, **texts)
 
 
 def _peak_mistakes(shape: Shape, tokens: int, ranks: int, way: str) -> dict[str, float]:

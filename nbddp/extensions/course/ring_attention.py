@@ -10,7 +10,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
-from nbddp.extensions.course.grading import judge, require, require_function, require_value
+from nbddp.extensions.course.grading import (
+    judge,
+    require,
+    require_double,
+    require_function,
+    require_value,
+)
 from nbddp.extensions.memory.traffic import Traffic
 from nbddp.reporting import this_rank
 from nbddp.reporting.this_rank import communication_device
@@ -70,6 +76,7 @@ def _judge_split(ring: Any, places: Tensor, split: str) -> None:
         "4.3a own keys": attention(*inputs, attn_mask=places[rank][:, None] >= places[rank]),
     }
     require_value(output, share(right), mistakes, "4.3a output", split=split)
+    require_double(output, share(right), "result")
     require(output.requires_grad, "4.3a no gradient")
     # after messages of the judge: a send keeps its tensor until it has ended
     kept = sum(size for each, size in forward.sizes.items() if not each.expired()) - len(inputs)
@@ -79,6 +86,7 @@ def _judge_split(ring: Any, places: Tensor, split: str) -> None:
     for name, got, of in zip(NAMES, found, expected, strict=True):
         mistakes = {"4.3a before home": share(of, 1), "4.3a past home": share(of, -1)}
         require_value(got, share(of), mistakes, f"4.3a gradient of {name}", name=name)
+        require_double(got, share(of), f"gradient of the {name}")
     require(kept <= 3.2, "4.3a kept", kept=kept)
     require(ranks == 2 or split == "plain" or forward.before_last, "4.3a all before")
     seen = places.view(ranks, 2, -1).amin(-1) <= places[rank].view(2, 1, 1, -1).amax(-1)

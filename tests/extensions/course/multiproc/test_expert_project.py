@@ -78,6 +78,8 @@ WRONG = [
     '"4.4a", hooked(added_up)',
     '"4.4a", Everywhere',
     f'{MINE}, "{LOOP}", "{LOOP} if len(arrived) else arrived.detach()")',
+    f'{MINE}, "None] * back)", "None] * back.float())")',
+    '"4.4a", hooked(lambda gradient: gradient.float().double())',
 ]
 
 

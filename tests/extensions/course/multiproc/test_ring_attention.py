@@ -15,6 +15,10 @@ OTHERS = """
 def of_own_keys(query, key, value, places):
     mask = places[rank][:, None] >= places[rank]
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+def in_32_bits(query, key, value, places):
+    given = query.float(), key.float(), value.float()
+    return ring_attention(*given, places).double()
 """
 RING = '"4.3a", but("ring_attention"'
 PLACES, MASK = "places[rank], places[(rank - step) % world_size]", "< theirs[columns]"
@@ -66,6 +70,8 @@ WRONG = [
     f'{RING}, "{SAVE}", "{SAVE}; ctx.blocks = [kv, kv.clone()]")',
     f'{RING}, "{LOOP}", "{ALL_BEFORE}")',
     f'{RING}, "if not hidden.all()", "if True")',
+    '"4.3a", in_32_bits',
+    f'{RING}, "of_kv = torch.zeros_like(kv)", "of_kv = torch.zeros_like(kv).float()")',
 ]
 
 

@@ -132,6 +132,7 @@ WRONG = [
     f'{PEAK}, " * shape.blocks * tokens", " * tokens")',
     f'{PEAK}, "state = 4 * parameters", "state = 4 * parameters / ranks")',
     f'{PEAK}, "3 * parameters / ranks", "4 * parameters")',
+    f'{PEAK}, "3 * parameters / ranks", "4 * parameters / ranks")',
     f'{PEAK}, "state = 4 * parameters", "state = 3 * parameters")',
     f'{PEAK}, "/ ranks + ends", "/ ranks")',
     f'{PEAK}, "(state + activations + scores)", "(state + (activations + scores) / ranks)")',
