@@ -197,7 +197,11 @@ def _parse_words(parser: MagicParser[Any], words: Sequence[str]) -> Namespace:
             source = "%%ddp?" if parser.prog == CELL.prog else f"%ddp help {parser.prog.split()[1]}"
             listing = f"`{source}` lists the options"
         advice = f"did you mean {' or '.join(close)}?" if close else listing
-        if unknown[0].startswith("-"):
+        if word.startswith("-") and (flag := _cell_option(word)):
+            command = COMMANDS.get(flag.removeprefix("--"))
+            before = f"; before it, use `%ddp {command.kind.example}`" if command else ""
+            hint = f"`{flag}` is an option of a cell: `%%ddp {flag}`{before}"
+        elif unknown[0].startswith("-"):
             hint = advice if options else "the command has no options"
         elif options:
             hint = f"put a value with spaces into quotes; {advice}"

@@ -137,6 +137,7 @@ REFUSED = (
 )
 REFUSED_COMMANDS = (
     *("kill", "kill one", "logs 0 -n 0", "pull", "pull x --rank -1", "push", "push a --to 1"),
+    "start --fresh",
     *("stop now", "view", "auto", "kill 1 2", "run", "run --kep train.py"),
 )
 
