@@ -349,11 +349,30 @@ def _members(given: Any) -> list[int]:
         return []
 
 
+class _BusyLock:
+    """A server's lock that another push takes first, each time, and makes an update."""
+
+    def __init__(self, server: Any) -> None:
+        self.server, self.lock, self.depth = server, server.lock, 0
+
+    def __enter__(self) -> bool:
+        if self.depth == 0:  # an RLock can be taken again, without another push between
+            self.server.version += 1
+        self.depth += 1
+        return bool(self.lock.acquire())
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+        self.lock.release()
+
+    acquire, release = __enter__, __exit__
+
+
 @judge("A1a")
 def _refuse_stale_gradients(server: Any) -> None:
     require(isinstance(server, type), "A1a no class")
     made = server()
-    names = ("model", "version", "history", "push", "close")
+    names = ("model", "lock", "version", "history", "push", "close")
     require_none([name for name in names if not hasattr(made, name)], "A1a missing")
     gradients = [torch.ones_like(each) for each in made.model.parameters()]
     weight = next(made.model.parameters()).detach().clone()
@@ -367,5 +386,10 @@ def _refuse_stale_gradients(server: Any) -> None:
     require(made.version == 11, "A1a refuses four")
     require(not weight.equal(next(made.model.parameters())), "A1a not applied")
     require(made.history == [(1, 4, 1.0)], "A1a other history", history=made.history)
+    made.lock = _BusyLock(made)
+    for version in (6, 7):
+        made.version = 10
+        made.push(1, version, gradients, 1.0)
+    require({staleness for _, staleness, _ in made.history} == {4}, "A1a two pushes")
     made.close()
     require(made.push(1, 5, gradients, 1.0) is False, "A1a no answer")

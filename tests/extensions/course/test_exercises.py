@@ -3,6 +3,7 @@
 import re
 import signal
 import threading
+from contextlib import nullcontext
 from copy import deepcopy
 from datetime import timedelta
 from fractions import Fraction
@@ -66,20 +67,22 @@ def in_turn(store, rank, world_size, seconds):
 
 
 class Server:
-    """As notebook A1 has it, without a lock."""
+    """As notebook A1 has it."""
 
     def __init__(self):
+        self.lock = threading.RLock()
         self.model = nn.Linear(2, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.version, self.history, self.is_open = 0, [], True
 
     def push(self, trainer, version, gradients, loss):
-        for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
-            parameter.grad = gradient
-        self.optimizer.step()
-        self.history.append((trainer, self.version - version, loss))
-        self.version += 1
-        return self.is_open
+        with self.lock:
+            for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
+                parameter.grad = gradient
+            self.optimizer.step()
+            self.history.append((trainer, self.version - version, loss))
+            self.version += 1
+            return self.is_open
 
     def close(self):
         self.is_open = False
@@ -89,13 +92,34 @@ def refusing(*, above: int, says: Any = None, notes: bool = False) -> type[Serve
 
     class Strict(Server):
         def push(self, trainer, version, gradients, loss):
-            if self.version - version <= above:
-                return super().push(trainer, version, gradients, loss)
-            if notes:
-                self.history.append((trainer, self.version - version, loss))
-            return self.is_open if says is None else says
+            with self.lock:
+                if self.version - version <= above:
+                    return super().push(trainer, version, gradients, loss)
+                if notes:
+                    self.history.append((trainer, self.version - version, loss))
+                return self.is_open if says is None else says
 
     return Strict
+
+
+class Unlocked(Server):
+    def push(self, trainer, version, *given):
+        if self.version - version > 4:
+            return self.is_open
+        return super().push(trainer, version, *given)
+
+
+class LockedTwice(Server):
+    def push(self, trainer, version, *given):
+        with self.lock:
+            is_stale = self.version - version > 4
+        return self.is_open if is_stale else super().push(trainer, version, *given)
+
+
+class WithoutLock(refusing(above=4)):
+    def push(self, *given):
+        self.lock = nullcontext()
+        return super().push(*given)
 
 
 class Counting(refusing(above=4)):
@@ -322,6 +346,9 @@ WRONG_ANSWERS: dict[str, dict[str, tuple[Any, ...]]] = {
         "notes versions": (Noting,),
         "answers nothing": (refusing(above=4, says=()),),
         "answers open": (refusing(above=4, says=True),),
+        "checks without the lock": (Unlocked,),
+        "takes the lock twice": (LockedTwice,),
+        "uses no lock": (WithoutLock,),
         "a server, not the class": (refusing(above=4)(),),
         "another class": (dict,),
     },
