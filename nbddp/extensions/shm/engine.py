@@ -74,8 +74,7 @@ class Recorder:
     ) -> Record:
         """Record the start of a call."""
         inputs = [(tensor.dtype, tensor.shape) for tensor in tensors]
-        about = group.group_name, group.group_desc
-        record = Record(number, name, about, inputs, is_message, next(self._count))
+        record = Record(number, name, group.label, inputs, is_message, next(self._count))
         self._records.append(record)
         return record
 

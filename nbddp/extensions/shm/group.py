@@ -1,9 +1,9 @@
 """A process group over shared memory: torch's collectives, of tensors on the CPU.
 
 It is a Python ``ProcessGroup``. C++ code, such as functional collectives, also needs a C++ backend
-in it, which has the name of the group. That is torch's fake one, which refuses all collectives, so
-no method that is missing here can do nothing without an error. From torch 2.15 on, a subclass of
-``Backend`` would do without it.
+in it, which has the name of the group. That is torch's fake one. It refuses all collectives (not in
+torch 2.9), so no method that is missing here can do nothing without an error. From torch 2.15 on, a
+subclass of ``Backend`` would do without it.
 """
 
 # mypy: disable-error-code="override, assignment, call-arg, attr-defined"
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -43,15 +43,27 @@ class ShmGroup(dist.ProcessGroup):
 
     def __init__(self, rank: int, size: int, recorder: Recorder) -> None:
         super().__init__(rank, size)
-        options = FakeProcessGroup.Options()
-        options.error_on_collective = True
+        self._rank, self._size = rank, size
         kind: Any = dist.ProcessGroup.BackendType.CUSTOM
-        self._inner = FakeProcessGroup._create_internal(rank, size, options)
+        self._inner = _inner_backend(rank, size)
         self._register_backend(torch.device("cpu"), kind, self._inner)
         self._set_default_backend(kind)
         self._recorder, self._pid, self.started = recorder, os.getpid(), 0
         self._memory = Memory(rank, size, timedelta(0))
         self._channels: dict[str, Channel] = {}
+
+    # An interrupt in torch's own two methods, and in those of the name, would keep the frame of the
+    # caller for ever, with its tensors and the memory of the group.
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    @cached_property
+    def label(self) -> tuple[str, str]:
+        """Name and description, which the group has from its first call on."""
+        return self.group_name, self.group_desc
 
     # ---- its life
 
@@ -436,6 +448,14 @@ class _Flat:
             if tensor is not copy:
                 with torch.inference_mode():  # else it refuses tensors of such a mode
                     tensor.copy_(copy)
+
+
+def _inner_backend(rank: int, size: int) -> Any:
+    options = FakeProcessGroup.Options()
+    if hasattr(options, "error_on_collective"):  # torch 2.9 does not have it
+        options.error_on_collective = True
+    create = getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)
+    return create(rank, size, options)
 
 
 def _reducing(tensor: torch.Tensor, opts: Any) -> Reducing:

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from interrupted_calls import count_kept_frames
 from refusals import refusal
 
 from nbddp import WorkerGroup
 from nbddp.errors import ArgumentError, RequestError
+from nbddp.extensions.shm.engine import Recorder
+from nbddp.extensions.shm.group import ShmGroup
 from nbddp.extensions.shm.shared_memory import TURNS, Memory
 from nbddp.topology import Topology
 from nbddp.worker.process_group.process_group import make_own_backend
@@ -40,6 +43,11 @@ def test_the_memory_for_collectives_of_any_size_is_limited(size: int) -> None:
     memory = Memory(0, size, timedelta())
     assert TURNS * size * memory.slot_size <= 64 << 20
     assert memory.slot_size >= 256 << 10
+
+
+def test_an_interrupt_of_a_method_that_torch_calls_too_keeps_no_frame() -> None:
+    group = ShmGroup(0, 1, Recorder())
+    assert count_kept_frames(lambda: (group.rank(), group.size()), interrupts=300) == 0
 
 
 def connected(timeout: float = 10.0) -> tuple[Memory, Memory]:
