@@ -64,15 +64,25 @@ def fake_wandb(base: Path) -> Path:
     return folder.parent
 
 
-def expected(folder: Path) -> Curves:
-    """Return the curves of ``metrics.jsonl``, if each attempt has one cell with rising steps."""
+def expected(folder: Path, *, is_retried: bool) -> Curves:
+    """Return the curves of ``metrics.jsonl``, if each attempt has one cell with rising steps.
+
+    Steps that begin again continue after those of the earlier attempts, if they are not retried.
+    """
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    groups: dict[tuple[str, int, int], dict[int, float]] = defaultdict(dict)
+    steps: dict[int, set[int]] = defaultdict(set)
+    for row in rows:
+        steps[row["attempt"]].add(row["step"])
+    offsets, end = {}, -1
+    for attempt in sorted(steps):
+        offsets[attempt] = 0 if is_retried else max(0, end + 1 - min(steps[attempt]))
+        end = max(steps[attempt]) + offsets[attempt]
+    groups: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
     for row in rows:
         for name in row.keys() - NOT_NUMBERS:
-            groups[name, row["attempt"], row["step"]][row["rank"]] = row[name]
+            groups[name, row["step"] + offsets[row["attempt"]]][row["rank"]] = row[name]
     found: Curves = defaultdict(list)
-    for (name, _, step), values in groups.items():
+    for (name, step), values in groups.items():
         found[name].append((step, sum(values.values()) / len(values)))
         if len(values) > 1:
             found[f"{name}/rank0"].append((step, values[0]))
