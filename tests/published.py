@@ -77,12 +77,13 @@ def expected(folder: Path, *, is_retried: bool) -> Curves:
     for attempt in sorted(steps):
         offsets[attempt] = 0 if is_retried else max(0, end + 1 - min(steps[attempt]))
         end = max(steps[attempt]) + offsets[attempt]
-    groups: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
+    groups: dict[tuple[str, int, int], dict[int, float]] = defaultdict(dict)
     for row in rows:
         for name in row.keys() - NOT_NUMBERS:
-            groups[name, row["step"] + offsets[row["attempt"]]][row["rank"]] = row[name]
+            step = row["step"] + offsets[row["attempt"]]
+            groups[name, row["attempt"], step][row["rank"]] = row[name]
     found: Curves = defaultdict(list)
-    for (name, step), values in groups.items():
+    for (name, _, step), values in groups.items():
         found[name].append((step, sum(values.values()) / len(values)))
         if len(values) > 1:
             found[f"{name}/rank0"].append((step, values[0]))
