@@ -202,14 +202,15 @@ def test_cell_that_is_run_again_before_its_panel_opens_is_shown_and_keeps_its_re
 
 def test_cell_that_is_run_again_during_a_start_that_fails_shows_the_error(page: Notebook) -> None:
     page.run(
-        f"{imported(NotebookRanks)}import pathlib, time\nensure = NotebookRanks.ensure_started\n"
-        "def fail(*_, **__):\n    while not pathlib.Path('go_on').exists(): time.sleep(0.02)\n"
+        f"{imported(NotebookRanks)}import time\nensure = NotebookRanks.ensure_started\n"
+        "def fail(ranks, *_, **__):\n    view = ranks.presenter._starting_panel\n"
+        "    while view._served.rerun is None:\n"  # until the kernel has the second request
+        "        view._comms.process_pending()\n        time.sleep(0.02)\n"
         "    raise OSError('no ranks')\n"
         "NotebookRanks.ensure_started = fail"
     )
     page.run("%ddp stop")
     again, reply = run_twice(page, "%%ddp --nproc 2\nrank", "starting 2 ranks")
-    (page.folder / "go_on").touch()
     page.finish(again, so_far=reply)
     page.run("NotebookRanks.ensure_started = ensure")
     assert "OSError: no ranks" in reply.error
