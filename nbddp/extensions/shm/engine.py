@@ -198,6 +198,10 @@ class Channel:
     def submit(self, call: Call, *, at_once: bool) -> None:
         """Run a call on this thread if ``at_once``, and nothing is before it; else on another."""
         with self._changed:
+            if threading.current_thread() is self._thread:
+                # A callback of a call that has ended, such as PowerSGD's, may wait for this call:
+                # another thread takes over.
+                self._thread, self._is_busy = None, False
             at_once = at_once and not (self._is_busy or self._pending)
             if at_once:
                 self._is_busy = True
@@ -233,5 +237,7 @@ class Channel:
             call.run()
             del call  # and its tensors
             with self._changed:
+                if threading.current_thread() is not self._thread:
+                    return
                 self._is_busy = False
                 self._changed.notify_all()

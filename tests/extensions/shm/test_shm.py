@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +14,7 @@ from refusals import refusal
 
 from nbddp import WorkerGroup
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.extensions.shm.engine import Recorder
+from nbddp.extensions.shm.engine import Call, Channel, Record, Recorder
 from nbddp.extensions.shm.group import ShmGroup
 from nbddp.extensions.shm.shared_memory import TURNS, Memory
 from nbddp.topology import Topology
@@ -48,6 +49,32 @@ def test_the_memory_for_collectives_of_any_size_is_limited(size: int) -> None:
 def test_an_interrupt_of_a_method_that_torch_calls_too_keeps_no_frame() -> None:
     group = ShmGroup(0, 1, Recorder())
     assert count_kept_frames(lambda: (group.rank(), group.size()), interrupts=300) == 0
+
+
+def test_a_callback_of_a_call_can_wait_for_later_calls_of_its_channel() -> None:
+    channel, group, order = Channel("test"), ShmGroup(0, 1, Recorder()), list[str]()
+
+    def submit(name: str) -> Call:
+        record = Record(1, name, ("", ""), [], False, 0)
+        call = Call(lambda: order.append(name), [name], record, group._memory.leave_after)
+        channel.submit(call, at_once=False)
+        return call
+
+    may_start = threading.Event()
+    first = Call(
+        lambda: may_start.wait(10) and None,
+        [],
+        Record(1, "", ("", ""), [], False, 0),
+        group._memory.leave_after,
+    )
+    channel.submit(first, at_once=False)
+    done = first.get_future().then(lambda _: submit("of the callback").get_future().wait())
+    submit("before the callback")
+    may_start.set()
+    assert done.wait() == ["of the callback"]
+    assert submit("after it").wait(timedelta(seconds=10))
+    assert order == ["before the callback", "of the callback", "after it"]
+    channel.close()
 
 
 def connected(timeout: float = 10.0) -> tuple[Memory, Memory]:
