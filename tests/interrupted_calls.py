@@ -1,4 +1,4 @@
-"""Interrupt a function at random moments, and count the frames that stay alive."""
+"""Interrupt a function at random moments, and find a frame that stays alive."""
 
 import gc
 import random
@@ -14,10 +14,10 @@ class _Local:
     """A local variable of a frame."""
 
 
-def count_kept_frames(function: Callable[[], object], *, interrupts: int, most: int = 1) -> int:
-    """Call a function again and again; an interrupt ends each such loop.
+def keeps_a_frame(function: Callable[[], object], *, interrupts: int) -> bool:
+    """Call a function in loops, and end each loop by an interrupt.
 
-    Return how many loops stay alive. End before ``interrupts`` if that are ``most``.
+    Return whether a loop's frame stays alive after its end; stop at the first.
     """
     kept, is_due, is_over = WeakSet[_Local](), threading.Event(), threading.Event()
     main = threading.main_thread().ident or 0
@@ -40,11 +40,10 @@ def count_kept_frames(function: Callable[[], object], *, interrupts: int, most: 
     for _ in range(interrupts):
         with suppress(KeyboardInterrupt):
             call_until_interrupt()
-        if len(kept) >= most:
-            gc.collect()
-            if len(kept) >= most:
-                break
+        gc.collect()
+        if kept:
+            break
     is_over.set()
     is_due.set()
     interrupter.join()
-    return len(kept)
+    return bool(kept)

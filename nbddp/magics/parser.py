@@ -79,7 +79,7 @@ def command_parser(name: str) -> MagicParser[Any]:
     if owner := owner_of_command(name):
         meant = f"the extension {owner} is not installed"
     elif flag := _cell_option(name):
-        meant = f"`{flag}` is an option of a cell: `%%ddp {flag}`; `%ddp help {name}` explains it"
+        meant = _point_to_cell(flag)
     elif close := get_close_matches(name, COMMANDS, n=1, cutoff=MIN_SIMILARITY):
         meant = f"did you mean `%ddp {close[0]}`?"
     else:
@@ -106,6 +106,11 @@ def help_text(name: str | None) -> str:
 def _cell_option(name: str) -> str:
     flag = f"--{name.lstrip('-')}"
     return flag if flag in CELL.options() else ""
+
+
+def _point_to_cell(flag: str) -> str:
+    name = flag.removeprefix("--")
+    return f"`{flag}` is an option of a cell: `%%ddp {flag}`; `%ddp help {name}` explains it"
 
 
 def parse_line(parser: MagicParser[T], line: str) -> T:
@@ -198,9 +203,7 @@ def _parse_words(parser: MagicParser[Any], words: Sequence[str]) -> Namespace:
             listing = f"`{source}` lists the options"
         advice = f"did you mean {' or '.join(close)}?" if close else listing
         if word.startswith("-") and (flag := _cell_option(word)):
-            command = COMMANDS.get(flag.removeprefix("--"))
-            before = f"; before it, use `%ddp {command.kind.example}`" if command else ""
-            hint = f"`{flag}` is an option of a cell: `%%ddp {flag}`{before}"
+            hint = _point_to_cell(flag)
         elif unknown[0].startswith("-"):
             hint = advice if options else "the command has no options"
         elif options:

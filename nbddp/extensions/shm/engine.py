@@ -199,8 +199,8 @@ class Channel:
         """Run a call on this thread if ``at_once``, and nothing is before it; else on another."""
         with self._changed:
             if threading.current_thread() is self._thread:
-                # A callback of a call that has ended, such as PowerSGD's, may wait for this call:
-                # another thread takes over.
+                # A callback of an earlier call makes this one, as in PowerSGD, and may wait for it:
+                # another thread must serve the channel from now on.
                 self._thread, self._is_busy = None, False
             at_once = at_once and not (self._is_busy or self._pending)
             if at_once:
@@ -238,6 +238,6 @@ class Channel:
             del call  # and its tensors
             with self._changed:
                 if threading.current_thread() is not self._thread:
-                    return
+                    return  # a callback has made a call, so another thread serves the channel
                 self._is_busy = False
                 self._changed.notify_all()

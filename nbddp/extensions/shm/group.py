@@ -52,8 +52,8 @@ class ShmGroup(dist.ProcessGroup):
         self._memory = Memory(rank, size, timedelta(0))
         self._channels: dict[str, Channel] = {}
 
-    # An interrupt in torch's own two methods, and in those of the name, would keep the frame of the
-    # caller for ever, with its tensors and the memory of the group.
+    # Torch's methods of C++ look for a Python method first. If an interrupt arrives meanwhile, the
+    # frame of the caller is never freed, nor its tensors and the memory of the group.
     def rank(self) -> int:
         return self._rank
 
@@ -62,7 +62,7 @@ class ShmGroup(dist.ProcessGroup):
 
     @cached_property
     def label(self) -> tuple[str, str]:
-        """Name and description, which the group has from its first call on."""
+        """Name and description. Torch sets them after it has made the group."""
         return self.group_name, self.group_desc
 
     # ---- its life

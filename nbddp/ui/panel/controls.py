@@ -60,9 +60,9 @@ def _set_confirming(button: widgets.Button, label: str, *, is_confirming: bool) 
     (button.add_class if is_confirming else button.remove_class)("nbddp-asks")
 
 
-def _is_double_click(first_press: float) -> bool:
-    """Return whether a press now belongs to a first press at this monotonic time."""
-    return time.monotonic() - first_press < DOUBLE_CLICK_SECONDS
+def _is_double_click(pressed_at: float) -> bool:
+    """Return whether a press now is the second of a double click; the first was at this time."""
+    return time.monotonic() - pressed_at < DOUBLE_CLICK_SECONDS
 
 
 class Controls:
