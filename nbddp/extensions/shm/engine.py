@@ -19,6 +19,7 @@ from weakref import WeakMethod
 import torch
 import torch.distributed as dist
 from torch.futures import Future
+from torch.utils._mode_utils import no_dispatch
 
 BUFFER_SIZE = 400  # calls that are recorded, as in torch's flight recorder
 
@@ -114,7 +115,8 @@ class Call(dist.Work):
         """Carry out the call, and keep its error."""
         try:
             if self._act is not None:
-                self._source = self._act()
+                with no_dispatch():  # modes such as MemTracker's must not count the shared memory
+                    self._source = self._act()
         except BaseException as error:  # noqa: BLE001 - the wait raises it
             self.end(error.with_traceback(None))  # whose frames would keep the memory
         else:

@@ -161,6 +161,17 @@ def test_models_train_as_with_gloo_with_as_many_collectives_in_shared_memory(
     assert all(count > 3 for _, count in found["shm"].values())
 
 
+def test_trackers_of_memory_do_not_count_what_the_ranks_share(shm_group: Ranks) -> None:
+    shm_group.run(
+        "from torch.distributed._tools.mem_tracker import MemTracker\n"
+        "with MemTracker() as tracker:\n"
+        "    x = torch.ones(100_000)\n"
+        "    dist.all_reduce(x)\n"
+        "peak = tracker.get_tracker_snapshot('peak')[torch.device('cpu')]['Total']\n"
+        "assert peak == x.nbytes, peak"
+    )
+
+
 def test_groups_that_ranks_call_in_different_orders_do_not_wait_for_each_other(
     shm_group: Ranks,
 ) -> None:
