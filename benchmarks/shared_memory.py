@@ -2,8 +2,9 @@
 
     python benchmarks/shared_memory.py [--rounds 5] [--ranks 2,4]
 
-Both train the same models with DDP and make the same all_reduce, with one thread for each rank, in
-turns within one run. Only the ratios matter: absolute figures depend on the machine and its load.
+Both run the same script, nbddp by ``%ddp run``, with one thread for each rank. It trains models
+with DDP and makes an all_reduce. They take turns. Only the ratios matter: absolute figures depend
+on the machine and its load.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from statistics import median
 from nbddp import WorkerGroup
 
 BLOCKS = 9  # the fastest counts, because other programs may disturb the others
-WORK = """
+SCRIPT = """
 import json, time
 from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+
+dist.init_process_group()
 
 def train(widths, steps):
     torch.manual_seed(0)
@@ -67,15 +70,12 @@ def measure():
 found = measure()
 if dist.get_rank() == 0:
     Path(OUT).write_text(json.dumps(found))
+dist.destroy_process_group()
 """
-INIT = "import torch.distributed\ntorch.distributed.init_process_group('gloo')\n"
-LEAVE = "\ntorch.distributed.destroy_process_group()\n"
 
 
-def run_under_torchrun(folder: Path, source: str, ranks: int) -> None:
-    """Run the source as a script over Gloo."""
-    script = folder / "script.py"
-    script.write_text(INIT + source + LEAVE)
+def run_under_torchrun(script: Path, ranks: int) -> None:
+    """Run the script over Gloo, which torch chooses on CPUs."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [*launcher, "--nproc-per-node", str(ranks), str(script)],
@@ -90,13 +90,14 @@ def run_under_torchrun(folder: Path, source: str, ranks: int) -> None:
 def compare(folder: Path, ranks: int, rounds: int) -> list[str]:
     """Return a row of the table for each measure: the ratios of all rounds."""
     out = folder / "found.json"
-    source = WORK.replace("OUT", repr(str(out))).replace("BLOCKS", str(BLOCKS))
+    script = folder / "script.py"
+    script.write_text(SCRIPT.replace("OUT", repr(str(out))).replace("BLOCKS", str(BLOCKS)))
     gloo, shm = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     with WorkerGroup(nproc=ranks, threads=1, backend="shm") as group:
         for turn in range(rounds):
             runs = [
-                (shm, lambda: group.run(source, quiet=True)),
-                (gloo, lambda: run_under_torchrun(folder, source, ranks)),
+                (shm, lambda: group.run_script(script, quiet=True)),
+                (gloo, lambda: run_under_torchrun(script, ranks)),
             ]
             for times, run in runs if turn % 2 == 0 else reversed(runs):
                 run()
