@@ -79,8 +79,8 @@ def without_conflicts(manifests: Iterable[Extension]) -> dict[str, Extension]:
 
 def _claims(extension: Extension) -> set[str]:
     """Return what no other extension may have."""
-    kinds = [kind for kind in (extension.options, extension.cell_options) if kind is not None]
-    options = [option for kind in kinds for option in fields(kind)]
+    kinds = (extension.options, extension.cell_options, extension.start_options)
+    options = [option for kind in kinds if kind is not None for option in fields(kind)]
     flags = {word for option in options for word in option.metadata.get("names", "").split()}
     return {
         f"the name {extension.name}",

@@ -45,6 +45,7 @@ class Extension(Frozen):
         commands: its commands; a method of the same name in its notebook's half carries it out.
         options: its options of ``%%ddp`` and ``%ddp run``; each has a default.
         cell_options: its options of ``%%ddp`` alone.
+        start_options: its options of ``%%ddp`` and ``%ddp start``.
         events: the events of the notebook (``group/notebook_events.py``) that it hears of.
         notebook: the target of its :class:`~nbddp.group.notebook_half.NotebookHalf`.
         rank: the target of its :class:`~nbddp.extension.rank_half.RankHalf`.
@@ -69,6 +70,7 @@ class Extension(Frozen):
     commands: tuple[type[Command], ...] = ()
     options: type[Frozen] | None = None
     cell_options: type[Frozen] | None = None
+    start_options: type[Frozen] | None = None
     events: tuple[type[Frozen], ...] = ()
     notebook: str = ""
     rank: str = ""

@@ -140,6 +140,12 @@ class NotebookHalf:
         del cell
         return False
 
+    def before_start(self, spec: GroupSpec, options: Any) -> None:
+        """Prepare for the ranks of a cell or of `%ddp start` that has ``start_options``.
+
+        They may run already. Its errors are those of the line, which then starts nothing.
+        """
+
     def after_cell(self, cell: CellWithResult) -> Sequence[Report]:
         """Return reports to show below a cell or script that had options of the extension.
 
@@ -202,6 +208,13 @@ class NotebookHalves:
     def run_cell(self, cell: UnstartedCell) -> bool:
         """Let the extensions that are in use, or whose options the cell has, run it otherwise."""
         return any(self._hooks.load(name).run_cell(cell) for name in self._used(cell))
+
+    def before_start(self, spec: GroupSpec, given: Mapping[type[Frozen], Any]) -> None:
+        """Call the hook of each extension whose ``start_options`` the line has."""
+        for name in self._hooks.names:
+            kind = installed()[name].start_options
+            if kind is not None and kind in given:
+                self._hooks.load(name).before_start(spec, given[kind])
 
     def tell(self, event: NotebookEvent, *, is_urgent: bool = False) -> None:
         """Call the hook of each extension that hears of such events.

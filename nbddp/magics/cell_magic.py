@@ -50,6 +50,7 @@ def run_cell(notebook: NotebookState, line: str, cell: str) -> None:
         )
         if notebook.extensions.run_cell(unstarted):
             return
+        notebook.extensions.before_start(spec, args.extensions)
         with notebook.ranks.started_for_cell(spec, args):
             if values:
                 notebook.group.push(values)

@@ -93,9 +93,9 @@ def _status(notebook: NotebookState, _args: StatusArguments) -> None:
 
 
 def _start(notebook: NotebookState, args: StartArguments) -> None:
-    notebook.ranks.ensure_started(
-        replace(notebook.ranks.requested_spec(args), joins_group=True), fresh=False
-    )
+    spec = replace(notebook.ranks.requested_spec(args), joins_group=True)
+    notebook.extensions.before_start(spec, args.extensions)
+    notebook.ranks.ensure_started(spec, fresh=False)
     notebook.presenter.show_status(notebook.group.session)
 
 

@@ -21,9 +21,10 @@ from nbddp.extension.installed import (
 )
 from nbddp.extension.manifest import Command, Extension
 from nbddp.magics import command_arguments
-from nbddp.magics.command_arguments import LineArguments, PullArguments
+from nbddp.magics.command_arguments import LineArguments, PullArguments, StartArguments
 from nbddp.magics.magic_parser import MagicParser, T, place_before
 from nbddp.magics.run_arguments import CellArguments, RunArguments
+from nbddp.wire.frozen import Frozen
 from nbddp.wire.options.option_values import without_quotes
 
 MAX_LISTED = 10  # options in an error
@@ -38,7 +39,8 @@ _EXTENSIONS = [*without_conflicts([CORE, *installed().values()]).values()]
 _EXTENSIONS.remove(CORE)
 OPTIONS = [extension.options for extension in _EXTENSIONS if extension.options]
 _ONLY_OF_CELLS = [extension.cell_options for extension in _EXTENSIONS if extension.cell_options]
-CELL = MagicParser(CellArguments, OPTIONS + _ONLY_OF_CELLS, prog="%%ddp")
+_OF_STARTS = [extension.start_options for extension in _EXTENSIONS if extension.start_options]
+CELL = MagicParser(CellArguments, OPTIONS + _ONLY_OF_CELLS + _OF_STARTS, prog="%%ddp")
 LINE = MagicParser(
     LineArguments,
     prog="%ddp",
@@ -57,12 +59,18 @@ def _kinds() -> list[type[Command]]:
     return kinds
 
 
+def _extensions_of(kind: type[Command]) -> list[type[Frozen]]:
+    if issubclass(kind, RunArguments):
+        return OPTIONS
+    return _OF_STARTS if issubclass(kind, StartArguments) else []
+
+
 for kind in _kinds():
     command = command_name(kind)
     COMMANDS[command] = _PARSERS.add_parser(
         command,
         kind=kind,
-        extensions=OPTIONS if issubclass(kind, RunArguments) else (),
+        extensions=_extensions_of(kind),
         help=(kind.__doc__ or "").replace("%", "%%"),
         epilog=f"for example `%ddp {kind.example}`" if kind.example != command else None,
     )

@@ -27,9 +27,11 @@ class GroupArguments(Frozen):
 
     Attributes:
         start: the options of :class:`~nbddp.wire.group_spec.StartOptions` that the line has.
+        extensions: the options of extensions that the line has, by their class.
     """
 
     start: Mapping[str, Any] = field(default_factory=dict)
+    extensions: Mapping[type[Frozen], Any] = field(default_factory=dict)
 
     def spec(self, base: GroupSpec) -> GroupSpec:
         """Return ``base`` with the options of the line."""
@@ -37,13 +39,8 @@ class GroupArguments(Frozen):
 
 
 class RunArguments(GroupArguments, RunOptions):
-    """The options of a cell or script that only the notebook obeys.
+    """The options of a cell or script that only the notebook obeys."""
 
-    Attributes:
-        extensions: the options of extensions that the line has, by their class.
-    """
-
-    extensions: Mapping[type[Frozen], Any] = field(default_factory=dict)
     ranks: tuple[int, ...] | None = option(
         "--ranks 0,2", "run it on these ranks only", None, numbers, complete="ranks"
     )

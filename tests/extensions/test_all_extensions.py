@@ -29,7 +29,7 @@ REFUSED = (
 )
 REFUSED_COMMANDS = (
     *("nodes --port 65536", "nodes --nnodes 4:2", "fault", "trace --memory"),
-    *("trace --off --steps 1", "bench --sizes 0", "bench --sizes 1X", "start --keep-alive 8h"),
+    *("trace --off --steps 1", "bench --sizes 0", "bench --sizes 1X", "start --sweep lr=1"),
 )
 
 

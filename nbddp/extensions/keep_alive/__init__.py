@@ -20,7 +20,7 @@ duration = option_type(
 
 
 class KeepAliveOptions(Frozen):
-    """The options of a cell."""
+    """The options of a start."""
 
     keep_alive: float | None = option(
         "--keep-alive TIME",
@@ -49,7 +49,7 @@ class RejoinArguments(Command, example="rejoin", before="fault debug"):
 EXTENSION = Extension(
     name="keep_alive",
     needs=("nodes", "runs"),
-    cell_options=KeepAliveOptions,
+    start_options=KeepAliveOptions,
     commands=(KeepAliveArguments, RejoinArguments),
     notebook="nbddp.extensions.keep_alive.notebook:KeepAlive",
     offers={"kept ranks": "nbddp.extensions.keep_alive.kept:ranks_of_agents"},

@@ -13,7 +13,8 @@ from nbddp.extensions.nodes.join_file import JoinFile
 from nbddp.extensions.nodes.node_pool import NodePool, NodesSpec
 from nbddp.extensions.nodes.notebook import REJOIN_TIMEOUT, open_nodes, rejoin
 from nbddp.formatting import format_seconds, plural
-from nbddp.group.notebook_half import NotebookHalf, UnstartedCell
+from nbddp.group.notebook_half import NotebookHalf
+from nbddp.wire.group_spec import GroupSpec
 
 AGENT_TIMEOUT = 120.0  # seconds until the agent has imported torch
 
@@ -31,14 +32,19 @@ class KeepAlive(NotebookHalf):
             f"{format_seconds(args.time)}, until `%ddp stop`; `%ddp rejoin` takes them back"
         )
 
-    def run_cell(self, cell: UnstartedCell) -> bool:
-        """Start the agent of the ranks that the cell will start."""
-        seconds = cell.options(KeepAliveOptions).keep_alive
-        nodes = self.notebook.group.nodes
-        is_kept = isinstance(nodes, NodePool) and nodes.is_kept
-        if seconds is not None and not is_kept:
-            self._start_agent(seconds, cell.spec.nproc)
-        return False
+    def before_start(self, spec: GroupSpec, options: KeepAliveOptions) -> None:
+        """Start the agent of the ranks that will start."""
+        nodes, seconds = self.notebook.group.nodes, options.keep_alive
+        if seconds is None:
+            return
+        if not isinstance(nodes, NodePool) or not nodes.is_kept:
+            self._start_agent(seconds, spec.nproc)
+        elif seconds != nodes.spec.orphan_timeout:
+            kept = format_seconds(nodes.spec.orphan_timeout)
+            raise RequestError(
+                f"the ranks already outlive this kernel for {kept}: `%ddp stop` ends them, then "
+                "another time can be set"
+            )
 
     def _start_agent(self, seconds: float, nproc: int) -> None:
         """Start an agent on this machine that keeps its ranks.
