@@ -45,6 +45,7 @@ class Notebook:
     """A kernel with nbddp loaded; a context manager."""
 
     _has_died = False
+    _is_page = False
     _is_stopped = False
     _heard = 0.0
     asked: dict[str, Any]  # the last request for input

@@ -6,13 +6,16 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
-from notebook import Notebook, Reply
+from jupyter_client.blocking.client import BlockingKernelClient
+from notebook import PATIENCE, Notebook, Reply
 from processes import wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -48,11 +51,61 @@ NONE = "none of your runs is live on this machine\n"
 BACK = re.compile(r"\b2 of 2 ranks are back\b")
 
 
+class ServedNotebook(Notebook):
+    """A kernel that a real Jupyter server has started."""
+
+    def __init__(self, folder: Path) -> None:
+        self._sockets = TemporaryDirectory(dir="/tmp")
+        command = [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root"]
+        kernels = ["--KernelManager.transport=ipc", f"--KernelManager.ip={self._sockets.name}/it"]
+        places = {f"JUPYTER_{name}_DIR": str(folder) for name in ("CONFIG", "DATA", "RUNTIME")}
+        with (folder / "server.log").open("w") as log:
+            self._server = subprocess.Popen(
+                [*command, *kernels, "--port=0", "--IdentityProvider.token=secret"],
+                env=os.environ | places,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+            )
+        facts = folder / f"jpserver-{self._server.pid}.json"
+        assert wait_until(lambda: facts.exists() and facts.read_text().endswith("}"))
+        url = json.loads(facts.read_text())["url"]
+        headers = {"Authorization": "token secret"}
+        request = urllib.request.Request(f"{url}api/kernels", b"{}", headers)
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            path = str(folder / f"kernel-{json.load(answer)['id']}.json")
+        children = psutil.Process(self._server.pid).children()
+        [self._kernel] = [each for each in children if path in each.cmdline()]
+        self.client = BlockingKernelClient(connection_file=path)
+        self.client.load_connection_file()
+        self.client.start_channels(hb=False)  # a slow start counts as its death
+        self.client.wait_for_ready(timeout=PATIENCE)
+        assert self.run("%load_ext nbddp").status == "ok"
+
+    def __exit__(self, *_: object) -> None:
+        self.client.stop_channels()
+        self.kill_server()
+        self._sockets.cleanup()
+
+    def kill_server(self) -> None:
+        """Kill the server. Its kernel looks for it once a second, and ends too."""
+        self._server.kill()
+        self._server.wait()
+        assert not psutil.wait_procs([self._kernel], timeout=20)[1]
+
+
 @pytest.fixture
-def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
+def how() -> str:
+    """How the first kernel ends; a test may choose it."""
+    return "killed"
+
+
+@pytest.fixture
+def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> Iterator[Notebook]:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "first").mkdir()
-    with Notebook(tmp_path / "first") as notebook:
+    kind = ServedNotebook if how == "server killed" else Notebook
+    with kind(tmp_path / "first") as notebook:
         yield notebook
     if own_files(tmp_path):  # only if the test has failed
         nbddp_command("stop", "2", "--yes")
@@ -79,6 +132,9 @@ def end(notebook: Notebook, how: str) -> None:
             os.kill(notebook.pid, signal.SIGKILL)
         case "shut down":
             notebook.shut_down()
+        case "server killed":
+            assert isinstance(notebook, ServedNotebook)
+            notebook.kill_server()
         case _:
             notebook.restart()
             assert notebook.run("%load_ext nbddp").status == "ok"
@@ -117,7 +173,7 @@ def check(reply: Reply, cell: str) -> None:
 
 @pytest.mark.gate_runs("killed-trains")
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("how", ["killed", "restarted", "shut down"])
+@pytest.mark.parametrize("how", ["killed", "restarted", "shut down", "server killed"])
 def test_kept_ranks_are_taken_back_with_names_and_their_cell(
     first: Notebook, tmp_path: Path, how: str, cell: str
 ) -> None:
