@@ -97,6 +97,7 @@ class NodeAgent:
         self._unwanted: set[int] = set()  # running processes that the listener does not know
         self._listener: socket.socket | None = None
         self._reconnecting: asyncio.Task[None] | None = None
+        self._lost_at = 0.0  # since when there is no notebook
         self._loop = asyncio.get_running_loop()
         self._finished: asyncio.Future[str] = self._loop.create_future()
 
@@ -138,6 +139,7 @@ class NodeAgent:
 
     async def _serve(self) -> None:
         """Serve the notebook, then the next one, until none connects in time."""
+        self._lost_at = time.monotonic()
         reason = f"cannot connect to the notebook at {self._join.address}:{self._join.port}"
         while (control := await self._connect()) is not None:
             self._control = control
@@ -157,12 +159,11 @@ class NodeAgent:
         timeout = self._orphan_timeout
         if self._kept_join_file is not None and not self._handles:
             timeout = min(timeout, ORPHAN_TIMEOUT)  # there is nothing to keep
-        deadline = time.monotonic() + timeout
         while not self._finished.done():
             control, self._new_control = self._new_control or await self._dial(), None
             if control is not None:
                 return control
-            if time.monotonic() > deadline:
+            if time.monotonic() > self._lost_at + timeout:
                 return None
             await asyncio.sleep(NOTEBOOK_RETRY_DELAY)
         return None
@@ -197,7 +198,10 @@ class NodeAgent:
         kind, number, data = await control.read()
         facts = decode_json(data)
         if kind is not FrameType.WELCOME:
-            self._finish(str(facts["reason"]))
+            if self._handles:  # another notebook may take them back
+                await asyncio.sleep(NOTEBOOK_RETRY_DELAY)
+            else:
+                self._finish(str(facts["reason"]))
             return
         self._kill_unwanted(facts["keep"])
         self._forwarder = StoreForwarder(control, number, self._dial, self._send_logs)
@@ -288,11 +292,12 @@ class NodeAgent:
         """Close the connections to the notebook; it, or another one, may reconnect."""
         if self._control is not None:
             self._control.abort()
+        if self._forwarder is not None:  # it was accepted
+            self._forwarder.close()
+            self._lost_at = time.monotonic()
             if self._kept_join_file is not None:
                 with suppress(OSError):  # it was removed, because the notebook has ended the ranks
                     os.utime(self._kept_join_file)
-        if self._forwarder is not None:
-            self._forwarder.close()
         self._control = self._forwarder = None
 
     def _with_duration(self, reason: str) -> str:

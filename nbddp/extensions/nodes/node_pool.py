@@ -335,10 +335,16 @@ class NodePool:
         self.listener.accepts_rejoin = False
         nodes = self.listener.nodes
         if not nodes:
-            raise RequestError(
-                f"no node has rejoined within {format_seconds(seconds)}; "
-                "`%ddp nodes --rejoin --wait 60` tries again"
-            )
+            what, again = "no node has rejoined", "`%ddp nodes --rejoin --wait 60`"
+            if self.is_kept:
+                what, again = "the ranks have not come back", "`%ddp rejoin`"
+            refused = self.listener.refusal
+            parts = [
+                f"{what} within {format_seconds(seconds)}",
+                f"the last refused node: {refused}" if refused else "",
+                f"{again} tries again",
+            ]
+            raise RequestError("; ".join(filter(None, parts)))
         survivors = self.launcher.rejoin() if any(node.survivors for node in nodes) else None
         sizes = [each.nproc for each in (self.launcher.assignments if survivors else nodes)]
         max_nodes = max(self.spec.max_nodes, len(sizes))

@@ -239,3 +239,16 @@ def test_kept_ranks_are_ended_from_a_terminal(first: Notebook) -> None:
     assert nbddp_command("interrupt", "--yes") == ""
     assert re.match("2 ranks of run .* ended", nbddp_command("stop", "--yes"))
     assert live_runs() == NONE
+
+
+@pytest.mark.full
+def test_kernel_with_another_version_leaves_the_ranks_to_the_next_one(first: Notebook) -> None:
+    assert first.run("%%ddp --keep-alive 90s\nkept = rank").status == "ok"
+    end(first, "restarted")
+    first.run("import nbddp\nnbddp.__version__ = '0'")
+    reason = first.run("%ddp rejoin").text
+    assert re.search(r"nbddp is \S+ on \S+ and 0 in the notebook; `%ddp rejoin`", reason), reason
+    end(first, "restarted")
+    assert BACK.search(first.run("%ddp rejoin").text)
+    assert "Out [ranks 0-1] True" in first.run("%%ddp\nkept == rank").text
+    assert first.run("%ddp stop").status == "ok"
