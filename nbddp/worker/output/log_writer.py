@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import io
 import os
-import re
 import sys
 import threading
 from collections import deque
@@ -18,31 +17,12 @@ from typing import Any
 
 from nbddp.private_files import open_private_file
 from nbddp.wire.messages import Output
+from nbddp.wire.torch_lines import part_of_trace, without_torch_lines
 from nbddp.worker.output.outbox import Outbox, build_notice
 
 CHUNK_BYTES = 64 << 10
 MAX_UNREAD = 256 << 10  # bytes to send at once; of longer output, only the position is sent
 MAX_UNWRITTEN = 1000  # pieces of output that wait to be sent while the file cannot be written
-
-# the lines that Gloo prints for each new group, in one write: torch 2.9 and 2.10
-_GLOO_PREFIX = "[Gloo] Rank "  # ten times faster to find than the whole pattern
-_GLOO_LINES = re.compile(
-    rf"^{re.escape(_GLOO_PREFIX)}\d+ is connected to \d+ peer ranks\. "
-    r"Expected number of connected peer ranks is : \d+\n",
-    re.MULTILINE,
-)
-# the trace that torch's store client prints when its connection ends, as in an interrupt
-_STORE_PREFIX = "Exception raised from "
-_WARNING_MARK = "] [c10d] "
-_WARNING_LINE = rf"^(?:\[rank\d+\]:)?\[W\d{{4}} [^\n]*{re.escape(_WARNING_MARK)}[^\n]*"
-_STORE_TRACE = re.compile(
-    rf"{_WARNING_LINE}\n{_STORE_PREFIX}[^\n]*\n(?:(?:frame #|<omitting)[^\n]*\n)*\n?",
-    re.MULTILINE,
-)
-# a reader may see one write in parts, which end between two pages of the file
-_PART_OF_TRACE = re.compile(
-    rf"{_WARNING_LINE}(?:\n(?:{_STORE_PREFIX}|frame #|<omitting)[^\n]*)*\Z".encode(), re.MULTILINE
-)
 
 
 class LogWriter:
@@ -166,17 +146,12 @@ class LogWriter:
         if unread > MAX_UNREAD:
             return self._skip_unread(unread)
         data = os.pread(self._read_fd, max(0, min(CHUNK_BYTES, unread)), self._offset)
-        if _WARNING_MARK.encode() in data and (part := _PART_OF_TRACE.search(data)):
-            data = data[: part.start()]  # the rest comes at once
+        data = data[: len(data) - part_of_trace(data)]  # the rest comes at once
         text, used = codecs.utf_8_decode(data, "replace")
         if not used:
             return self._take_unwritten()
-        if _GLOO_PREFIX in text:
-            text = _GLOO_LINES.sub("", text)
-        if _STORE_PREFIX in text:
-            text = _STORE_TRACE.sub("", text)
         start, self._offset = self._offset, self._offset + used
-        return Output(start=start, end=self._offset, text=text)
+        return Output(start=start, end=self._offset, text=without_torch_lines(text))
 
     def _take_unwritten(self) -> Output | None:
         if not self._unwritten:
