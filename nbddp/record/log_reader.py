@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from nbddp.formatting import format_bytes
+from nbddp.wire.torch_lines import without_torch_lines
 
 if TYPE_CHECKING:
     from nbddp.wire.messages import Output  # a terminal reads logs without it, more quickly
@@ -191,7 +192,7 @@ class LogSpan:
             yield "\n" * is_in_line + notice
         file.seek(begin)
         while data := file.read(min(CHUNK_BYTES, self.end - file.tell())):
-            yield decode(data)
+            yield without_torch_lines(decode(data))
         if last := decode(b"", final=True):
             yield last
 
@@ -220,7 +221,8 @@ class LogReader:
         with suppress(OSError):
             text, _ = read_end(self._path, FINAL_OUTPUT_BYTES, begin=self._cell_start)
             assembler = LineAssembler()
-            lines = [*assembler.add(text.rstrip("\n")), *assembler.flush()]
+            text = without_torch_lines(text).rstrip("\n")
+            lines = [*assembler.add(text), *assembler.flush()]
             fatal = next((at for at, line in enumerate(lines) if line.startswith(FATAL)), None)
             if fatal is None:
                 return "\n".join(lines[-FINAL_OUTPUT_LINES:])
@@ -276,7 +278,7 @@ def tail(path: Path, lines: int, *, begin: int = 0, end: int | None = None) -> s
     """
     text, start = read_end(path, min(lines * BYTES_PER_LINE, MAX_TAIL_BYTES), begin=begin, end=end)
     assembler = LineAssembler(path.name)
-    shown = [*assembler.add(text), *assembler.flush()]
+    shown = [*assembler.add(without_torch_lines(text)), *assembler.flush()]
     if start == begin and len(shown) <= lines:
         return "\n".join(shown)
     return "\n".join([f"... earlier lines in {path}", *shown[-lines:]])

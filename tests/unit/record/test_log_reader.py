@@ -120,6 +120,13 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "rank0.log"
 
 
+TRACE = (  # of a connection that the end of a notebook has closed
+    "[rank0]:[W1121 21:44:42.5 TCPStore.cpp:106] [c10d] sendBytes failed on it: Broken pipe\n"
+    "Exception raised from sendBytes at Utils.hpp:758 (most recent call first):\n"
+    "frame #0: c10::Error::Error(std::string) + 0x9d (0x7f in libc10.so)\n\n"
+)
+
+
 def mail(text: str, start: int = 0) -> Output:
     return Output(start=start, end=start + len(text.encode()), text=text)
 
@@ -169,6 +176,12 @@ def test_invalid_utf8_bytes_are_replaced_and_the_text_around_them_is_kept(log: P
         reader = LogReader(log)
         log.write_bytes(written)
         assert rest(reader) == shown
+
+
+def test_a_trace_of_torch_is_not_shown(log: Path) -> None:
+    reader = LogReader(log)
+    log.write_text(f"one\n{TRACE}two\n")
+    assert reader.final_output() == rest(reader).rstrip("\n") == "one\ntwo"
 
 
 def test_a_log_is_for_its_owner_only_and_named_after_its_deletion(
@@ -246,6 +259,7 @@ TAILS: dict[str, tuple[bytes, int, list[str]]] = {
     "a last line without an end": (b"one\ntwo", 1, ["EARLIER", "two"]),
     "a bar": (b"begin\n\r1%\r50%\r100%\nend\n", 3, ["begin", "100%", "end"]),
     "a bar that fills all that is read": (f"a\n{BAR}\n".encode(), 4, ["EARLIER", "019999%"]),
+    "a trace of torch": (f"one\n{TRACE}two\n".encode(), 2, ["one", "two"]),
     "bytes that are no text": (b"one \xff\xfe\ntwo\n", 2, ["one \ufffd\ufffd", "two"]),
 }
 

@@ -192,7 +192,7 @@ def test_kept_ranks_are_taken_back_with_names_and_their_cell(
             "%%ddp\ntotal = torch.ones(1)\ndist.all_reduce(total)\n"
             "kept == [rank], place == id(dist), total.item()"
         )
-        assert "Out [ranks 0-1] (True, True, 2.0)" in same.text, same
+        assert same.text == "Out [ranks 0-1] (True, True, 2.0)\n", same
         assert notebook.run("%ddp stop").status == "ok"
     assert wait_until(lambda: live_runs() == NONE, timeout=20)  # written once a second
     assert own_files(tmp_path) == []
