@@ -43,7 +43,9 @@ class KeepAliveArguments(Command, example="keep-alive 8h", before="fault debug")
 class RejoinArguments(Command, example="rejoin", before="fault debug"):
     """Take back ranks that were kept alive, with their variables and their running cell."""
 
-    run: str | None = option("run", "a part of the name of their run", None, nargs="?")
+    run: str | None = option(
+        "run", "the name of their run, a part of it, or its path", None, nargs="?"
+    )
 
 
 EXTENSION = Extension(

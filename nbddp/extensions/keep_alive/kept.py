@@ -14,6 +14,7 @@ import psutil
 from nbddp.errors import RequestError
 from nbddp.extensions.nodes.join_file import FOLDER
 from nbddp.extensions.nodes.stale_files import is_locked
+from nbddp.extensions.runs.find import matching_runs
 from nbddp.extensions.runs.kept_ranks import KeptRanks, kept_ranks
 from nbddp.formatting import MAX_SHOWN, list_some
 
@@ -76,20 +77,31 @@ def _memory(process: psutil.Process) -> int:
 
 
 def find_kept(name: str | None) -> KeptRanks:
-    """Return the kept ranks whose run has this part in its name.
+    """Return the kept ranks of the run with this name or path, or with this part in its name.
 
-    Without a name, they are the only ones without a notebook.
+    Those without a notebook come first. Without a name, they are the only ones.
 
     Raises:
         RequestError: there are none, or several.
     """
-    kept = kept_ranks().values()
-    matching = [each for each in kept if (name in each.run.name if name else not each.has_notebook)]
+    kept = kept_ranks()
+    runs = [*kept]
+    if name:
+        runs = [run for run in runs if str(run) == name] or matching_runs(name, runs)
+    waiting = [run for run in runs if not kept[run].has_notebook]
+    matching = waiting or (runs if name else [])
     if len(matching) == 1:
-        return matching[0]
-    what = f"run {name!r}" if name else "a notebook that has ended"
+        return kept[matching[0]]
     if not matching:
-        names = list_some([each.run.name for each in kept], MAX_SHOWN) if kept else "none"
-        raise RequestError(f"no ranks of {what} are kept alive; kept: {names}")
-    names = list_some([each.run.name for each in matching], MAX_SHOWN)
-    raise RequestError(f"the ranks of several runs are kept alive, so name one: {names}")
+        what = f"run {name!r}" if name else "a notebook that has ended"
+        shown = _list_runs([*kept]) if kept else "none"
+        raise RequestError(f"no ranks of {what} are kept alive; kept: {shown}")
+    raise RequestError(
+        f"the ranks of several runs are kept alive, so name one: {_list_runs(matching)}"
+    )
+
+
+def _list_runs(runs: Sequence[Path]) -> str:
+    """Return their names, or their paths if runs of several folders have the same name."""
+    names = [run.name for run in runs]
+    return list_some(names if len({*names}) == len(names) else [*map(str, runs)], MAX_SHOWN)

@@ -359,8 +359,8 @@ class NodePool:
             return f"{self._describe_nodes()}, which had no ranks; the next cell starts them"
         ranks, world_size = len(self._session.life.alive), survivors.world_size
         missing = "" if ranks == world_size else "; `%ddp heal` replaces the others"
-        joined = self._describe_nodes()
-        return f"{ranks} of {world_size} ranks are back with their variables; {joined}{missing}"
+        joined = "" if self.is_kept else f"; {self._describe_nodes()}"
+        return f"{ranks} of {world_size} ranks are back with their variables{joined}{missing}"
 
     def _all_ranks_are_back(self) -> bool:
         if not any(node.survivors for node in self.listener.nodes):

@@ -52,6 +52,8 @@ def open_nodes(group: RankGroup, spec: NodesSpec, join: JoinFile | None = None) 
         RequestError: ranks are running, the notebook already listens, or the address cannot be
             bound.
     """
+    if isinstance(group.nodes, NodePool) and group.nodes.is_kept:
+        raise RequestError("this notebook already has ranks that are kept alive: `%ddp stop` first")
     if group.nodes is not None:
         raise RequestError(
             "this notebook already listens for nodes: `%ddp nodes --local 1` adds one on this "

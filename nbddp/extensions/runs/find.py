@@ -64,6 +64,12 @@ def find_run(
     return matching[0]
 
 
+def matching_runs(name: str, runs: list[Path]) -> list[Path]:
+    """Return the runs of exactly this full name, else those with this part in their name."""
+    exact = [run for run in runs if run.name == name]
+    return exact or [run for run in runs if is_in_name(name, run.name)]
+
+
 def is_in_name(text: str, name: str) -> bool:
     """Return whether a text is a part of a run's name, as it is or as ``--name`` changes it.
 

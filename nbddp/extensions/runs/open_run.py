@@ -12,7 +12,13 @@ from typing import Any
 
 from nbddp.errors import RequestError
 from nbddp.extensions.runs import SCHEMA, STATE_FILE
-from nbddp.extensions.runs.find import MAX_SHOWN_NAMES, find_run, is_in_name, runs_below
+from nbddp.extensions.runs.find import (
+    MAX_SHOWN_NAMES,
+    find_run,
+    is_in_name,
+    matching_runs,
+    runs_below,
+)
 from nbddp.extensions.runs.kept_ranks import kept_ranks
 from nbddp.extensions.runs.live_index import entered_runs
 from nbddp.formatting import format_seconds, list_some
@@ -34,7 +40,7 @@ def find(name: str | None) -> Path:
     """
     here = runs_below(Path.cwd())
     if name is not None:
-        elsewhere = [run for run in live_runs() if is_in_name(name, run.name)]
+        elsewhere = matching_runs(name, live_runs())
         is_path = os.sep in name or name in (".", "..")
         if not is_path and elsewhere and not any(is_in_name(name, run.name) for run in here):
             return _only(elsewhere, name)

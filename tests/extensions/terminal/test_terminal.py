@@ -224,9 +224,10 @@ def test_live_run_of_this_folder_is_found_first_then_the_only_one_of_the_user(
     assert find("far") == far
     assert find("newest") == newest
     second = IndexEntry()
-    second.write(make_live(other, "20270115-080001-far2"))
+    second.write(make_live(other, "20270115-080000-far2"))
     assert "you have 2 live runs, so name one: " in refusal(RequestError, find, None)
     assert "'far' matches 2 live runs" in refusal(RequestError, find, "far")
+    assert find(far.name) == far  # in full, though the other name begins with it
     live = make_live(here, "20270115-080001-live")
     assert find(None) == live
     write_state(live, started=1.0)

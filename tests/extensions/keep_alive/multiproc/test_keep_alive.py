@@ -207,6 +207,7 @@ def test_dead_rank_is_reported_and_ranks_that_nobody_takes_back_end_with_all_fil
     assert "kept for 30.0 s after the end of the kernel" in first.run("%ddp runs --live").text
     assert "no ranks of run 'nothere'" in first.run("%ddp rejoin nothere").text
     assert "is alive: end it" in first.run("%ddp rejoin 2").text
+    assert "`%ddp stop` first" in first.run("%ddp keep-alive 1h").text
     children = psutil.Process(first.pid).children()
     [agent] = [each for each in children if "torch.distributed.run" in each.cmdline()]
     family = [agent, *agent.children(recursive=True)]
