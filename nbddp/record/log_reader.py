@@ -187,9 +187,11 @@ class LogSpan:
             file.seek(max(0, self.start - 1))
             is_in_line = self.start > 0 and file.read(1) != b"\n"
             file.seek(self.end - SHOWN_END)
-            begin = file.tell() + len(file.readline(SHOWN_END))
-            notice = f"… {format_bytes(begin - self.start)} not shown, all in {self.path.name}\n"
-            yield "\n" * is_in_line + notice
+            last_line = file.readline(SHOWN_END)
+            begin = file.tell()
+            notice = f"… {format_bytes(begin - self.start)} not shown, all in {self.path.name}"
+            # if the log goes on in that line, the next span has the end of the notice's line
+            yield "\n" * is_in_line + notice + "\n" * last_line.endswith(b"\n")
         file.seek(begin)
         while data := file.read(min(CHUNK_BYTES, self.end - file.tell())):
             yield without_torch_lines(decode(data))
