@@ -78,8 +78,8 @@ class HealRequests:
             # New processes. The launch thread starts one for each dead rank, under the rank's next
             # incarnation, so that late messages of the dead process are ignored. A replacement
             # gets a shell, joins no group yet, and sends Ready within START_TIMEOUT. The dead
-            # processes are forgotten first: otherwise they would count as the replacements if the
-            # start fails.
+            # processes are forgotten first: if the start fails, they must not be taken for
+            # replacements that have died.
             case ev.StartReplacements(ranks=dead):
                 state.ranks.forget(dead)
                 self._start_processes(dead)
@@ -164,7 +164,8 @@ class HealRequests:
 
             # Or the heal has failed. The lifecycle has killed the replacements, and counts them as
             # dead at once, so nothing will happen when their processes exit. So the waits for their
-            # answers end here. The user's error comes last: the user may heal again at once.
+            # answers end here. The living ranks keep their variables. The user's error comes last:
+            # the user may heal again at once.
             case ev.HealFailed(reason=reason, is_refused=is_refused):
                 state.event_log.record(run_events.HealFailed(reason=reason))
                 self.close()

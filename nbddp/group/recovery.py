@@ -75,7 +75,7 @@ class Recovery:
         """Run a cell. After a failure, heal the group, or restart and replay; then run it again.
 
         A cell that the user ended by an interrupt, a restart or a stop is not run again. If
-        the user asks for an end before the next cell or replay begins, that one ends.
+        the user asks for an end between two attempts, the next one is ended as it begins.
 
         Args:
             request: the cell.
@@ -101,7 +101,7 @@ class Recovery:
             self._end_requests = self._session.end_requests
             # An elastic cell begins with the ranks of all nodes that have joined.
             if retries.is_elastic and self._session.launcher.has_free_capacity():
-                failed = self._restart_and_replay()
+                failed = self._restart_and_replay()  # the cell of the replay that failed, or None
                 if failed is not None:
                     return failed
             result = self._run_and_show(request, retries)
@@ -120,13 +120,15 @@ class Recovery:
                     is_death=bool(self._session.life.gone),
                 )
                 failures.append(failure)
-                # A heal replaces only the dead ranks: new ones get the variables of a living rank,
-                # and all of them connect their groups. Then cells that make trainers run again,
-                # because no heal can copy a trainer. A restart replaces all ranks, and replays the
-                # cells that have succeeded. A heal that fails is tried again, unless it would fail
-                # in the same way; then a restart follows, if one is allowed. Two failures at the
-                # same step end the retries, also two failures without any step. The user gets a
-                # line with the cause and the method, or why there is no retry.
+                # If a rank is dead and a heal is allowed, the group is healed; else it is restarted,
+                # if that is allowed. A heal replaces only the dead ranks: new ones get the variables
+                # of a living rank, and all of them connect their groups. Then cells that make
+                # trainers run again, because no heal can copy a trainer. A restart replaces all
+                # ranks, and replays the cells that have succeeded. A heal that fails is tried
+                # again, unless it would fail in the same way; then a restart follows, if one is
+                # allowed. Two failures at the same step end the retries, also two failures without
+                # any step. The user gets a line with the cause and the method, or why there is no
+                # retry.
                 final = self._recover(result, request, failures, retries)
             if final is not None:  # there is no retry
                 return final
