@@ -120,15 +120,15 @@ class Recovery:
                     is_death=bool(self._session.life.gone),
                 )
                 failures.append(failure)
-                # If a rank is dead and a heal is allowed, the group is healed; else it is restarted,
-                # if that is allowed. A heal replaces only the dead ranks: new ones get the variables
-                # of a living rank, and all of them connect their groups. Then cells that make
-                # trainers run again, because no heal can copy a trainer. A restart replaces all
-                # ranks, and replays the cells that have succeeded. A heal that fails is tried
-                # again, unless it would fail in the same way; then a restart follows, if one is
-                # allowed. Two failures at the same step end the retries, also two failures without
-                # any step. The user gets a line with the cause and the method, or why there is no
-                # retry.
+                # If a rank is dead and a heal is allowed, the group is healed; else it is
+                # restarted, if that is allowed. A heal replaces only the dead ranks: new ones get
+                # the variables of a living rank, and all of them connect their groups. Then cells
+                # that make trainers run again, because no heal can copy a trainer. A restart
+                # replaces all ranks, and replays the cells that have succeeded. A heal that fails
+                # is tried again, unless it would fail in the same way; then a restart follows, if
+                # one is allowed. Two failures at the same step end the retries, also two failures
+                # without any step. The user gets a line with the cause and the method, or why there
+                # is no retry.
                 final = self._recover(result, request, failures, retries)
             if final is not None:  # there is no retry
                 return final

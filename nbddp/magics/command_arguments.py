@@ -59,7 +59,7 @@ class InterruptArguments(Command, example="interrupt"):
 
 
 class KillArguments(Command, example="kill 1"):
-    """Kill one rank and lose its variables; %ddp heal or %ddp restart --replay gets them back."""
+    """Kill one rank and lose its variables; %ddp heal or %ddp restart --replay makes them again."""
 
     rank: int = argument("rank", "the rank to kill, with SIGKILL", count, complete="rank")
 

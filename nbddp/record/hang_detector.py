@@ -125,7 +125,7 @@ class HangDetector:
         if absent := [rank for rank in outside if any(_has_rank(call, rank) for call in calls)]:
             lines.append(f"  {format_ranks(absent)} not in this cell: will not come")
         lines += [f"  {cause}" for cause in self.likely_causes()]
-        lines.append("  the cell keeps waiting; interrupt it to end it and keep all variables")
+        lines.append("  the cell keeps waiting; an interrupt ends it and keeps all variables")
         return "\n".join(lines)
 
 

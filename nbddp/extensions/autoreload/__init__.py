@@ -12,7 +12,7 @@ class AutoreloadArguments(Command, example="autoreload on", before="check"):
 
     switch: str = argument(
         "switch",
-        "on, off; at first as IPython's %%autoreload in the notebook",
+        "on, off (default: as IPython's %%autoreload in the notebook)",
         choices=("on", "off"),
     )
 

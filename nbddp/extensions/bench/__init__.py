@@ -27,7 +27,7 @@ class BenchArguments(Command, example="bench --sizes 1K,64M", before="trace logs
     """Measure the speed of the collectives of all ranks."""
 
     sizes: tuple[int, ...] = option(
-        "--sizes BYTES",
+        "--sizes SIZES",
         f"sizes of the tensors (default: {', '.join(map(format_bytes, SIZES))})",
         SIZES,
         sizes,

@@ -32,7 +32,7 @@ class KeepAliveOptions(Frozen):
 
 
 class KeepAliveArguments(Command, example="keep-alive 8h", before="fault debug"):
-    """Let the next ranks outlive the kernel for a time, until `%ddp stop`."""
+    """Let the next ranks outlive the kernel for a time; `%ddp stop` ends this."""
 
     time: float = argument("time", "a time like 90s, 30m, 8h or 2d", duration)
     nproc: int | None = option(

@@ -6,11 +6,11 @@ from nbddp.extension.manifest import Command, Extension
 
 
 class MemoryArguments(Command, example="memory", before="bench trace logs"):
-    """Show who holds the memory of each rank: models, optimizers, tensors, the last error."""
+    """Show what holds the memory of each rank: models, optimizers, tensors, the last error."""
 
 
 class FreeArguments(Command, example="free", before="bench trace logs"):
-    """Give back the memory of each rank that no variable holds, such as that of the last error."""
+    """Free the memory of each rank that no variable holds, such as that of the last error."""
 
 
 EXTENSION = Extension(

@@ -9,8 +9,8 @@ from nbddp.extensions.runs import LIVE, SHOWN_RUNS
 from nbddp.wire.options.option import argument, flag, option
 from nbddp.wire.options.option_values import count, positive_int
 
-RUN = "a name, a part of one, or a path (default: the live run of this folder, else yours)"
-YES = "do not ask before"
+RUN = "a name, a part of one, or a path (default: the live run of this folder, or your only one)"
+YES = "do not ask for confirmation"
 JSON = "as JSON; docs/terminal.md lists the fields"
 
 
@@ -83,7 +83,7 @@ class InterruptCommand(Command, example="interrupt"):
 
 
 class StopCommand(Command, example="stop"):
-    """End all ranks; their variables are lost."""
+    """End all ranks, also those that are kept alive; their variables are lost."""
 
     run: str | None = option("run", RUN, None, nargs="?")
     yes: bool = flag("--yes", YES)
@@ -91,7 +91,7 @@ class StopCommand(Command, example="stop"):
 
 
 class KillCommand(Command, example="kill 1"):
-    """Kill one rank; its variables are lost."""
+    """Kill one rank; it loses its variables."""
 
     rank: int = argument("rank", "the rank to kill, with SIGKILL", count)
     run: str | None = option("--run NAME", RUN, None)

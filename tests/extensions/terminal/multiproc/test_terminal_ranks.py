@@ -67,7 +67,7 @@ def test_hang_failure_and_dead_kernel_are_named_from_outside(kernel: Notebook) -
     why = wait_for_why(folder, "hang")
     assert why["text"].startswith("no progress for 3 s: rank 0 called all_reduce #")
     assert "rank 1 never came" in why["text"]
-    assert why["way_out"].endswith("interrupt it to end it and keep all variables")
+    assert why["way_out"].endswith("an interrupt ends it and keeps all variables")
     assert why["ranks"][0]["call"].startswith("all_reduce #")
     assert [rank["line"] for rank in why["ranks"]] == [8, 10]
     assert why["ranks"][1]["code"] == "time.sleep(600)"

@@ -112,7 +112,7 @@ def check_agents(kernel: Notebook, agent: Agent, acting: Agent) -> None:
     assert [name for name in agent.tools() if name not in str(JUPYTER_TOOLS)] == []
     request = kernel.begin(HANG)
     why = agent.wait_for("hang")
-    assert why["way_out"].endswith("interrupt it to end it and keep all variables")
+    assert why["way_out"].endswith("an interrupt ends it and keeps all variables")
     output = why["untrusted_output"]
     assert output["text"].startswith("no progress for 3 s: rank 0 called all_reduce #")
     assert "rank 1 never came" in output["text"]
