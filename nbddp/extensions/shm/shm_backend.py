@@ -13,6 +13,7 @@ import torch.distributed as dist
 from nbddp.extension.backend import Backend, LastingGroup
 from nbddp.extensions.shm.engine import Recorder
 from nbddp.extensions.shm.group import ShmGroup
+from nbddp.import_hooks import change_when_imported
 from nbddp.topology import Topology
 
 
@@ -24,6 +25,8 @@ class ShmBackend(Backend):
     def __init__(self) -> None:
         self._groups: WeakSet[ShmGroup] = WeakSet()
         self._recorder = Recorder()
+        # a compiled DDP model calls the groups: Dynamo would compile their methods, and fail
+        change_when_imported("torch._dynamo.trace_rules", lambda rules: rules.add(__package__))
 
     def refusal(self, topology: Topology) -> str:
         if sys.platform != "linux":

@@ -205,6 +205,19 @@ def test_what_shm_cannot_send_is_refused(shm_group: Ranks) -> None:
     shm_group.assert_works()
 
 
+def test_a_compiled_ddp_model_trains(shm_group: Ranks) -> None:
+    shm_group.run(
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))\n"
+        "model = torch.compile(DDP(inner), backend='eager')\n"
+        "for _ in range(2):\n"
+        "    model(torch.randn(3, 4)).square().sum().backward()\n"
+        "grads = [each.grad.tolist() for each in model.parameters()]"
+    )
+    first, second = shm_group.pull("grads")
+    assert first == second
+
+
 def test_ranks_with_another_backend_load_nothing_of_shm(group: Ranks) -> None:
     group.run("import sys\nfound = [each for each in sys.modules if 'extensions.shm.' in each]")
     assert group.pull("found", rank=0) == []
