@@ -16,6 +16,7 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from traceback import format_exception_only
 
 import torch
 import torch.distributed as dist
@@ -123,8 +124,9 @@ class Memory:
     def rows(self, turn: int, dtype: torch.dtype) -> torch.Tensor:
         """Return the slots of all ranks as the rows of a tensor."""
         begin = self._slots + turn * self.size * self.slot_size
-        rows = self._all[begin : begin + self.size * self.slot_size].view(dtype)
-        return rows.view(self.size, -1)
+        with torch.inference_mode(mode=False):  # else they are of no use outside it
+            rows = self._all[begin : begin + self.size * self.slot_size].view(dtype)
+            return rows.view(self.size, -1)
 
     def part(self, source: int, target: int, number: int) -> int:
         """Return the position of a part of a message, whose header is in front of it."""
@@ -222,7 +224,7 @@ class Memory:
     def leave_after(self, error: BaseException) -> None:
         """Leave after an error that has ended a call, unless all ranks have the same one."""
         if not isinstance(error, DifferentCallsError):
-            self.leave("an earlier call did not end")
+            self.leave(f"an earlier call failed with {format_exception_only(error)[-1].strip()}")
 
     def leave(self, reason: str) -> None:
         """Let all waits fail, here and in other ranks that wait for this one."""

@@ -205,6 +205,18 @@ def test_what_shm_cannot_send_is_refused(shm_group: Ranks) -> None:
     shm_group.assert_works()
 
 
+def test_groups_used_in_inference_mode_work_outside_it(shm_group: Ranks) -> None:
+    shm_group.run(
+        "x = torch.ones(50_000)\n"
+        "for mode in (True, False):\n"
+        "    with torch.inference_mode(mode):\n"
+        "        group = dist.new_group([0, 1]) if mode else group\n"
+        "        for each in 2 * [dist.group.WORLD, group]:\n"
+        "            dist.all_reduce(x, group=each)\n"
+        "assert x.unique().tolist() == [256]"
+    )
+
+
 def test_a_compiled_ddp_model_trains(shm_group: Ranks) -> None:
     shm_group.run(
         "from torch.nn.parallel import DistributedDataParallel as DDP\n"
