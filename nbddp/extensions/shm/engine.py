@@ -196,17 +196,27 @@ class Channel:
         self._pending: deque[Call] = deque()
         self._is_busy = self._is_closed = False
         self._thread: threading.Thread | None = None
+        self._caller: threading.Thread | None = None  # runs a call at once
 
     def submit(self, call: Call, *, at_once: bool) -> None:
-        """Run a call on this thread if ``at_once``, and nothing is before it; else on another."""
+        """Run a call on this thread if ``at_once``, and nothing is before it; else on another.
+
+        Raises:
+            RuntimeError: this thread runs an earlier call, which this one would wait for.
+        """
         with self._changed:
+            if threading.current_thread() is self._caller:
+                raise RuntimeError(
+                    "a signal handler has called a collective inside another one of the same "
+                    "group: set a flag in the handler, and call the collective outside it"
+                )
             if threading.current_thread() is self._thread:
                 # A callback of an earlier call makes this one, as in PowerSGD, and may wait for it:
                 # another thread must serve the channel from now on.
                 self._thread, self._is_busy = None, False
             at_once = at_once and not (self._is_busy or self._pending)
             if at_once:
-                self._is_busy = True
+                self._is_busy, self._caller = True, threading.current_thread()
             else:
                 self._pending.append(call)
                 self._changed.notify_all()
@@ -218,7 +228,7 @@ class Channel:
         if at_once:
             call.run()
             with self._changed:
-                self._is_busy = False
+                self._is_busy, self._caller = False, None
                 self._changed.notify_all()
 
     def close(self) -> None:

@@ -217,6 +217,18 @@ def test_groups_used_in_inference_mode_work_outside_it(shm_group: Ranks) -> None
     )
 
 
+def test_a_collective_of_a_signal_handler_in_another_one_is_refused(shm_group: Ranks) -> None:
+    with pytest.raises(CellFailedError, match="a signal handler has called a collective inside"):
+        shm_group.run(
+            "import os, signal, time\nfrom threading import Timer\n"
+            "signal.signal(signal.SIGUSR1, lambda *_: dist.barrier())\n"
+            "if rank == 1: Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()\n"
+            "else: time.sleep(60)\n"
+            "dist.barrier()"
+        )
+    shm_group.assert_works()
+
+
 def test_a_compiled_ddp_model_trains(shm_group: Ranks) -> None:
     shm_group.run(
         "from torch.nn.parallel import DistributedDataParallel as DDP\n"
