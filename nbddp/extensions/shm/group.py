@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import FakeProcessGroup
 from nbddp.extensions.shm.engine import Call, Channel, Record, Recorder
 from nbddp.extensions.shm.point_to_point import Messages
 from nbddp.extensions.shm.shared_memory import Memory
-from nbddp.extensions.shm.slot_collectives import FUNCTIONS, Collectives, Piece, Reducing
+from nbddp.extensions.shm.slot_collectives import Collectives, Piece, Reducing
 
 Tensors = Sequence[torch.Tensor]
 MAX_SHOWN = 3  # tensors in the description of a call
@@ -124,7 +124,7 @@ class ShmGroup(dist.ProcessGroup):
         return self._reduce_in_place("all_reduce_coalesced", tensors, opts)
 
     def reduce(self, tensors: Tensors, opts: Any) -> Call:
-        return self._reduce_in_place("reduce", tensors, opts, root=opts.rootRank)
+        return self._reduce_in_place("reduce", tensors, opts, root=self._member(opts.rootRank))
 
     def _reduce_in_place(self, name: str, tensors: Tensors, opts: Any, root: int = -1) -> Call:
         flat = _Flat(tensors)
@@ -141,7 +141,7 @@ class ShmGroup(dist.ProcessGroup):
         )
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Call:
-        flat, root = _Flat(tensors), opts.rootRank
+        flat, root = _Flat(tensors), self._member(opts.rootRank)
 
         def act(collectives: Collectives, call: str) -> None:
             nothing = Piece(0, 0)
@@ -179,11 +179,12 @@ class ShmGroup(dist.ProcessGroup):
         return self._gather("all_gather_into_tensor_coalesced", outputs, inputs, opts)
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Call:
-        return self._gather("gather", outputs, inputs, opts, root=opts.rootRank)
+        return self._gather("gather", outputs, inputs, opts, root=self._member(opts.rootRank))
 
     def gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any) -> Call:
-        outputs = [output] if self.rank() == opts.rootRank else []
-        return self._gather("gather_single", outputs, [given], opts, root=opts.rootRank)
+        root = self._member(opts.rootRank)
+        outputs = [output] if self.rank() == root else []
+        return self._gather("gather_single", outputs, [given], opts, root=root)
 
     def _gather(
         self, name: str, outputs: Sequence[Any], inputs: Tensors, opts: Any, root: int = -1
@@ -239,7 +240,7 @@ class ShmGroup(dist.ProcessGroup):
         return self._collective(name, outputs, act, outputs, opts, _kind(opts).name.lower())
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Call:
-        [output], root = outputs, opts.rootRank
+        [output], root = outputs, self._member(opts.rootRank)
         flat = _Flat([output])
         # the variable keeps the memory until the call has ended
         sent = self._for_each_rank(inputs[0], output) if self.rank() == root else _Flat([])
@@ -293,7 +294,7 @@ class ShmGroup(dist.ProcessGroup):
         def act(messages: Messages, flat: _Flat, call: str) -> None:
             messages.send(call, flat.pieces[0], target, tag)
 
-        return self._message("send", tensors, act, target, tag)
+        return self._message("send", tensors, act, self._member(target), tag)
 
     def recv(self, tensors: Tensors, source: int, tag: int) -> Call:
         def act(messages: Messages, flat: _Flat, call: str) -> int:
@@ -301,7 +302,7 @@ class ShmGroup(dist.ProcessGroup):
             flat.copy_back()
             return source
 
-        return self._message("recv", tensors, act, source, tag)
+        return self._message("recv", tensors, act, self._member(source), tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> Call:
         def act(messages: Messages, flat: _Flat, call: str) -> int:
@@ -396,6 +397,12 @@ class ShmGroup(dist.ProcessGroup):
         if os.getpid() != self._pid:
             raise RuntimeError("a process that a rank has forked cannot use the rank's groups")
 
+    def _member(self, rank: int) -> int:
+        """Return a rank, if the group has it."""
+        if not 0 <= rank < self.size():
+            raise ValueError(f"a group of {self.size()} ranks has no rank {rank}")
+        return rank
+
     def _split(self, tensor: torch.Tensor, sizes: Sequence[int]) -> Tensors:
         """Split a tensor for the ranks, by rows or in equal parts."""
         if sizes:
@@ -459,10 +466,24 @@ def _inner_backend(rank: int, size: int) -> Any:
 
 
 def _reducing(tensor: torch.Tensor, opts: Any) -> Reducing:
-    kind = _kind(opts)
-    if kind not in FUNCTIONS:
-        raise ValueError(f"the backend shm has no reduction {kind.name}")
-    return Reducing(tensor.dtype, kind)
+    return _tried(tensor.dtype, _kind(opts))
+
+
+@cache
+def _tried(dtype: torch.dtype, kind: Any) -> Reducing:
+    """Return a reduction that torch has for this type.
+
+    Raises:
+        ValueError: it has none. The ranks have not yet begun the call, so the group stays usable.
+    """
+    reducing = Reducing(dtype, kind)
+    one, other, out = torch.zeros(3, dtype=dtype, device="cpu")
+    try:
+        reducing.reduce([one, other], out)
+    except (KeyError, RuntimeError) as error:
+        name = kind.name.lower()
+        raise ValueError(f"the backend shm cannot reduce {dtype} by {name}") from error
+    return reducing
 
 
 def _kind(opts: Any) -> Any:

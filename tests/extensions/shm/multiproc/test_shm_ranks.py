@@ -205,6 +205,18 @@ def test_what_shm_cannot_send_is_refused(shm_group: Ranks) -> None:
     shm_group.assert_works()
 
 
+def test_a_wrong_rank_or_reduction_is_refused_before_the_call(shm_group: Ranks) -> None:
+    shm_group.run(
+        "import pytest\nx = torch.ones(2)\n"
+        "for call in (dist.broadcast, dist.reduce, dist.send, dist.recv):\n"
+        "    with pytest.raises(ValueError, match='a group of 2 ranks has no rank 9'):\n"
+        "        call(x, 9)\n"
+        "with pytest.raises(ValueError, match='cannot reduce torch.float32 by band'):\n"
+        "    dist.all_reduce(x, dist.ReduceOp.BAND)\n"
+        "dist.all_reduce(x)\nassert x.tolist() == [2, 2]"
+    )
+
+
 def test_groups_used_in_inference_mode_work_outside_it(shm_group: Ranks) -> None:
     shm_group.run(
         "x = torch.ones(50_000)\n"
