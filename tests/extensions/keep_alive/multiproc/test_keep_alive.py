@@ -104,7 +104,7 @@ def how() -> str:
 def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> Iterator[Notebook]:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "first").mkdir()
-    kind = ServedNotebook if how == "server killed" else Notebook
+    kind = ServedNotebook if how == "with its server" else Notebook
     with kind(tmp_path / "first") as notebook:
         yield notebook
     if own_files(tmp_path):  # only if the test has failed
@@ -132,7 +132,7 @@ def end(notebook: Notebook, how: str) -> None:
             os.kill(notebook.pid, signal.SIGKILL)
         case "shut down":
             notebook.shut_down()
-        case "server killed":
+        case "with its server":
             assert isinstance(notebook, ServedNotebook)
             notebook.kill_server()
         case _:
@@ -173,7 +173,7 @@ def check(reply: Reply, cell: str) -> None:
 
 @pytest.mark.gate_runs("killed-trains")
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("how", ["killed", "restarted", "shut down", "server killed"])
+@pytest.mark.parametrize("how", ["killed", "restarted", "shut down", "with its server"])
 def test_kept_ranks_are_taken_back_with_names_and_their_cell(
     first: Notebook, tmp_path: Path, how: str, cell: str
 ) -> None:
