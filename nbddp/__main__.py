@@ -8,8 +8,10 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import fields
 from inspect import getdoc
+from io import TextIOWrapper
+from pathlib import Path
 
-from nbddp.errors import NbddpError
+from nbddp.errors import NbddpError, as_request_error
 from nbddp.extension.installed import command_name, installed, load, owner_of_command
 from nbddp.extension.manifest import Command
 from nbddp.wire.options.option import add_option
@@ -37,7 +39,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parsed = vars(parser.parse_args(words)).items()
     given = {name: value for name, value in parsed if value is not None}
     kind, target, _ = kinds[words[0]]
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # the terminal may not know all characters
     try:
+        with as_request_error("the current folder cannot be used", "; change to another"):
+            Path.cwd()
         getattr(load(target)(), words[0])(kind(**given))
         sys.stdout.flush()
     except NbddpError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import shutil
 import sys
 import textwrap
@@ -22,8 +23,12 @@ def watch(path: Path, *, is_json: bool) -> None:
     """Show a run every second until it ends, or until its kernel is dead.
 
     Without a terminal, such as in a pipe, print the status only when it has changed.
+
+    Raises:
+        BrokenPipeError: the reader of the pipe has ended.
     """
-    shown = ""
+    shown, reader = "", select.poll()
+    reader.register(1, 0)  # only for the end of the reader
     while True:
         state = status(path)
         if is_json:
@@ -39,6 +44,8 @@ def watch(path: Path, *, is_json: bool) -> None:
         if state["is_over"] or state["kernel"]["is_alive"] is False:
             return
         time.sleep(PERIOD)
+        if reader.poll(0):  # a write would tell, but there may be none for hours
+            raise BrokenPipeError
 
 
 def _screen(path: Path, state: dict[str, Any]) -> list[str]:

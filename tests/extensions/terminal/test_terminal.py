@@ -321,6 +321,42 @@ def test_watch_prints_each_change_until_the_run_ends(
     assert "\nred\n" in screen
 
 
+@pytest.mark.process
+def test_watch_ends_with_its_reader_though_nothing_changes(folder: Path) -> None:
+    later = time.time() + 3600  # its state is never old
+    os.utime(make_live(folder, "20270115-080000-a") / STATE_FILE, (later, later))
+    command = [sys.executable, "-m", "nbddp", "watch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        assert watching.stdout.readline() == "running a cell\n"
+        watching.stdout.close()
+        try:
+            assert watching.wait(20) == 0
+        finally:
+            watching.kill()
+
+
+@pytest.mark.process
+def test_a_terminal_without_utf_8_gets_other_characters(folder: Path) -> None:
+    make_run(folder, "20270115-080000-\N{SNOWMAN}")
+    command = [sys.executable, "-m", "nbddp", "runs"]
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, env=ascii_only)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "20270115-080000-?" in done.stdout
+
+
+def test_deleted_folder_is_named(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "gone").mkdir()
+    monkeypatch.chdir(folder / "gone")
+    (folder / "gone").rmdir()
+    code, _, error = run("status")
+    assert (code, error) == (
+        1,
+        "nbddp: the current folder cannot be used: No such file or directory; change to another\n",
+    )
+
+
 def test_command_of_a_missing_extension_or_an_unknown_one_is_named(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
