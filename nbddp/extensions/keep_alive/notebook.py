@@ -24,13 +24,7 @@ class KeepAlive(NotebookHalf):
 
     def keep_alive(self, args: KeepAliveArguments) -> None:
         """Start the agent of the next ranks."""
-        group = self.notebook.group
-        nproc = args.nproc or group.spec.nproc
-        self._start_agent(args.time, nproc)
-        self.notebook.print_line(
-            f"nbddp: the next {plural(nproc, 'rank')} outlive this kernel for "
-            f"{format_seconds(args.time)}, until `%ddp stop`; `%ddp rejoin` takes them back"
-        )
+        self._start_agent(args.time, args.nproc or self.notebook.group.spec.nproc)
 
     def before_start(self, spec: GroupSpec, options: KeepAliveOptions) -> None:
         """Start the agent of the ranks that will start."""
@@ -62,6 +56,10 @@ class KeepAlive(NotebookHalf):
             group.nodes = None
             nodes.close()
             raise
+        self.notebook.print_line(
+            f"nbddp: the next {plural(nproc, 'rank')} outlive this kernel for "
+            f"{format_seconds(seconds)}, until `%ddp stop`; `%ddp rejoin` takes them back"
+        )
 
     def rejoin(self, args: RejoinArguments) -> None:
         """Take back ranks, and show their cell until it ends.

@@ -226,7 +226,7 @@ def test_dead_rank_is_reported_and_ranks_that_nobody_takes_back_end_with_all_fil
 @pytest.mark.full
 def test_kept_ranks_are_ended_from_a_terminal(first: Notebook) -> None:
     for _ in range(2):
-        assert "2 ranks" in first.run("%ddp start --keep-alive 60s").text
+        assert "2 ranks on 1 node" in first.run("%ddp start --keep-alive 60s").text
     assert "outlive this kernel for 1:00" in first.run("%ddp start --keep-alive 2m").text
     end(first, "killed")
     assert wait_until(lambda: "its kernel is dead · 2 ranks" in live_runs(), timeout=20)
