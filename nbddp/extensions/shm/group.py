@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup
+from torch.utils._mode_utils import no_dispatch
 
 from nbddp.extensions.shm.engine import Call, Channel, Record, Recorder
 from nbddp.extensions.shm.point_to_point import Messages
@@ -477,9 +478,10 @@ def _tried(dtype: torch.dtype, kind: Any) -> Reducing:
         ValueError: it has none. The ranks have not yet begun the call, so the group stays usable.
     """
     reducing = Reducing(dtype, kind)
-    one, other, out = torch.zeros(3, dtype=dtype, device="cpu")
     try:
-        reducing.reduce([one, other], out)
+        with no_dispatch():  # as for the calls themselves
+            one, other, out = torch.zeros(3, dtype=dtype, device="cpu")
+            reducing.reduce([one, other], out)
     except (KeyError, RuntimeError) as error:
         name = kind.name.lower()
         raise ValueError(f"the backend shm cannot reduce {dtype} by {name}") from error
