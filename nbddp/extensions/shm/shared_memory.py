@@ -190,9 +190,10 @@ class Memory:
                 raise OSError(error, f"sem_timedwait: {os.strerror(error)}")
             self._check(awaited, call, needs_all=needs_all)
             if time.monotonic() > deadline:
+                missing = [peer for peer in awaited if not _is_posted(awaited[peer])]
                 raise dist.DistBackendError(
                     f"Timed out waiting {self.timeout.total_seconds():g} s in {call} over shared "
-                    f"memory, for {self._names(awaited)}"
+                    f"memory, for {self._names(missing)}"
                 )
 
     def _check(self, awaited: Mapping[int, int], call: str, *, needs_all: bool) -> None:

@@ -125,11 +125,12 @@ def test_different_calls_are_refused_with_both_of_them(shm_group: Ranks) -> None
 
 
 def test_a_wait_ends_with_the_timeout_of_the_group(make_group: MakeRanks) -> None:
-    group = make_group(2, backend="shm", timeout=2.0)
-    code = "if rank == 0: dist.barrier()\nelse: import time; time.sleep(60)"
+    group = make_group(3, backend="shm", timeout=2.0)
+    code = "if rank != 1: dist.barrier()\nelse: import time; time.sleep(60)"
     error = group.failure_of(code)
     assert re.match("rank 1 .*barrier #1", str(error))
     assert re.search(r"Timed out waiting 2 s in barrier.*\(a consequence of rank 1\)", error.report)
+    assert "for ranks" not in error.report, "rank 2 has come, too"
     group.assert_works()
 
 
