@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -69,9 +70,15 @@ class ServedNotebook(Notebook):
             )
         facts = folder / f"jpserver-{self._server.pid}.json"
         assert wait_until(lambda: facts.exists() and facts.read_text().endswith("}"))
-        url = json.loads(facts.read_text())["url"]
+        server = json.loads(facts.read_text())
+
+        def is_listening() -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", server["port"])) == 0
+
+        assert wait_until(is_listening), "it writes its file before it listens"
         headers = {"Authorization": "token secret"}
-        request = urllib.request.Request(f"{url}api/kernels", b"{}", headers)
+        request = urllib.request.Request(f"{server['url']}api/kernels", b"{}", headers)
         with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             path = str(folder / f"kernel-{json.load(answer)['id']}.json")
         children = psutil.Process(self._server.pid).children()
