@@ -32,10 +32,9 @@ _PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 _TIMED_OUT = re.compile(
-    r"timed out waiting \d+ ?ms for \w+ operation|collective operation timeout|"
+    r"timed out waiting [\d.]+ ?m?s (in|for) |collective operation timeout|"
     r"operation timed out!|failed to pass monitoredBarrier in \d+ ms|wait timeout after \d+ ?ms|"
-    r"timed out after \d+ ?(ms while trying to connect|seconds waiting for clients)|"
-    r"timed out waiting [\d.]+ s (in|for) .* over shared memory",
+    r"timed out after \d+ ?(ms while trying to connect|seconds waiting for clients)",
     re.IGNORECASE,
 )
 _GROUP = re.compile(r" of group (\[[\d, ]+\])$")
