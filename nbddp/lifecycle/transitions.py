@@ -304,7 +304,8 @@ def _on_step_awaited(life: Life, event: ev.StepAwaited) -> Step:
     cell = life.cell
     if cell is None or cell.number != event.cell:
         return life, []
-    cell = replace(cell, step_wait=max(cell.step_wait, event.seconds))
+    step_wait = max(cell.step_wait, event.seconds)
+    cell = replace(cell, step_wait=step_wait, later_graces=cell.later_graces + 1)
     life = replace(life, cell=cell)
     return life, [life.set_deadline(ev.Deadline.GRACE, life.grace + cell.step_wait)]
 
@@ -440,6 +441,8 @@ def _on_cell_deadline(life: Life, cell: CellLife, event: ev.DeadlinePassed) -> S
             killed_in = life.grace - STUCK_AFTER, INTERRUPT_TIMEOUT - STUCK_AFTER
             text = refusals.interrupt_pending(waiting, unresponsive, event, killed_in=killed_in)
             return replace(life, cell=cell), [ev.Notify(text=text)]
+        case ev.Deadline.GRACE if cell.later_graces:
+            return replace(life, cell=replace(cell, later_graces=cell.later_graces - 1)), []
         case ev.Deadline.GRACE if unresponsive:
             return _kill_unresponsive(life, cell, unresponsive, event)
         case ev.Deadline.CLEANUP:

@@ -4,8 +4,9 @@ After an interrupt of the user, each rank writes to the store the number of its 
 the cell. The largest number is the last step of all ranks. A rank may not go on from its next step
 before it knows the last one, so no rank makes more steps. Nothing is sent without an interrupt.
 
-The interrupt comes at the start of the next iteration: the next forward of a model, or the next
-step. So schedules, averages and counters that follow the step in the loop are whole too.
+The interrupt comes at the start of the next iteration: the next forward of a model, the next step
+of a pipeline's schedule, or the next step of an optimizer. So schedules, averages and counters that
+follow the step in the loop are whole too.
 
 A rank that has made no step yet in the cell may be behind a rank that has. So it stops until the
 others have answered: it goes on to their last step, or is interrupted where it is.
@@ -28,9 +29,11 @@ from torch.optim import Optimizer, optimizer
 from torch.utils.hooks import RemovableHandle
 
 from nbddp import accelerator
+from nbddp.import_hooks import change_when_imported
 from nbddp.wire.rank_start import last_step_key
 from nbddp.worker.watch.flight_recorder import newest_collective
 from nbddp.worker.watch.main_thread import frames_from
+from nbddp.worker.wrapping import wrap
 
 MIN_LIMIT = 1.0  # seconds that ranks get to end the last step,
 STEPS_IN_LIMIT = 2  # or the time of so many steps if that is longer.
@@ -98,6 +101,7 @@ class LastStep:
         # the first hook: if it raises the interrupt, no other one has counted the step as begun
         hooks.move_to_end(handle.id, last=False)
         optimizer.register_optimizer_step_post_hook(self._end_step)
+        change_when_imported("torch.distributed.pipelining.schedules", self._watch_schedules)
 
     def begin_cell(self) -> None:
         """Forget the steps of earlier cells."""
@@ -158,6 +162,15 @@ class LastStep:
         if any(each.requires_grad for each in module.parameters()):
             self._begin_iteration()
 
+    def _watch_schedules(self, schedules: Any) -> None:
+        for kind in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
+            wrap(kind, "step", self._step_schedule)
+
+    def _step_schedule(self, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Begin an iteration: a stage of a pipeline receives its input, then calls its model."""
+        self._begin_iteration()
+        return step(*args, **options)
+
     def _begin_iteration(self) -> None:
         """Raise the interrupt if the last step has ended."""
         is_main = threading.current_thread() is threading.main_thread()
@@ -205,7 +218,7 @@ class LastStep:
         Args:
             cell: the interrupted cell.
             ranks: the ranks that run it.
-            announce: called with the limit in seconds.
+            announce: called with the limit in seconds, again if it grows.
             has_ended: waits for so many seconds, and returns whether the interrupt was raised.
 
         Returns:
@@ -224,9 +237,7 @@ class LastStep:
         if not self.is_awaited:
             self._store.set(end, f"rank {self._rank} was making no steps")
             return ""
-        limit = max((each.limit for each in self._awaited), default=MIN_LIMIT)
-        announce(limit)
-        return self._wait(keys, end, done, limit, has_ended)
+        return self._wait(keys, end, done, announce, has_ended)
 
     def _decide(self, keys: list[str], end: str, has_ended: Callable[[float], bool]) -> None:
         """Wait a short time for the answers of the others. Go on if one of them makes steps."""
@@ -244,15 +255,18 @@ class LastStep:
         keys: list[str],
         end: str,
         done: str,
-        limit: float,
+        announce: Callable[[float], None],
         has_ended: Callable[[float], bool],
     ) -> str:
         # On the control thread.
         began = time.monotonic()
+        limit = max((each.limit for each in self._awaited), default=MIN_LIMIT)
+        announce(limit)
         while not self._store.check([end]):
             if time.monotonic() > began + limit:
                 if limit < MAX_LIMIT and self._store.check([done]):
                     limit = MAX_LIMIT  # a rank that stops earlier now would differ from that one
+                    announce(limit)
                     continue
                 self._store.set(end, f"a rank did not end its step within {limit:.0f} s")
             elif not self._last and self._store.check(keys):

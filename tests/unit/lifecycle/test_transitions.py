@@ -206,6 +206,14 @@ INTERRUPTS = {
         State.INTERRUPTING,
         [ev.Notify, deadline_set(Deadline.STUCK, 8.0)],
     ),
+    "the first limit does not end a long step": Row(
+        INTERRUPTING, [step_awaited(0, 1.0), step_awaited(1, 8.0), GRACE, GRACE], State.INTERRUPTING
+    ),
+    "the last one does": Row(
+        INTERRUPTING,
+        [step_awaited(0, 1.0), step_awaited(1, 8.0), GRACE, GRACE, GRACE],
+        *killed(0, 1),
+    ),
     "the remark after a long step": Row(
         INTERRUPTING, [step_awaited(0, 8.0), STUCK, STUCK], State.INTERRUPTING, [ev.Notify]
     ),

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ class Training:
         self.texts: list[str] = []
         self.steps = 0
         self.reason = "none"
+        self.limits: list[float] = []
 
     def raise_interrupt(self, text: str) -> None:
         if text:
@@ -51,7 +53,7 @@ class Training:
 
     def interrupt(self) -> None:
         self.last_step.begin_wait()
-        self.reason = self.last_step.wait(1, [0, 1], lambda _: None, self.has_ended)
+        self.reason = self.last_step.wait(1, [0, 1], self.limits.append, self.has_ended)
         self.last_step.is_awaited = False
 
     def has_ended(self, seconds: float) -> bool:
@@ -200,6 +202,30 @@ def test_a_rank_gets_more_time_if_another_one_has_ended_after_the_last_step(
     reason = "a rank did not end its step within 0 s"
     assert training.reason == ("" if another_has_ended else reason)
     assert training.store.check([last_step_key(1, 1, "done")]) == another_has_ended
+    assert training.limits == [0.3, 10.0][: 1 + another_has_ended]
+
+
+def test_a_stage_of_a_pipeline_ends_before_it_waits_for_its_input() -> None:
+    class Schedule:
+        def step(self, number: int) -> int:
+            return number + 1
+
+    training, schedule = Training(calls_model=False), Schedule()
+    kinds = {
+        "PipelineScheduleSingle": Schedule,
+        "PipelineScheduleMulti": type("Multi", (Schedule,), {}),
+    }
+    training.last_step._watch_schedules(SimpleNamespace(**kinds))
+    assert schedule.step(2) == 3
+    training.train(2)
+    training.other_rank_sets(1, "3")
+
+    def go_on() -> None:
+        wait_and_train(training, 1)
+        with pytest.raises(KeyboardInterrupt, match=r"^after step 3 of this cell$"):
+            schedule.step(3)
+
+    interrupted(training, go_on)
 
 
 def test_the_limit_is_two_steps_but_at_most_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
