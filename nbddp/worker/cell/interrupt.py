@@ -89,6 +89,7 @@ class CellInterrupter:
 
     def __post_init__(self) -> None:
         self.last_step.raise_interrupt = self._raise_pending
+        self.last_step.blocked_at = self._blocked_at
         self._text = ""  # of the KeyboardInterrupt: how the cell was interrupted
         # Guards the cell and the request that run. The signal handler must not take it: it can run
         # while the main thread holds it, and it waits for the control thread, which needs it.
@@ -388,6 +389,11 @@ class CellInterrupter:
     def _position(self) -> tuple[int, int]:
         frame = main_thread.main_frame()
         return id(frame), frame.f_lasti
+
+    def _blocked_at(self) -> tuple[int, int] | None:
+        frame = main_thread.main_frame()
+        is_call = main_thread.blocking_call(frame, self.is_cell_file)
+        return (id(frame), frame.f_lasti) if is_call else None
 
 
 def _library_timeout(frame: FrameType | None, is_cell_file: Callable[[str], bool]) -> float:

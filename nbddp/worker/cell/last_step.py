@@ -84,6 +84,8 @@ class LastStep:
             does not go on after a step before it knows the last one.
         is_undecided: whether this rank has made no step, and waits for the steps of the others.
         raise_interrupt: raises an interrupt with this text in the cell, if it is still due.
+        blocked_at: returns the place of the call in which the main thread may wait for other ranks,
+            or None.
     """
 
     def __init__(self, store: Any, attempt: int, rank: int) -> None:
@@ -94,8 +96,11 @@ class LastStep:
         self._awaited: list[_Progress] = []
         self._next = self._last = 0  # steps of this cell
         self._forward_hook: RemovableHandle | None = None  # after the last step
+        self._place: object = None  # of a call that may wait for other ranks,
+        self._there_since = 0.0  # and when it was first seen there
         self.is_awaited = self.is_undecided = False
         self.raise_interrupt: Callable[[str], None] = lambda _: None
+        self.blocked_at: Callable[[], object] = lambda: None
         handle = optimizer.register_optimizer_step_pre_hook(self._begin_step)
         hooks: Any = optimizer._global_optimizer_pre_hooks
         # the first hook: if it raises the interrupt, no other one has counted the step as begun
@@ -108,6 +113,7 @@ class LastStep:
         self._remove_forward_hook()
         self._progress.clear()
         self._awaited, self._next, self._last = [], 0, 0
+        self._place = None
 
     @property
     def text(self) -> str:
@@ -263,6 +269,8 @@ class LastStep:
         limit = max((each.limit for each in self._awaited), default=MIN_LIMIT)
         announce(limit)
         while not self._store.check([end]):
+            if self._waits_in_vain(done):
+                return self.text
             if time.monotonic() > began + limit:
                 if limit < MAX_LIMIT and self._store.check([done]):
                     limit = MAX_LIMIT  # a rank that stops earlier now would differ from that one
@@ -280,3 +288,16 @@ class LastStep:
                     self._store.set(done, "")
                 return ""
         return str(self._store.get(end).decode())
+
+    def _waits_in_vain(self, done: str) -> bool:
+        """Return whether this rank waits after the last step, perhaps for a rank that has ended.
+
+        For example, a pipeline that is written by hand waits for its input before it calls its
+        model.
+        """
+        if not self.text or not self._store.check([done]):
+            return False
+        place, now = self.blocked_at(), time.monotonic()
+        if place is None or place != self._place:
+            self._place, self._there_since = place, now
+        return now > self._there_since + MIN_LIMIT

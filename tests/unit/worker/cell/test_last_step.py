@@ -182,6 +182,17 @@ def test_uneven_steps_end_the_wait() -> None:
     assert training.reason == "the ranks have made different numbers of steps"
 
 
+def test_a_rank_does_not_wait_for_one_that_has_ended() -> None:
+    training = Training(calls_model=False)
+    training.last_step.blocked_at = lambda: "a recv"
+    training.train(2)
+    training.other_rank_sets(1, "3")
+    training.other_rank_sets("done", "")
+    interrupted(training, lambda: wait_and_train(training, 1))
+    assert (training.reason, training.texts) == ("after step 3 of this cell", [])
+    assert not training.store.check([last_step_key(1, 1, "end")])
+
+
 @pytest.mark.parametrize("another_has_ended", [True, False])
 def test_a_rank_gets_more_time_if_another_one_has_ended_after_the_last_step(
     *, another_has_ended: bool
