@@ -60,9 +60,7 @@ class KeptRanks(Frozen):
                 f"the agent (process {self.agent.pid}) of run {self.run.name} has not ended within "
                 f"{END_TIMEOUT:.0f} s: try again"
             ) from None
-        return (
-            f"{plural(self.count, 'rank')} of run {self.run.name} ended; their variables are lost"
-        )
+        return f"{plural(self.count, 'rank')} ended; their variables are lost"
 
 
 def kept_ranks() -> dict[Path, KeptRanks]:

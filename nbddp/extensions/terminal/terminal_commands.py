@@ -115,7 +115,7 @@ def _act(args: InterruptCommand | StopCommand | KillCommand, request: Json, what
             raise RequestError("nothing was done")
         return answers.act(path, request)
 
-    _print(answer, lambda found: str(found["done"]), is_json=args.json)
+    _print(answer, lambda found: f"{found['run']}: {found['done']}", is_json=args.json)
 
 
 def _agrees(question: str) -> bool:

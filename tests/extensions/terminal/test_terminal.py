@@ -399,7 +399,8 @@ def test_acting_commands_ask_first_and_go_through_a_private_socket(
     monkeypatch.setattr(sys.stdin, "readline", lambda: "n\n", raising=False)
     assert run("kill", "1")[2].endswith(" [y/N] nbddp: nothing was done\n")
     assert "there is no rank 7" in run("kill", "7", "--yes")[2]
-    assert run("kill", "1", "--yes")[1].startswith("rank 1 was killed; `%ddp heal` replaces it")
+    killed = f"{path.name}: rank 1 was killed; `%ddp heal` replaces it"
+    assert run("kill", "1", "--yes")[1].startswith(killed)
     with monkeypatch.context() as patch:
         patch.setattr(action_socket, "_user_of", lambda _peer: -1)
         assert "belongs to another user" in run("stop", "--yes")[2]
