@@ -107,8 +107,10 @@ def kill(pid: int) -> None:
 
 def is_stopped(pid: int) -> bool:
     """Return whether a process is stopped, or has ended."""
-    stopped = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() in stopped
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_different_calls_are_refused_with_both_of_them(shm_group: Ranks) -> None:
