@@ -19,7 +19,8 @@ from nbddp.worker.cell import last_step
 
 INTERRUPTS = int(os.environ.get("NBDDP_SOAK_INTERRUPTS", "8"))
 SEED = int(os.environ.get("NBDDP_SOAK_SEED", "1"))
-RANKS = {"ddp": 2, "dp": 2, "tp": 2, "pipeline": 2, "all_to_all": 2, "dp hybrid": 4, "dp tp": 4}
+RANKS = {"ddp": 2, "dp": 2, "tp": 2, "pipeline": 2, "p2p": 2, "all_to_all": 2}
+RANKS |= {"dp hybrid": 4, "dp tp": 4}
 # Rank 1 sleeps at a random line of a training: the others wait in a collective, which is aborted.
 TRAINING = """
 import signal
@@ -39,6 +40,7 @@ def build(kind):
     torch.manual_seed(7)
     if kind == "ddp": net = DDP(nn.Sequential(Block(), Block(), nn.Linear(8, 4)))
     elif kind == "all_to_all": net = Experts()
+    elif kind == "p2p": net = nn.Linear(8, 8)  # a stage of a pipeline that is written by hand
     elif kind == "pipeline":
         net = nn.Linear(8, 8)
         stage = PipelineStage(net, rank, world_size, torch.device("cpu"))
@@ -47,12 +49,22 @@ def build(kind):
     else: return build_sharded(kind)
     return net, torch.optim.AdamW(net.parameters(), 1e-2)
 def step(net, optimizer, number):
-    if kind not in ("pipeline", "all_to_all"): return step_sharded(net, optimizer, number)
+    if kind not in ("pipeline", "p2p", "all_to_all"):
+        return step_sharded(net, optimizer, number)
     torch.manual_seed(100 * number + rank)
     optimizer.zero_grad()
     if kind == "pipeline":
         batch = torch.randn(8, 8)
         net.schedule.step(*[batch] * (rank == 0), **{"target": batch} if rank else {})
+    elif kind == "p2p" and rank == 0:
+        out, gradient = net(torch.randn(4, 8)), torch.empty(4, 8)
+        dist.send(out.detach(), 1)
+        dist.recv(gradient, 1)
+        out.backward(gradient)
+    elif kind == "p2p":
+        dist.recv(received := torch.empty(4, 8), 0)
+        net(received.requires_grad_()).square().mean().backward()
+        dist.send(received.grad, 0)
     else:
         net(torch.randn(4, 8)).square().mean().backward()
         for each in net.shared.parameters(): dist.all_reduce(each.grad)
