@@ -40,7 +40,8 @@ def keeps_a_frame(function: Callable[[], object], *, interrupts: int) -> bool:
     for _ in range(interrupts):
         with suppress(KeyboardInterrupt):
             call_until_interrupt()
-        gc.collect()
+        if kept:
+            gc.collect()
         if kept:
             break
     is_over.set()
