@@ -391,9 +391,8 @@ class CellInterrupter:
         return id(frame), frame.f_lasti
 
     def _blocked_at(self) -> tuple[int, int] | None:
-        frame = main_thread.main_frame()
-        is_call = main_thread.blocking_call(frame, self.is_cell_file)
-        return (id(frame), frame.f_lasti) if is_call else None
+        call = main_thread.blocking_call(main_thread.main_frame(), self.is_cell_file)
+        return self._position() if call else None
 
 
 def _library_timeout(frame: FrameType | None, is_cell_file: Callable[[str], bool]) -> float:
