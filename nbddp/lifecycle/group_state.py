@@ -88,7 +88,7 @@ class CellLife:
     sequences: frozenset[int] = frozenset()
     interrupts: int = 0
     step_wait: float = 0.0  # seconds for which ranks may go on to the end of a step
-    later_graces: int = 0  # how many more deadlines have this wait added, of which the last counts
+    later_graces: int = 0  # deadlines that this wait has added: only the last one counts
     is_stuck: bool = False
     acknowledged: frozenset[int] = frozenset()
     killed: frozenset[int] = frozenset()  # by the lifecycle, which has told the user

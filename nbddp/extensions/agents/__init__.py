@@ -7,10 +7,10 @@ from nbddp.wire.options.option import flag
 
 
 class McpCommand(Command, example="mcp"):
-    """Serve the state of your runs to an agent, over standard input and output; it only reads."""
+    """Serve the state of your runs to an agent, over standard input and output."""
 
     allow_actions: bool = flag(
-        "--allow-actions", "the agent may also interrupt cells, stop all ranks and kill a rank"
+        "--allow-actions", "the agent may interrupt cells, stop all ranks and kill a rank; else it only reads"
     )
 
 

@@ -12,7 +12,7 @@ class AutoreloadArguments(Command, example="autoreload on", before="check"):
 
     switch: str = argument(
         "switch",
-        "on, off (default: as IPython's %%autoreload in the notebook)",
+        "on or off; until you say so, it is as IPython's %%autoreload in the notebook",
         choices=("on", "off"),
     )
 
