@@ -129,7 +129,7 @@ class ShmGroup(dist.ProcessGroup):
 
     def _reduce_in_place(self, name: str, tensors: Tensors, opts: Any, root: int = -1) -> Call:
         flat = _Flat(tensors)
-        kinds = [_reducing(tensor, opts) for tensor in tensors]
+        kinds = [_reducing(tensor.dtype, _kind(opts)) for tensor in tensors]
 
         def act(collectives: Collectives, call: str) -> None:
             for piece, kind in zip(flat.pieces, kinds, strict=True):
@@ -228,7 +228,7 @@ class ShmGroup(dist.ProcessGroup):
             self._for_each_rank(parts, output)
             for parts, output in zip(inputs, outputs, strict=True)
         ]
-        kinds = [_reducing(tensor, opts) for tensor in outputs]
+        kinds = [_reducing(tensor.dtype, _kind(opts)) for tensor in outputs]
 
         def act(collectives: Collectives, call: str) -> None:
             for piece, sent, kind in zip(flat.pieces, scattered, kinds, strict=True):
@@ -466,12 +466,8 @@ def _inner_backend(rank: int, size: int) -> Any:
     return create(rank, size, options)
 
 
-def _reducing(tensor: torch.Tensor, opts: Any) -> Reducing:
-    return _tried(tensor.dtype, _kind(opts))
-
-
 @cache
-def _tried(dtype: torch.dtype, kind: Any) -> Reducing:
+def _reducing(dtype: torch.dtype, kind: Any) -> Reducing:
     """Return a reduction that torch has for this type.
 
     Raises:
