@@ -10,7 +10,8 @@ class McpCommand(Command, example="mcp"):
     """Serve the state of your runs to an agent, over standard input and output."""
 
     allow_actions: bool = flag(
-        "--allow-actions", "the agent may interrupt cells, stop all ranks and kill a rank; else it only reads"
+        "--allow-actions",
+        "the agent may interrupt cells, stop all ranks and kill a rank; else it only reads",
     )
 
 
